@@ -29,7 +29,7 @@ def jit(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
         nonlocal made, is_one
         if made is None:
             stage = jax.jit(lambda *arrays: f(list(arrays))).lower(*leaves).compile()
-            made, is_one = fast_dispatch.alone(stage), stage.out_tree == jax.tree.structure(0)
+            made, is_one = fast_dispatch.bare_executable(stage), stage.out_tree == jax.tree.structure(0)
         return made(leaves)[0] if is_one else made(leaves)
 
     return call

@@ -122,7 +122,7 @@ def test_a_plain_function_stays_a_leaf():
     for name in (*WRAPPERS, *JACOBIANS):
         made = getattr(graftax, name)(lambda x: x)
         assert jax.tree.leaves(made) == [made]
-        assert not isinstance(made, pytree_callable.TreeFunction)
+        assert not isinstance(made, pytree_callable.PytreeFunction)
 
 
 class Field(eqx.Module):

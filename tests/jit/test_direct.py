@@ -562,8 +562,8 @@ def test_a_jax_that_gives_something_else_turns_it_off():
         """
         import jax.numpy as jnp, graftax
         from graftax._jax import fast_dispatch
-        captured = fast_dispatch._captured
-        fast_dispatch._captured = lambda *a, **k: (lambda c: (*c[:3], c[3] + 1, c[4]))(captured(*a, **k))
+        captured = fast_dispatch._capture_executable
+        fast_dispatch._capture_executable = lambda *a, **k: (lambda c: (*c[:3], c[3] + 1, c[4]))(captured(*a, **k))
         f = graftax.jit(lambda t: {n: x + 1 for n, x in t.items()})
         for _ in range(4):
             assert f({n: jnp.ones(()) for n in "abcdef"})["a"] == 2

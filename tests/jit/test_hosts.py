@@ -46,7 +46,7 @@ def test_hosts_that_agree_compare_once_for_each_structure(hosts: Any):
             "Host 0 has state['names']['a'] (int 1), where host 1 has state['names']['b'] (int 2).",
         ),
         ("another_function", "the function is double on host 0, and scale on host 1."),
-        ("the_same_name_and_other_code", "The structures are equal, and the programs are not."),
+        ("the_same_name_and_other_code", "The structures are equal, but the programs are not."),
         ("another_shape", "x is float32[3] on host 0, and float32[4] on host 1."),
         ("another_sharding", "w is float32[8], P('d',) on a mesh"),
     ],
@@ -82,7 +82,7 @@ def test_a_host_that_stays_away_is_named(hosts: Any):
 
 
 def test_a_host_0_that_comes_when_nobody_waits_any_more_has_an_error_too(hosts: Any):
-    assert "waited no longer" in hosts[0]["host_0_comes_too_late"] and "host 1" in hosts[0]["host_0_comes_too_late"]
+    assert "had timed out" in hosts[0]["host_0_comes_too_late"] and "host 1" in hosts[0]["host_0_comes_too_late"]
     assert all("host 0 has not come" in host["host_0_comes_too_late"] for host in hosts[1:])
 
 

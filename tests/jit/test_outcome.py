@@ -21,7 +21,7 @@ def outcome_of(f, x):
     """(the Outcome of f(x), the input leaves, the input nodes)."""
     jitted = graftax.jit(f)
     staging = jitted.trace(x)._staging
-    roots, _ = jitted._bound((x,), {})
+    roots, _ = jitted._bind_arguments((x,), {})
     return staging.entry.outcomes[0], *_core.walk(staging.graphdef, roots)
 
 

@@ -21,7 +21,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("otherwise", OTHERWISE.values(), ids=OTHERWISE)
 @pytest.mark.quick(6)
 def test_the_self_test_sees_a_result_that_differs_in_one_thing(otherwise, monkeypatch):
-    captured = fast_dispatch._captured
+    captured = fast_dispatch._capture_executable
 
     class Results:
         def __init__(self, results):
@@ -36,7 +36,7 @@ def test_the_self_test_sees_a_result_that_differs_in_one_thing(otherwise, monkey
         return lambda arrays: Results(execute(arrays)), *parts
 
     fast_dispatch._self_test()
-    monkeypatch.setattr(fast_dispatch, "_captured", changed)
+    monkeypatch.setattr(fast_dispatch, "_capture_executable", changed)
     with pytest.raises(RuntimeError, match="found"):
         fast_dispatch._self_test()
 
@@ -54,5 +54,5 @@ def test_a_trace_state_that_is_another_one_is_seen(monkeypatch):
 
 
 def test_settings_of_which_nobody_would_tell_are_asked_for_on_each_call(monkeypatch):
-    monkeypatch.setattr(fast_dispatch, "_holders", dict)
+    monkeypatch.setattr(fast_dispatch, "_setting_objects", dict)
     assert not fast_dispatch._follow_settings()

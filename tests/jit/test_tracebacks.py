@@ -360,7 +360,7 @@ OF_JAX = {
 @pytest.mark.parametrize("call", OF_JAX.values(), ids=OF_JAX)
 def test_a_transform_of_jax_that_refuses_an_object_says_whose_to_call(call):
     error = raised(graftax.jit(call), Plain())
-    told = "JAX's own transforms open no Plain: those of graftax do, such as graftax.grad in place of jax.grad."
+    told = "JAX's own transforms do not open Plain: those of graftax do, such as graftax.grad in place of jax.grad."
     assert error.__notes__.count(told) == 1
 
 

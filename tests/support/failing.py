@@ -201,7 +201,7 @@ def _outcome() -> Any:
 
 def _applied() -> tuple[Any, ...]:
     outcome, m = _outcome(), bare()
-    roots, _ = _compiled._bound((m, X), {})  # type: ignore[attr-defined]
+    roots, _ = _compiled._bind_arguments((m, X), {})  # type: ignore[attr-defined]
     found = _core.walk(_core.record(roots)[1], roots)
     assert found is not None
     return outcome, [X] * outcome.num_leaves, *found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception of graftax, and what its messages are put together with. A message stands beside its raise."""
+"""The exceptions of graftax and helpers for their messages. Each message is defined beside its `raise`."""
 
 from __future__ import annotations
 
@@ -66,25 +66,25 @@ class UnknownInterpreterWarning(RuntimeWarning):
 
 
 def type_name(value: Any) -> str:
-    """The type of a value, as messages name it."""
+    """The name of a value's type, for messages."""
     name = type(value).__qualname__
     return "Array" if name == "ArrayImpl" else name
 
 
 def a_type(value: Any) -> str:
-    """A value by its type: `a list`, `an Array`."""
+    """The type name with its article: `a list`, `an Array`."""
     name = type_name(value)
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
 def some(texts: Sequence[str], most: int = 6, total: int | None = None) -> str:
-    """The first few texts, and how many more there are."""
+    """The first few texts, joined, and the number of the others."""
     shown, total = texts[:most], len(texts) if total is None else total
     return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
 
 
 def at_path(error: BaseException, path: str) -> BaseException:
-    """Puts the key path into `error`: into the message of ours, as a note on anybody else's."""
+    """Adds the key path to `error`: to the message of a GraftaxError, as a note to any other."""
     if isinstance(error, GraftaxError) and not getattr(error, "_has_path", False):
         error.args = (f"{path}: {error.args[0]}", *error.args[1:])
         error._has_path = True  # type: ignore[attr-defined]

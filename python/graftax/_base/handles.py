@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles: arguments that stand for other objects. A function is given the objects inside; here alone they are opened.
+"""Handles: arguments that stand for other objects, such as packed state. A function gets the objects inside.
 
-A kind of handle says in a `HandleClass` how; nothing else in a call knows which kinds there are.
+Handles are opened and closed only here. A `HandleClass` defines how, so a call need not know the kinds of handles.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ R = TypeVar("R")
 class HandleClass(NamedTuple):
     """How the handles of one class are used."""
 
-    # Arguments, to the same with the objects inside in place of handles, and what `close` is to know.
+    # arguments -> (arguments with the objects inside instead of handles, state for `close`).
     open: Callable[[Sequence[Any]], tuple[list[Any], Any]]
-    # (what `open` gave, the result, the name of the function, may the result use handles up?): changes go back.
+    # (state from `open`, result, name of the function, may handles be used up?): writes changes back into the handles.
     close: Callable[[Any, object, str, bool], None]
-    # (name, handle, run): `run` on the object inside, outside of a call; what changed goes back.
+    # (name, handle, run): runs `run` on the object inside, outside of a call, and writes changes back.
     run_inside: Callable[[str, Any, Callable[[Any], Any]], Any]
-    is_donated: Callable[[Any], bool]  # may a call use the memory of this one?
+    is_donated: Callable[[Any], bool]  # may a call reuse the memory of this handle?
     is_donated_place: Callable[[Sequence[Any]], bool]  # does this key path, from a handle on, lead to such memory?
     static_fields: frozenset[str]  # these attributes of a handle are static; the walk opens it like any object
 
 
 class HandleLayout:
-    """Base class of the static part of a handle: what is inside, compared by equality."""
+    """Base class of a handle's aux data: the structure inside, compared by equality."""
 
     __slots__ = ()
 
@@ -44,8 +44,8 @@ class HandleLayout:
 _CLASSES: dict[type, HandleClass] = {}
 
 
-def add_handle_class(cls: type, how: HandleClass) -> None:
-    _CLASSES[cls] = how
+def add_handle_class(cls: type, handle_class: HandleClass) -> None:
+    _CLASSES[cls] = handle_class
 
 
 def handle_classes() -> dict[type, HandleClass]:
@@ -57,9 +57,9 @@ def is_handle(value: object) -> bool:
 
 
 def is_donated(root: object) -> bool:
-    """May a call use the memory of what this argument holds?"""
-    how = _CLASSES.get(type(root))
-    return how is not None and how.is_donated(root)
+    """May a call reuse the memory of this argument?"""
+    handle_class = _CLASSES.get(type(root))
+    return handle_class is not None and handle_class.is_donated(root)
 
 
 def is_donated_place(root: object, path: Sequence[Any]) -> bool:
@@ -68,17 +68,17 @@ def is_donated_place(root: object, path: Sequence[Any]) -> bool:
 
 
 def with_handles(call: Callable[[list[Any]], R], values: Sequence[Any], name: str, uses_up: bool) -> R:
-    """`call` on these arguments, with the object inside in place of each handle; changes go back into handles."""
-    given, opened = list(values), list[tuple[HandleClass, Any]]()
-    for how in {_CLASSES[type(value)] for value in values if type(value) in _CLASSES}:
-        given, of_class = how.open(given)
-        opened.append((how, of_class))
-    result = call(given)
-    for how, of_class in opened:
-        how.close(of_class, result, name, uses_up)
+    """Runs `call` with handles replaced by the objects inside them, and writes changes back into the handles."""
+    arguments, opened = list(values), list[tuple[HandleClass, Any]]()
+    for handle_class in {_CLASSES[type(value)] for value in values if type(value) in _CLASSES}:
+        arguments, state = handle_class.open(arguments)
+        opened.append((handle_class, state))
+    result = call(arguments)
+    for handle_class, state in opened:
+        handle_class.close(state, result, name, uses_up)
     return result
 
 
 def run_inside(name: str, handle: object, run: Callable[[Any], R]) -> R:
-    """A transform's call on a handle: `run` is given the object inside."""
+    """Runs `run` on the object inside a handle, for a transform."""
     return _CLASSES[type(handle)].run_inside(name, handle, run)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sequence of key entries that shares what is above it with other ones."""
+"""A key path that shares its prefix with other key paths."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from jax.tree_util import GetAttrKey
 
 
 class KeyPath(Sequence[Any]):
-    """Key entries in order, compared and hashed as a whole; one made from another keeps only what was added.
+    """An immutable sequence of key entries. A path made by adding to another stores only the added entries.
 
     Args:
-        entries: of JAX: `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
+        entries: key entries of JAX: `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
     """
 
-    __slots__ = ("_above", "_hash", "_length", "_tail")
+    __slots__ = ("_hash", "_length", "_prefix", "_tail")
 
-    _above: Self | None  # what the tail comes after
+    _prefix: Self | None  # the path before the tail
     _tail: tuple[Any, ...]
     _length: int
-    _hash: int | None  # of the entries one after the other, so that it is made from that of the path above
+    _hash: int | None  # computed entry by entry, so that it continues the hash of the prefix
 
     def __new__(cls, entries: Iterable[Any] = ()) -> Self:
         if type(entries) is cls:
             return entries
         tail = tuple(entries)
-        return cls._of(None, tail, len(tail))
+        return cls._make(None, tail, len(tail))
 
     @classmethod
-    def _of(cls, above: Self | None, tail: tuple[Any, ...], length: int) -> Self:
+    def _make(cls, prefix: Self | None, tail: tuple[Any, ...], length: int) -> Self:
         path = object.__new__(cls)
-        path._above, path._tail, path._length, path._hash = above, tail, length, None
+        path._prefix, path._tail, path._length, path._hash = prefix, tail, length, None
         return path
 
     @property
     def parent(self) -> Self:
         """The path one level above; of the root, itself."""
-        if len(self._tail) == 1 and self._above is not None:
-            return self._above
-        return self._of(self._above, self._tail[:-1], self._length - 1) if self._tail else self
+        if len(self._tail) == 1 and self._prefix is not None:
+            return self._prefix
+        return self._make(self._prefix, self._tail[:-1], self._length - 1) if self._tail else self
 
     def __len__(self) -> int:
         return self._length
@@ -67,19 +67,19 @@ class KeyPath(Sequence[Any]):
             return False
         if self._hash is not None and other._hash is not None and self._hash != other._hash:
             return False
-        one, two, i, j = self, other, len(self._tail), len(other._tail)
-        while one is not two or i != j:  # below here they may be one path
+        first, second, i, j = self, other, len(self._tail), len(other._tail)
+        while first is not second or i != j:  # from here on the two may share their prefix
             if i == 0:
-                if one._above is None:
+                if first._prefix is None:
                     break
-                one = one._above
-                i = len(one._tail)
+                first = first._prefix
+                i = len(first._tail)
             elif j == 0:
-                two = cast(KeyPath, two._above)
-                j = len(two._tail)
+                second = cast(KeyPath, second._prefix)
+                j = len(second._tail)
             else:
                 i, j = i - 1, j - 1
-                if not is_entry(one._tail[i], two._tail[j]):
+                if not is_entry(first._tail[i], second._tail[j]):
                     return False
         return True
 
@@ -90,7 +90,7 @@ class KeyPath(Sequence[Any]):
         path: KeyPath | None = self
         while path is not None and path._hash is None:
             todo.append(path)
-            path = path._above
+            path = path._prefix
         value = 0 if path is None else path._hash
         for path in reversed(todo):
             for entry in path._tail:
@@ -100,38 +100,38 @@ class KeyPath(Sequence[Any]):
 
     def __add__(self, other: Iterable[Any]) -> Self:
         tail = tuple(other)
-        return self._of(self, tail, self._length + len(tail)) if tail else self
+        return self._make(self, tail, self._length + len(tail)) if tail else self
 
     def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
         return other + tuple(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With an ancestor whose length is that of this path without its lowest bit.
+        """Pickles a prefix, whose length is that of this path without its lowest bit, and the remaining entries.
 
-        So the paths of a chain share what they are pickled as: n of them take n log n, and no path is more than log n
-        deep for the pickler.
+        So nested paths share their prefixes in a pickle: n of them take n log n, and the pickler recurses at most
+        log n deep.
         """
-        kept = self._length & (self._length - 1)
-        above, tails = self._above, [self._tail]
-        while above is not None and above._length > kept:
-            tails.append(above._tail)
-            above = above._above
+        prefix_length = self._length & (self._length - 1)
+        prefix, tails = self._prefix, [self._tail]
+        while prefix is not None and prefix._length > prefix_length:
+            tails.append(prefix._tail)
+            prefix = prefix._prefix
         tail = tuple(itertools.chain.from_iterable(reversed(tails)))
-        return (type(self), (tail,)) if above is None else (_below, (above, tail))
+        return (type(self), (tail,)) if prefix is None else (_below, (prefix, tail))
 
     def _tails(self) -> Iterator[tuple[Any, ...]]:
         path: KeyPath | None = self
         while path is not None:
             yield path._tail
-            path = path._above
+            path = path._prefix
 
 
-def _below(above: KeyPath, tail: tuple[Any, ...]) -> KeyPath:
-    return above + tail
+def _below(prefix: KeyPath, tail: tuple[Any, ...]) -> KeyPath:
+    return prefix + tail
 
 
 def entry_text(entry: Any) -> str:
-    """What `str` says of a key entry. That of JAX fails for a name with half of a surrogate pair (`os.fsdecode`)."""
+    """`str` of a key entry. JAX's own fails for a name with half of a surrogate pair (`os.fsdecode`)."""
     return f".{entry.name}" if type(entry) is GetAttrKey else str(entry)
 
 
@@ -140,10 +140,10 @@ def keystr(path: Iterable[Any]) -> str:
     return "".join(map(entry_text, path))
 
 
-def is_entry(wanted: Any, entry: Any) -> bool:
-    """Is one key entry the other? 1 and True are one key for a dict, but not for a path."""
+def is_entry(expected: Any, entry: Any) -> bool:
+    """Are two key entries the same? 1 and True are one key of a dict, but differ in a path."""
     return (
-        type(wanted) is type(entry)
-        and wanted == entry
-        and type(getattr(wanted, "key", None)) is type(getattr(entry, "key", None))
+        type(expected) is type(entry)
+        and expected == entry
+        and type(getattr(expected, "key", None)) is type(getattr(entry, "key", None))
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a subinterpreter before anything of JAX is imported there, since that ends the process."""
+"""Refuses a subinterpreter before JAX is imported there, because that would crash the process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ NOT_MAIN = (
 
 
 def require_main() -> None:
-    """Fails in a subinterpreter.
+    """Checks that this is the main interpreter.
 
     Raises:
-        ImportError: there.
+        ImportError: in a subinterpreter.
     """
     for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13 and later, and those before
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line on a terminal that grows with what is done; nothing where the standard error is no terminal."""
+"""A progress bar on standard error, only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-Tell = Callable[[int, int, float], Any]  # how many are done, of how many, and the seconds since the start
+ProgressCallback = Callable[[int, int, float], Any]  # (done, total, seconds since the start)
 
 _WIDTH = 24
 
 
 class Bar:
-    """What `warm` and `load_compiled` show by themselves."""
+    """The default progress display of `warm` and `load_compiled`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __call__(self, done: int, of: int, seconds: float) -> None:
+    def __call__(self, done: int, total: int, seconds: float) -> None:
         if not sys.stderr.isatty():
             return
-        filled = _WIDTH * done // of
-        text = f"{self._name}: [{'#' * filled}{'.' * (_WIDTH - filled)}] {done}/{of} programs, {seconds:.1f} s"
-        print(f"\r\x1b[K{text}", end="\n" if done == of else "", file=sys.stderr, flush=True)
+        filled = _WIDTH * done // total
+        text = f"{self._name}: [{'#' * filled}{'.' * (_WIDTH - filled)}] {done}/{total} programs, {seconds:.1f} s"
+        print(f"\r\x1b[K{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core is told of a type. It reads these records by the names of their fields."""
+"""Records that describe a type to the core, which reads them by the names of their fields."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Description:
 
     role: str
     frozen: bool = True  # role reduce: the same object is the same value
-    handed: bool = False  # handed over as itself where no array is below
+    handed: bool = False  # passed as itself if it holds no array
     static_fields: Container[str] | None = None
-    dynamic_fields: Container[str] | None = None  # in these Python numbers are traced
+    dynamic_fields: Container[str] | None = None  # Python numbers in these fields are traced
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
-    reason: str = ""  # role refused: why, and the way out
-    sentinel: bool = False  # an instance without fields counts by identity
+    reason: str = ""  # role refused: why, and what to do instead
+    sentinel: bool = False  # an instance without fields is compared by identity
     order: tuple[str, ...] | None = None  # of fields; registered classes and named tuples: names of the items
-    absent: Any = None  # a field with this value counts as not there
-    expires: bool = False  # changes only by being used up, which a call by value may drop
+    absent: Any = None  # a field with this value counts as missing
+    expires: bool = False  # can only be used up, which a by-value call may ignore
     by_name: bool = False  # role node: its attributes are walked sorted by name, whatever their order
     arrays_only: bool = False  # role node: attributes that are no arrays are part of the node for JAX, no leaves
 

@@ -17,7 +17,7 @@ from graftax import _core
 from graftax._base.errors import GraftaxError, LostChangeWarning
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.signature import global_names, resolve
-from graftax._jax.compat import called_by, equations, inner_frames
+from graftax._jax.compat import equations, inner_frames, user_callback
 from graftax._jax.tracebacks import caller_level
 
 COPY_CHANGED = (
@@ -59,7 +59,7 @@ def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
             continue
         host = equation.params.get("callback")
         if host is not None:
-            yield called_by(host)
+            yield user_callback(host)
             continue
         for value in equation.params.values():
             for part in value if isinstance(value, list | tuple) else (value,):  # branches are several

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a function compiles: what was compiled and how it differs from what was there, told, logged, and warned of."""
+"""Why a function compiles: the history of its programs, with explanations, a log, and warnings."""
 
-from graftax._explain.array_signature import Look as Look
-from graftax._explain.array_signature import looks as looks
+from graftax._explain.array_signature import ArraySignature as ArraySignature
+from graftax._explain.array_signature import array_signatures as array_signatures
 from graftax._explain.explanation import CallExplanation as CallExplanation
 from graftax._explain.explanation import Explanation as Explanation
 from graftax._explain.frozen import RecompileError as RecompileError

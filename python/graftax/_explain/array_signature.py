@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `jax.jit` looks at of one leaf: two calls with the same looks run one executable."""
+"""The properties of a leaf that `jax.jit` compiles for: calls with equal signatures run one executable."""
 
 from __future__ import annotations
 
@@ -16,77 +16,81 @@ from graftax._jax.compat import array_class
 _ARRAY = array_class()
 
 
-class Look(NamedTuple):
-    """One leaf, as far as a compiled program depends on it."""
+class ArraySignature(NamedTuple):
+    """The properties of one leaf that a compiled program depends on."""
 
     shape: tuple[Any, ...]
     dtype: Any
     weak: bool
-    sharding: Any  # None: wherever JAX puts it
-    committed: bool | None  # None: it is traced
+    sharding: Any  # None: not placed, JAX chooses
+    committed: bool | None  # None: it is a tracer
 
-    def causes(self, now: Look, path: str) -> Iterator[Cause]:
-        """What has changed, each by itself."""
-        if self.shape != now.shape:
-            yield Cause("shape", path, str(self.shape), str(now.shape))
-        if self.dtype != now.dtype:
-            yield Cause("dtype", path, str(self.dtype), str(now.dtype))
-        if self.weak != now.weak:
-            yield Cause("weak type", path, *(_weakly(look) for look in (self, now)))
-        if self.committed is None or now.committed is None:
+    def causes(self, current: ArraySignature, path: str) -> Iterator[Cause]:
+        """One cause for each property that differs in `current`."""
+        if self.shape != current.shape:
+            yield Cause("shape", path, str(self.shape), str(current.shape))
+        if self.dtype != current.dtype:
+            yield Cause("dtype", path, str(self.dtype), str(current.dtype))
+        if self.weak != current.weak:
+            yield Cause("weak type", path, *(_dtype_text(signature) for signature in (self, current)))
+        if self.committed is None or current.committed is None:
             return
-        places = {_places(self), _places(now)}
-        if self.committed != now.committed and (None in places or len(places) == 1):
-            yield Cause("committed", path, *(_tied(look.committed) for look in (self, now)))
-        elif self.sharding != now.sharding and not (_anywhere(self) and _anywhere(now)):
-            yield Cause("sharding", path, *(sharding_text(look.sharding) for look in (self, now)))
+        devices = {_devices(self), _devices(current)}
+        # Report the cause that the user can act on: a commitment that changed on one device, or else the sharding.
+        if self.committed != current.committed and (None in devices or len(devices) == 1):
+            yield Cause("committed", path, *(_commitment_text(signature.committed) for signature in (self, current)))
+        elif self.sharding != current.sharding and not (_is_unplaced(self) and _is_unplaced(current)):
+            yield Cause("sharding", path, *(sharding_text(signature.sharding) for signature in (self, current)))
 
 
-def looks(leaves: Sequence[Any]) -> tuple[Look, ...]:
-    """One a leaf; leaves that look alike share theirs, since each program that was compiled keeps them."""
-    met: dict[Look, Look] = {}
-    return tuple(look if look.committed is None else met.setdefault(look, look) for look in map(_look, leaves))
+def array_signatures(leaves: Sequence[Any]) -> tuple[ArraySignature, ...]:
+    """One signature a leaf. Equal ones share one object, because every variant keeps its signatures."""
+    shared: dict[ArraySignature, ArraySignature] = {}
+    return tuple(
+        signature if signature.committed is None else shared.setdefault(signature, signature)
+        for signature in map(_array_signature, leaves)
+    )
 
 
-def _look(leaf: Any) -> Look:
+def _array_signature(leaf: Any) -> ArraySignature:
     if type(leaf) is _ARRAY:
         aval = leaf.aval
-        return Look(aval.shape, aval.dtype, aval.weak_type, leaf.sharding, leaf.committed)
-    if type(leaf) in (int, float):  # a traced number, which may be more than JAX can take
+        return ArraySignature(aval.shape, aval.dtype, aval.weak_type, leaf.sharding, leaf.committed)
+    if type(leaf) in (int, float):  # a traced number: its own value may be too big for JAX
         leaf = type(leaf)()
     aval: Any = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
     weak = bool(getattr(aval, "weak_type", False))
-    if not hasattr(aval, "dtype"):  # a type that somebody else made, such as a Variable of NNX that is one value
-        return Look((), aval, False, None, None)
+    if not hasattr(aval, "dtype"):  # a type that a library added to JAX, such as a Variable of NNX that is one value
+        return ArraySignature((), aval, False, None, None)
     if isinstance(leaf, jax.core.Tracer):
-        return Look(aval.shape, aval.dtype, weak, None, None)
+        return ArraySignature(aval.shape, aval.dtype, weak, None, None)
     if isinstance(leaf, jax.Array) and hasattr(leaf, "sharding"):
-        return Look(aval.shape, aval.dtype, weak, leaf.sharding, bool(getattr(leaf, "committed", False)))
+        return ArraySignature(aval.shape, aval.dtype, weak, leaf.sharding, bool(getattr(leaf, "committed", False)))
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
     dtype = aval.dtype
     if isinstance(leaf, jax.ShapeDtypeStruct) and isinstance(dtype, np.dtype):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return Look(tuple(aval.shape), dtype, weak, sharding, sharding is not None)
+    return ArraySignature(tuple(aval.shape), dtype, weak, sharding, sharding is not None)
 
 
-def _places(look: Look) -> Any:
-    return None if look.sharding is None else frozenset(look.sharding.device_set)
+def _devices(signature: ArraySignature) -> Any:
+    return None if signature.sharding is None else frozenset(signature.sharding.device_set)
 
 
-def _anywhere(look: Look) -> bool:
-    return not look.committed and (look.sharding is None or len(look.sharding.device_set) == 1)
+def _is_unplaced(signature: ArraySignature) -> bool:
+    return not signature.committed and (signature.sharding is None or len(signature.sharding.device_set) == 1)
 
 
-def _weakly(look: Look) -> str:
-    return f"weakly typed {look.dtype}" if look.weak else f"{look.dtype}"
+def _dtype_text(signature: ArraySignature) -> str:
+    return f"weakly typed {signature.dtype}" if signature.weak else f"{signature.dtype}"
 
 
-def _tied(committed: bool | None) -> str:
+def _commitment_text(committed: bool | None) -> str:
     return "put on its device" if committed else "on the default device"
 
 
 def sharding_text(sharding: Any) -> str:
-    """A sharding in few words, without the addresses and ids that tell nothing."""
+    """A short text of a sharding, without addresses and ids."""
     if sharding is None:
         return "the default device"
     if isinstance(sharding, jax.sharding.NamedSharding):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reason why a call was compiled, and what to do about it: a remedy for each kind."""
+"""A reason why a call was compiled, with the remedy for each kind of reason."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from typing import NamedTuple
 
 from graftax._graph.structure_diff import Difference, short_text
 
-_ADDRESS = re.compile(r" at 0(x[0-9a-fA-F]*|(?=\.\.\.))")  # one may be cut short
+_ADDRESS = re.compile(r" at 0(x[0-9a-fA-F]*|(?=\.\.\.))")  # an address, whole or truncated
 
 
 class Cause(NamedTuple):
-    """One difference between a call that was compiled and what was compiled before.
+    """One difference between a call that was compiled and the programs compiled before.
 
     Kinds: those of `REMEDIES`, and `first`, where nothing was compiled before.
     """
 
     kind: str
-    path: str  # the place: of an argument, a captured variable, a setting, a name that the code reads
+    path: str  # of an argument or capture; or a setting, or a name that the code reads
     before: str = ""
     now: str = ""
-    where: str = ""  # the line that asks for a value
+    where: str = ""  # the line that needs the value
 
     def __str__(self) -> str:
-        if self.kind in SAID:
-            return SAID[self.kind].format(path=self.path, before=self.before, now=self.now)
+        if self.kind in TEXTS:
+            return TEXTS[self.kind].format(path=self.path, before=self.before, now=self.now)
         if self.kind == "symbol":
             return f"{self.path} was {self.before}, is {self.now}: from now on any value of it is served"
         if self.kind == "sharing" and " and " in self.path:
             return f"{self.path} were {self.before}, are now {self.now}"
-        what = {"shape": "shape ", "dtype": "dtype ", "sharding": "sharding "}.get(self.kind, "")
-        asked = f" ({self.where} asks for its value)" if self.where else ""
-        return f"{self.path} was {what}{self.before}, is {what}{self.now}{asked}"
+        noun = {"shape": "shape ", "dtype": "dtype ", "sharding": "sharding "}.get(self.kind, "")
+        line = f" ({self.where} asks for its value)" if self.where else ""
+        return f"{self.path} was {noun}{self.before}, is {noun}{self.now}{line}"
 
     @property
-    def place(self) -> tuple[str, str]:
-        """What two causes share that are the same one again: numbers of a list's elements do not count."""
+    def recurrence_key(self) -> tuple[str, str]:
+        """Equal for causes that count as one recurring cause. Indices are left out: list elements count together."""
         return self.kind, re.sub(r"\[\d+\]", "[*]", self.path)
 
     @property
     def remedy(self) -> str:
-        """What to do, with the place in it; empty where there is nothing to do."""
+        """What to do about it; empty if there is nothing to do."""
         return REMEDIES.get(self.kind, "").format(path=self.path, where=self.where)
 
 
-SAID = {
+TEXTS = {
     "first": "the first call",
     "evicted": "it was compiled before, and dropped since: {path}",
     "cleared": "it was compiled before, and {path}",
@@ -54,7 +54,7 @@ SAID = {
 }
 
 REMEDIES = {
-    # ---- a value that is no array
+    # ---- static values
     "number": (
         "The code asks for its value (a shape, an index, a text), or numbers='static' says so: to compile once, trace "
         "it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or make it a jax.Array."
@@ -75,8 +75,8 @@ REMEDIES = {
         "It is compared by its value: make it once and keep it as it is, or pass what changes in it as a jax.Array."
     ),
     "identity": (
-        "It counts by identity, so a new one is another one: make it once, outside of the loop, and pass the same. "
-        "What has fields or an __eq__ of its own counts by these."
+        "It is compared by identity, so each new object is a difference: make it once, outside of the loop, and pass "
+        "the same one. Objects with fields or an __eq__ of their own are compared by these."
     ),
     "code": (
         "It is another function: make it once, or pass what differs between the two as an argument. Two functions of "
@@ -86,7 +86,7 @@ REMEDIES = {
     "type": "Give it one type from the start: an array that is filled later instead of None, 1.0 instead of 1.",
     "class": "Each run of a class statement makes another class: let it run once, outside of the loop.",
     "array": "Give it one type from the start: a jax.Array before the first call, jnp.asarray(value).",
-    # ---- how it is put together
+    # ---- structure
     "added": (
         "A list, dict or object that grows is a new structure each time: keep counters, logs and caches outside of "
         "what the function is given, say with ignore= that it does not read them, or make them jax.Arrays "
@@ -99,8 +99,8 @@ REMEDIES = {
     "content": "It is part of the structure: keep it as it is between calls.",
     "order": "The order is part of the structure, the function can see it: fill it in one order.",
     "sharing": (
-        "Who is shared with whom is part of the structure: pass the same objects in the same places each time, or a "
-        "copy (graftax.copy) where they are to be separate."
+        "Which objects are shared is part of the structure: pass the same objects in the same places each time, or a "
+        "copy (graftax.copy) if they are to be separate."
     ),
     "set order": (
         "Equal sets may iterate in another order, at once or after f changes them: pass a sorted list or tuple."
@@ -123,7 +123,7 @@ REMEDIES = {
     "committed": (
         "jax.device_put(x, device) ties an array to its device, jnp.asarray(x) does not: put all of them, or none."
     ),
-    # ---- what surrounds the call
+    # ---- the surroundings of the call
     "setting": "Set it once, before the first call, or around all calls alike.",
     "read": (
         "The code that runs in the trace reads it, so it is part of the program: set it before the first call, or pass "
@@ -131,17 +131,17 @@ REMEDIES = {
     ),
     "id": "The function asks for the id() of this object: keep numbers of your own, or pass the same object.",
     "asked": (
-        "The line {where} makes something of it that is part of the program: a shape, a range, a text, an exponent, "
-        "what NumPy computes. Python's arithmetic, math and jax.numpy take it as it is; else pass it as a jax.Array."
+        "The line {where} needs its value to build the program: for a shape, a range, a text, an exponent, a NumPy "
+        "function. Python's arithmetic, math and jax.numpy work without the value; else pass it as a jax.Array."
     ),
     "guard": "Its value decides what is computed: decide in the function with jnp.where or graftax.cond.",
-    "evicted": "More structures come in turn than are kept: raise cache_size=, or lower their number.",
+    "evicted": "The calls use more structures than the cache keeps: raise cache_size=, or use fewer.",
     "cleared": "Clear caches outside of the loop.",
 }
 
 
 def plain_text(value: object) -> str:
-    """The text of a value without the address of an object."""
+    """The short text of a value, without addresses."""
     return without_addresses(short_text(value))
 
 
@@ -149,12 +149,12 @@ def without_addresses(text: str) -> str:
     return _ADDRESS.sub("", text)
 
 
-def caused(difference: Difference[str]) -> Cause:
-    """A difference of two structures as a cause."""
+def cause_from_difference(difference: Difference[str]) -> Cause:
+    """The cause that a difference between two structures is."""
     kind = difference.kind
-    before, now = without_addresses(difference.one), without_addresses(difference.other)
-    if kind in ("type", "added", "removed") and "an array" in (before, now) and "nothing" not in (before, now):
+    before, after = without_addresses(difference.one), without_addresses(difference.other)
+    if kind in ("type", "added", "removed") and "an array" in (before, after) and "nothing" not in (before, after):
         kind = "array"
-    if before == now:
-        now = f"another {now}"
-    return Cause(kind, difference.path, before, now)
+    if before == after:
+        after = f"another {after}"
+    return Cause(kind, difference.path, before, after)

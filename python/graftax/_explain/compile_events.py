@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For which call JAX is compiling: what it tells of each part, joined with the call that this thread is in."""
+"""Attributes JAX's compilation events to the call that this thread is in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graftax._jax import compat
 
 
 class Entries(Protocol):
-    """The table of a function."""
+    """What is used of a `FunctionTable`, which is defined in a higher package."""
 
     history: History
     reads: ReadSet | None
@@ -36,46 +36,46 @@ class _Pending:
 
     table: Entries | None
     variant: Variant
-    is_new: bool = True  # false: it was traced before, and only its seconds are added here
+    is_new: bool = True  # False: an earlier variant, to which only seconds are added
 
 
 class _Thread(threading.local):
     pending: _Pending | None = None
-    expected: bool = False  # what is compiled was asked for
+    expected: bool = False  # compilations are intended, as in `warm`
 
 
 _thread = _Thread()
-_listening = threading.Lock()
-_listens = False
+_listen_lock = threading.Lock()
+_is_listening = False
 
 
 def listen() -> None:
-    """Hears of each compilation from now on."""
-    global _listens
-    with _listening:
-        if not _listens:
-            compat.on_compile_stages(_stage)
-            _listens = True
+    """Registers for JAX's compilation events, once for the process."""
+    global _is_listening
+    with _listen_lock:
+        if not _is_listening:
+            compat.on_compile_stages(_on_stage)
+            _is_listening = True
 
 
-def traced(table: Entries, name: str, recording: _core.Recording, outcomes: list[_core.Outcome]) -> None:
-    """The function ran in the trace of the call that this thread is in."""
+def record_trace(table: Entries, name: str, recording: _core.Recording, outcomes: list[_core.Outcome]) -> None:
+    """Records that the function was traced for the call that this thread is in."""
     entry = table.entry_of(outcomes)
-    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
+    variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
     if entry is not None:
-        variant.belongs_to(entry)
+        variant.set_entry(entry)
         _thread.pending = _Pending(table, variant)
 
 
-def loaded(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording) -> None:
-    """The program of a call comes from a file."""
-    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
-    variant.belongs_to(entry)
+def record_loaded(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording) -> None:
+    """Records that the program of a call was loaded from a file."""
+    variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
+    variant.set_entry(entry)
     table.history.loaded(variant)
 
 
-def finished(table: Entries) -> None:
-    """The call's trace is over; where another one is around it, JAX compiles nothing by itself."""
+def finish_trace(table: Entries) -> None:
+    """Records a trace that JAX has not compiled, because it is a part of an outer trace. Gives pending warnings."""
     pending = _thread.pending
     if pending is not None and pending.table is table:
         _add(pending)
@@ -84,19 +84,19 @@ def finished(table: Entries) -> None:
 
 @contextlib.contextmanager
 def compiling(entry: _core.Entry, history: History) -> Generator[None]:
-    """What was lowered of this entry is compiled here, outside of a call."""
-    variant, before = history.of(entry), _thread.pending
+    """In the block, a compilation outside of a call counts for the newest variant of this entry."""
+    variant, outer = history.latest_variant(entry), _thread.pending
     if variant is not None and "compiled" not in variant.seconds:
         _thread.pending = _Pending(None, variant, False)
     try:
         yield
     finally:
-        _thread.pending = before
+        _thread.pending = outer
 
 
 @contextlib.contextmanager
 def expected() -> Generator[None]:
-    """What is compiled here is no sign of a function that keeps compiling."""
+    """In the block, compilations are intended and do not count toward `RecompileWarning`."""
     _thread.expected = True
     try:
         yield
@@ -110,15 +110,15 @@ def _add(pending: _Pending) -> None:
         pending.table.history.add(pending.variant, pending.table.calls, _thread.expected)
 
 
-def _stage(event: str, seconds: float, **about: Any) -> None:
-    """Called by JAX at the end of each part of each compilation, of whatever function."""
-    found = compat.compile_stage(event, about)
-    if found is None:
+def _on_stage(event: str, seconds: float, **metadata: Any) -> None:
+    """JAX calls this at the end of each stage of every compilation in the process."""
+    stage_and_name = compat.compile_stage(event, metadata)
+    if stage_and_name is None:
         return
-    stage, name = found
+    stage, name = stage_and_name
     pending = _thread.pending
     if pending is None or pending.variant.name != name:
-        pending = None if stage == "traced" else _compiled_again(name)
+        pending = None if stage == "traced" else _recompiled_call(name)
         if pending is None:
             return
         _thread.pending = pending
@@ -133,22 +133,24 @@ def _stage(event: str, seconds: float, **about: Any) -> None:
         frozen.refuse_variant(pending.table.history, pending.variant)
 
 
-def _compiled_again(name: str) -> _Pending | None:
-    """A call whose trace JAX has, and whose arrays lie in another place than before."""
+def _recompiled_call(name: str) -> _Pending | None:
+    """The running call, if JAX compiles its cached trace again: for other shardings, or after `lower()`."""
     call = _core.running_call()
     if call is None:
         return None
     caller, roots, outcomes = call
     table: Any = caller._table
-    plan = getattr(caller, "_plan", None)  # a loop that is compiled by itself has none
+    plan = getattr(caller, "_plan", None)  # a loop that is compiled eagerly has none
     if plan is None or plan.name != name:
         return None
-    before = table.history.of(table.entry_of(outcomes))
-    walked = _core.walk(before.graphdef, roots) if before is not None else None
-    if before is None or walked is None:
+    latest = table.history.latest_variant(table.entry_of(outcomes))
+    walked = _core.walk(latest.graphdef, roots) if latest is not None else None
+    if latest is None or walked is None:
         return None
-    variant = Variant.of(name, before.graphdef, before.names, walked[0], table.reads)
-    variant.entry = before.entry
-    if "compiled" not in before.seconds and not before.differences_to(variant):  # it was lowered by itself
-        return _Pending(table, before, False)
+    variant = Variant.from_call(name, latest.graphdef, latest.names, walked[0], table.reads)
+    variant.entry = latest.entry
+    if "compiled" not in latest.seconds and not latest.differences_to(
+        variant
+    ):  # lowered earlier, and compiled only now
+        return _Pending(table, latest, False)
     return _Pending(table, variant)

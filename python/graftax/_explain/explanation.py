@@ -8,18 +8,18 @@ import json
 import time
 
 from graftax._explain.cause import Cause
-from graftax._explain.log import because, headline, record
+from graftax._explain.log import cause_lines, headline, record
 from graftax._explain.variant import Variant
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What was compiled of a function. Prints as text; `to_json()` is the same as data."""
+    """The programs that a function was compiled to. Prints as text; `to_json()` gives the same as data."""
 
     name: str
     variants: tuple[Variant, ...]
     calls: int
-    count: int  # of all programs, those that were dropped long ago included
+    count: int  # of all programs ever compiled
     seconds: float  # of all compilations
 
     def to_json(self) -> str:
@@ -37,10 +37,10 @@ class Explanation:
         if self.count > len(self.variants):
             lines.append(f"({self.count - len(self.variants)} that were dropped are not shown)")
         for variant in self.variants:
-            gone = f", dropped: {variant.dropped}" if variant.dropped else ""
+            dropped = f", dropped: {variant.dropped}" if variant.dropped else ""
             clock = time.strftime("%H:%M:%S", time.localtime(variant.when))
-            lines.append(f"#{variant.number}  {clock}  {headline(variant)}{gone}")
-            lines += because(variant.nearest, variant.causes, "    ")
+            lines.append(f"#{variant.number}  {clock}  {headline(variant)}{dropped}")
+            lines += cause_lines(variant.nearest, variant.causes, "    ")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -49,11 +49,11 @@ class Explanation:
 
 @dataclasses.dataclass(frozen=True)
 class CallExplanation:
-    """What a call would do: `hit` says whether a program is there, `causes` how it differs from the nearest one."""
+    """What a call would do. `hit`: there is a program for it. `causes`: how it differs from the nearest program."""
 
     name: str
     hit: bool
-    number: int  # of the program, or of the one that is most like it
+    number: int  # of the program, or of the most similar one
     causes: tuple[Cause, ...]
 
     def to_json(self) -> str:
@@ -64,7 +64,7 @@ class CallExplanation:
     def __str__(self) -> str:
         if self.hit:
             return f"{self.name}: a hit, program #{self.number} runs"
-        return "\n".join([f"{self.name}: a miss, this call compiles", *because(self.number, self.causes, "  ")])
+        return "\n".join([f"{self.name}: a miss, this call compiles", *cause_lines(self.number, self.causes, "  ")])
 
     def __repr__(self) -> str:
         return str(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a frozen function, which must compile nothing."""
+"""Refuses calls of a frozen function that would compile."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._explain.history import History
-from graftax._explain.log import because
+from graftax._explain.log import cause_lines
 from graftax._explain.variant import Variant
 
 FROZEN = (
-    "{name} is frozen, and this call would compile:\n{causes}\nGive it what it was compiled for, warm it for this call "
-    "before freeze(), or let it compile again with unfreeze()."
+    "{name} is frozen, and this call would compile:\n{causes}\nPass arguments that it was compiled for, warm it for "
+    "this call before freeze(), or let it compile again with unfreeze()."
 )
 
 
@@ -22,11 +22,11 @@ class RecompileError(GraftaxError):
 
 
 def refuse(table: Any, name: str, recording: _core.Recording) -> NoReturn:
-    """Raises for a call that no program is there for."""
-    call = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
+    """Raises for a call without a program."""
+    call = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads)
     refuse_variant(table.history, call)
 
 
 def refuse_variant(history: History, call: Variant) -> NoReturn:
     number, causes = history.explain(call)
-    raise RecompileError(FROZEN.format(name=call.name, causes="\n".join(because(number, causes, "  "))))
+    raise RecompileError(FROZEN.format(name=call.name, causes="\n".join(cause_lines(number, causes, "  "))))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was compiled of one function and why: kept with its table, written only where something is compiled."""
+"""The programs of one function and why they were compiled. It is updated only when something compiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter, deque
 from graftax import _core
 from graftax._base.errors import RecompileWarning
 from graftax._explain import log
-from graftax._explain.cause import SAID, Cause
+from graftax._explain.cause import TEXTS, Cause
 from graftax._explain.variant import Variant, nearest
 from graftax._jax.tracebacks import caller_level
 
@@ -20,11 +20,11 @@ COMPILES_ON_MOST_CALLS = (
     "two:\n{causes}\n{remedies}"
 )
 
-_PATIENCE = 3  # compilations for one cause
-_SHOWN = 3  # differences, or values
-_MOST_DROPPED = 8  # variants that are remembered, though the table has dropped their entry
+_MAX_COMPILATIONS = 3  # compilations for one cause
+_MAX_SHOWN = 3  # differences or values in a message
+_MAX_DROPPED = 8  # how many variants are kept whose entry is gone
 
-# Each of these is a program of its own whatever else happens; what a structure is made of changes while it is set up.
+# Kinds that compile by themselves. Changes of structure (below) are normal while a model is being set up.
 _SINGLE = {
     *("number", "packed number", "bool", "text", "value", "identity", "code"),
     *("shape", "dtype", "weak type", "sharding", "committed"),
@@ -34,7 +34,7 @@ _SINGLE = {
 
 _STRUCTURE = {"number type", "type", "class", "array", "added", "removed", "content", "order", "sharing", "packed"}
 
-Spot = tuple[str, str]  # what two causes share that are the same one again
+CauseKey = tuple[str, str]  # Cause.recurrence_key
 
 
 class History:
@@ -42,66 +42,60 @@ class History:
 
     def __init__(self) -> None:
         self.variants: list[Variant] = []
-        self.count = 0  # of all that were compiled
-        self._seconds_before = 0.0  # of those that are no more remembered
-        self.warns = False  # of what keeps changing
-        self._calls = -1  # of the function, when the last one was compiled
-        self._values: dict[Spot, deque[str]] = {}  # that a place had
-        self._counts: Counter[Spot] = Counter()
-        self._streak: dict[Spot, int] = {}  # compilations in a row, without a call that found a program in between
-        self._warned: set[Spot] = set()
-        self._because: list[Cause] = []
-        self._first = Cause("first", "")
-        self._to_say: list[str] = []
+        self.count = 0  # of all programs ever compiled
+        self._seconds_before = 0.0  # of variants that are no longer kept
+        self.warns = False  # give RecompileWarning
+        self._calls = -1  # the number of calls when the last program was compiled
+        self._values: dict[CauseKey, deque[str]] = {}  # the last values at a key path
+        self._counts: Counter[CauseKey] = Counter()
+        self._streak: dict[CauseKey, int] = {}  # compilations in a row without a cache hit in between
+        self._warned: set[CauseKey] = set()
+        self._first_cause = Cause("first", "")
+        self._pending_warnings: list[str] = []
 
     # ---- while a call is compiled
 
     @property
     def seconds(self) -> float:
-        """Of all compilations."""
+        """The seconds of all compilations."""
         return self._seconds_before + sum(variant.all_seconds for variant in self.variants)
 
-    def because(self, cause: Cause) -> None:
-        """The next variant is made for this, which its structure does not show: a guard that failed."""
-        self._because.append(cause)
-
     def add(self, variant: Variant, calls: int, expected: bool = False) -> None:
-        """A program that was compiled just now, in the call of this number; `expected`: somebody asked for it."""
+        """Adds a program that was just compiled, in call number `calls`. `expected`: the user requested it."""
         variant.nearest, variant.causes = self.explain(variant)
-        self._because.clear()
         self.count += 1
         variant.number = self.count
-        for old in self.variants:
-            old.is_replaced = old.is_replaced or variant.replaces(old)
+        for earlier in self.variants:
+            earlier.is_replaced = earlier.is_replaced or variant.replaces(earlier)
         self.variants.append(variant)
-        dropped = [v for v in self.variants if not v.is_live or v.is_replaced][:-_MOST_DROPPED]
-        self._seconds_before += sum(old.all_seconds for old in dropped)
+        dropped = [v for v in self.variants if not v.is_live or v.is_replaced][:-_MAX_DROPPED]
+        self._seconds_before += sum(earlier.all_seconds for earlier in dropped)
         self.variants = [v for v in self.variants if v not in dropped]  # another thread may be reading the list
         if not expected:
-            self._follow(variant, calls - self._calls == 1)
+            self._count_causes(variant, calls - self._calls == 1)
         self._calls = calls
         log.compiled(variant)
 
     def loaded(self, variant: Variant) -> None:
-        """A program that was compiled elsewhere."""
+        """Adds a program that was loaded from a file."""
         variant.causes = (Cause("loaded", ""),)
         self.count += 1
         variant.number = self.count
         self.variants.append(variant)
 
     def explain(self, variant: Variant) -> tuple[int, tuple[Cause, ...]]:
-        """(the number of the nearest variant, how a call differs from it)."""
+        """(the number of the nearest variant, how a call differs from it); the number is 0 if there is none."""
         if not self.variants:
-            return 0, (*self._because, self._first)
+            return 0, (self._first_cause,)
         best, causes = nearest(self._candidates(), variant)
         if best is None:
             return 0, (Cause("unknown", "it differs in parts that cannot be compared"),)
-        if not causes and not self._because:
-            causes = [best.same_otherwise(variant.entry())]
-        return best.number, (*self._because, *causes)
+        if not causes:
+            causes = [best.cause_if_equal(variant.entry())]
+        return best.number, tuple(causes)
 
     def _candidates(self) -> list[Variant]:
-        """The newest first, then those that were used last."""
+        """All variants: the newest two first, then the others, most recently used first."""
 
         def age(variant: Variant) -> tuple[bool, int]:
             entry = variant.entry()
@@ -109,64 +103,66 @@ class History:
 
         return [*reversed(self.variants[-2:]), *sorted(self.variants[:-2], key=age, reverse=True)]
 
-    def of(self, entry: _core.Entry | None) -> Variant | None:
+    def latest_variant(self, entry: _core.Entry | None) -> Variant | None:
         """The newest variant of an entry."""
-        found = (v for v in reversed(self.variants) if entry is not None and v.entry() is entry)
-        return next(found, None)
+        variants = (v for v in reversed(self.variants) if entry is not None and v.entry() is entry)
+        return next(variants, None)
 
-    def dropped(self, entry: _core.Entry, why: str) -> None:
+    def dropped(self, entry: _core.Entry, reason: str) -> None:
         for variant in self.variants:
             if variant.entry() is entry:
-                variant.dropped = why
+                variant.dropped = reason
 
-    def all_dropped(self, why: str) -> None:
+    def all_dropped(self, reason: str) -> None:
         for variant in self.variants:
-            variant.dropped = variant.dropped or why
+            variant.dropped = variant.dropped or reason
 
-    def anew(self) -> History:
-        """What begins when all is cleared: a history holds classes."""
+    def fresh(self) -> History:
+        """An empty history for a cleared cache. The old one is not reused because it keeps user classes alive."""
         history = History()
         if self.variants:
-            history._first = Cause("cleared", "clear_cache() was called")
+            history._first_cause = Cause("cleared", "clear_cache() was called")
         return history
 
-    # ---- what keeps changing
+    # ---- warnings
 
-    def _follow(self, variant: Variant, in_a_row: bool) -> None:
-        """Notes the causes of a variant; a warning waits where one of them has made too many."""
+    def _count_causes(self, variant: Variant, in_a_row: bool) -> None:
+        """Counts the causes of a variant, and prepares a warning if one of them has recurred too often."""
         roots = set(variant.names)
         causes = [c for c in variant.causes if c.kind in _SINGLE or (c.kind in _STRUCTURE and c.path not in roots)]
-        alone = len(variant.causes) == 1
-        places = {cause.place: cause for cause in reversed(causes)}
-        self._streak = {p: n for p, n in self._streak.items() if p in places and in_a_row}
-        due: list[Cause] = []
-        for place, cause in places.items():
-            values = self._values.setdefault(place, deque([cause.before], _SHOWN))
+        is_only_cause = len(variant.causes) == 1
+        causes_by_key = {cause.recurrence_key: cause for cause in reversed(causes)}
+        self._streak = {key: count for key, count in self._streak.items() if key in causes_by_key and in_a_row}
+        causes_to_report: list[Cause] = []
+        for key, cause in causes_by_key.items():
+            values = self._values.setdefault(key, deque([cause.before], _MAX_SHOWN))
             if values[-1] != cause.now:
                 values.append(cause.now)
-            self._streak[place] = self._streak.get(place, 0) + 1
-            if cause.kind in _SINGLE and (alone or in_a_row):
-                self._counts[place] += 1
-            if max(self._counts[place], self._streak[place] * in_a_row) >= _PATIENCE and place not in self._warned:
-                due.append(cause)
-        if due:
-            self._warned |= places.keys()
-            self._to_say.append(self._warning(variant, due))
+            self._streak[key] = self._streak.get(key, 0) + 1
+            if cause.kind in _SINGLE and (is_only_cause or in_a_row):
+                self._counts[key] += 1
+            if max(self._counts[key], self._streak[key] * in_a_row) >= _MAX_COMPILATIONS and key not in self._warned:
+                causes_to_report.append(cause)
+        if causes_to_report:
+            self._warned |= causes_by_key.keys()
+            self._pending_warnings.append(self._warning(variant, causes_to_report))
 
-    def _warning(self, variant: Variant, due: list[Cause]) -> str:
-        if len(due) == 1 and due[0].kind in _SINGLE:
-            cause = due[0]
-            count, values = self._counts[cause.place] + 1, ", ".join(self._values[cause.place])
-            said = {"name": variant.name, "count": count, "remedy": cause.remedy}
-            if cause.kind in SAID:
-                return KEEPS_BEING_DROPPED.format(cause=cause, **said)
-            return KEEPS_COMPILING.format(path=cause.path, values=values, **said)
-        lines = "\n".join(f"  {cause}" for cause in variant.causes[:_SHOWN])
-        remedies = "\n".join(dict.fromkeys(cause.remedy for cause in due[:_SHOWN]))
-        return COMPILES_ON_MOST_CALLS.format(name=variant.name, count=_PATIENCE + 1, causes=lines, remedies=remedies)
+    def _warning(self, variant: Variant, causes: list[Cause]) -> str:
+        if len(causes) == 1 and causes[0].kind in _SINGLE:
+            cause = causes[0]
+            count, values = self._counts[cause.recurrence_key] + 1, ", ".join(self._values[cause.recurrence_key])
+            fields = {"name": variant.name, "count": count, "remedy": cause.remedy}
+            if cause.kind in TEXTS:
+                return KEEPS_BEING_DROPPED.format(cause=cause, **fields)
+            return KEEPS_COMPILING.format(path=cause.path, values=values, **fields)
+        lines = "\n".join(f"  {cause}" for cause in variant.causes[:_MAX_SHOWN])
+        remedies = "\n".join(dict.fromkeys(cause.remedy for cause in causes[:_MAX_SHOWN]))
+        return COMPILES_ON_MOST_CALLS.format(
+            name=variant.name, count=_MAX_COMPILATIONS + 1, causes=lines, remedies=remedies
+        )
 
     def warn(self) -> None:
-        """Says what waits to be said, at the line of the call."""
-        waiting, self._to_say = self._to_say, []
-        for message in waiting if self.warns else ():
+        """Gives the pending warnings, at the line of the call."""
+        messages, self._pending_warnings = self._pending_warnings, []
+        for message in messages if self.warns else ():
             warnings.warn(message, RecompileWarning, caller_level())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saying what is compiled as it happens: `log_recompiles` and `GRAFTAX_EXPLAIN`."""
+"""Logs each compilation as it happens: `log_recompiles` and `GRAFTAX_EXPLAIN`."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ ENVIRONMENT = "GRAFTAX_EXPLAIN"
 
 
 class RecompileLog:
-    """What `log_recompiles` began: it ends with `close()`, or with the block of a `with` statement."""
+    """A log that `log_recompiles` started. `close()` ends it, and so does the end of a `with` block."""
 
     def __init__(self, file: TextIO | str | os.PathLike[str] | None) -> None:
         self._file = file
         _logs.append(self)
 
     def close(self) -> None:
-        """Says no more."""
+        """Ends the log."""
         if self in _logs:
             _logs.remove(self)
 
     def __enter__(self) -> RecompileLog:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, exception_type: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close()
 
-    def say(self, variant: Variant) -> None:
+    def write(self, variant: Variant) -> None:
         if isinstance(self._file, (str, os.PathLike)):
             line = json.dumps(record(variant), separators=(",", ":")) + "\n"
-            # One write a line, at the end of the file: several processes may share it.
+            # One appending write for each line, so that several processes can share the file.
             handle = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 os.write(handle, line.encode())
             finally:
                 os.close(handle)
         else:
-            print(described(variant), file=self._file or sys.stderr, flush=True)
+            print(describe(variant), file=self._file or sys.stderr, flush=True)
 
 
 _logs: list[RecompileLog] = []
@@ -75,19 +77,19 @@ def log_recompiles(file: TextIO | str | os.PathLike[str] | None = None) -> Recom
 def compiled(variant: Variant) -> None:
     _from_environment()
     for log in list(_logs):
-        log.say(variant)
+        log.write(variant)
 
 
 @functools.cache
 def _from_environment() -> None:
-    """Begins what the environment asks for, when the first program is compiled."""
-    asked = os.environ.get(ENVIRONMENT, "")
-    if asked not in ("", "0"):
-        RecompileLog(None if asked == "1" else asked)
+    """Starts the log that the environment variable requests, once, at the first compilation."""
+    setting = os.environ.get(ENVIRONMENT, "")
+    if setting not in ("", "0"):
+        RecompileLog(None if setting == "1" else setting)
 
 
 def record(variant: Variant) -> dict[str, Any]:
-    """A variant as plain data."""
+    """A variant as data for JSON."""
     return {
         "function": variant.name,
         "number": variant.number,
@@ -105,7 +107,7 @@ def record(variant: Variant) -> dict[str, Any]:
 
 
 def headline(variant: Variant) -> str:
-    """Number, time and place in one line."""
+    """Seconds and the line of the call, as one line of text."""
     parts = ", ".join(f"{part} in {seconds:.2f} s" for part, seconds in variant.seconds.items())
     if not parts:
         loaded = any(cause.kind == "loaded" for cause in variant.causes)
@@ -114,15 +116,15 @@ def headline(variant: Variant) -> str:
     return f"{variant.all_seconds:.2f} s ({parts}), called at {Path(file).name}:{line}"
 
 
-def described(variant: Variant) -> str:
-    """A variant in a few lines: what was compiled, why, and what to do."""
+def describe(variant: Variant) -> str:
+    """A variant as a few lines of text: what was compiled, why, and what to do."""
     lines = [f"graftax: {variant.name} #{variant.number}: {headline(variant)}"]
-    lines += because(variant.nearest, variant.causes, "  ")
+    lines += cause_lines(variant.nearest, variant.causes, "  ")
     return "\n".join(lines)
 
 
-def because(nearest: int, causes: tuple[Any, ...], indent: str) -> list[str]:
-    """The causes, and a remedy for each kind of them."""
+def cause_lines(nearest: int, causes: tuple[Any, ...], indent: str) -> list[str]:
+    """Lines of text: the causes, then the remedy for each kind of cause."""
     if nearest and causes:
         lines = [f"{indent}unlike #{nearest}:"]
         lines += [f"{indent}  {cause}" for cause in causes]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the code of a trace reads outside of its arguments, as it was then: a name and a text for each binding."""
+"""The values that traced code read besides its arguments, as texts, to explain which of them changed."""
 
 from __future__ import annotations
 
@@ -22,68 +22,70 @@ from graftax._graph.structure_diff import function_text, short_text
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 _NAMED = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, np.dtype, tuple, frozenset, range, slice)
 
-Seen = dict[str, tuple[str, object]]  # by name: how it reads, and what tells it from another that reads alike
+ReadValues = dict[str, tuple[str, object]]  # name: (text, token), where the token tells apart values of equal text
 
 
-def bindings(reads: ReadSet | None) -> Seen:
-    """The bindings of the user's own code and classes, with their values of now."""
-    out: Seen = {}
+def read_values(reads: ReadSet | None) -> ReadValues:
+    """The current values of all globals, class attributes, defaults and captures that the user's code reads."""
+    values: ReadValues = {}
     if reads is None:
-        return out
-    for at, name in reads._bindings:  # pyright: ignore[reportPrivateUsage]
-        holder: Any = _holder(at)
-        keyworded = reads._keywords.get(id(at))  # pyright: ignore[reportPrivateUsage]
-        if name == OF_KEYS:  # below, of each function
+        return values
+    for holder_ref, name in reads._bindings:  # pyright: ignore[reportPrivateUsage]
+        holder: Any = _holder(holder_ref)
+        kw_function = reads._keywords.get(id(holder_ref))  # pyright: ignore[reportPrivateUsage]
+        if name == OF_KEYS:  # the attributes of functions follow below
             continue
-        if keyworded is not None:
-            if is_users_scope(keyworded.__globals__):
-                out[_default(name, keyworded)] = _seen((keyworded.__kwdefaults__ or {}).get(name, MISSING))
+        if kw_function is not None:
+            if is_users_scope(kw_function.__globals__):
+                values[_default(name, kw_function)] = _read_value((kw_function.__kwdefaults__ or {}).get(name, MISSING))
         elif isinstance(holder, type):
             if is_users_class(holder):
                 value = in_class(holder, name)[1]
-                out[Origin(holder, name).text()] = (plain_text(value), value) if name == OF_NAMES else _seen(value)
+                values[Origin(holder, name).text()] = (
+                    (plain_text(value), value) if name == OF_NAMES else _read_value(value)
+                )
         elif holder is not None and is_users_scope(holder):
-            out[Origin(holder, name).text()] = _seen(holder.get(name, MISSING))
+            values[Origin(holder, name).text()] = _read_value(holder.get(name, MISSING))
     for function in reads.named.functions():
         attributes = tuple(attribute_names(function))
-        out[f"the attributes of {function.__qualname__}"] = plain_text(attributes), attributes
+        values[f"the attributes of {function.__qualname__}"] = plain_text(attributes), attributes
     for function in list(reads._functions.values()):  # pyright: ignore[reportPrivateUsage]
-        out[f"function {function.__qualname__}"] = _seen(function)
+        values[f"function {function.__qualname__}"] = _read_value(function)
         if is_users_scope(function.__globals__):
             names = function.__code__.co_varnames[: function.__code__.co_argcount]
-            for name, value in _aligned(names, function.__defaults__ or ()):
-                out[_default(name, function)] = _seen(value)
+            for name, value in _with_defaults(names, function.__defaults__ or ()):
+                values[_default(name, function)] = _read_value(value)
     for cell, function in list(reads._cells.values()):  # pyright: ignore[reportPrivateUsage]
         names = function.__code__.co_freevars
-        for name, own in zip(names, function.__closure__ or (), strict=False):
-            if own is cell:
-                out[f"{name}, a variable of {function.__qualname__}"] = _seen(_content(cell))
-    return out
+        for name, function_cell in zip(names, function.__closure__ or (), strict=False):
+            if function_cell is cell:
+                values[f"{name}, a variable of {function.__qualname__}"] = _read_value(_content(cell))
+    return values
 
 
-def changes(before: Seen, now: Seen) -> Iterator[Cause]:
-    """What both know and has another value."""
+def changes(before: ReadValues, now: ReadValues) -> Iterator[Cause]:
+    """A cause for each name in both whose value differs."""
     for name, (text, token) in before.items():
-        other = now.get(name)
-        if other is None or (text, token) == other:
+        current = now.get(name)
+        if current is None or (text, token) == current:
             continue
-        yield Cause("read", name, text, other[0] if other[0] != text else f"another {text}")
+        yield Cause("read", name, text, current[0] if current[0] != text else f"another {text}")
 
 
 def _default(name: str, function: types.FunctionType) -> str:
     return f"{name}, a default of {function.__qualname__}"
 
 
-def _aligned(names: tuple[str, ...], defaults: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Each positional parameter with its default. The last ones have some."""
-    without = len(names) - len(defaults)
-    return ((name, defaults[i - without] if i >= without else MISSING) for i, name in enumerate(names))
+def _with_defaults(names: tuple[str, ...], defaults: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Each positional parameter with its default, or MISSING."""
+    required = len(names) - len(defaults)
+    return ((name, defaults[i - required] if i >= required else MISSING) for i, name in enumerate(names))
 
 
-def _holder(at: Any) -> Any:
-    if type(at) is not weakref.ref:
-        return at
-    function = at()
+def _holder(holder_ref: Any) -> Any:
+    if type(holder_ref) is not weakref.ref:
+        return holder_ref
+    function = holder_ref()
     return None if function is None else function.__globals__
 
 
@@ -94,7 +96,7 @@ def _content(cell: types.CellType) -> Any:
         return MISSING
 
 
-def _seen(value: Any) -> tuple[str, object]:
+def _read_value(value: Any) -> tuple[str, object]:
     if value is MISSING:
         return "nothing", None
     if isinstance(value, _CONSTANTS):
@@ -103,5 +105,5 @@ def _seen(value: Any) -> tuple[str, object]:
         return function_text(value), (id(value), id(value.__code__))
     if isinstance(value, _NAMED):
         return plain_text(value), id(value)
-    # A user's `__repr__` may take long, wait for a device or print.
+    # Not its repr: a user's `__repr__` may be slow, wait for a device or print.
     return f"an object of the class {type(value).__qualname__}", id(value)

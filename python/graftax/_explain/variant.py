@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One compiled program of a function, as far as another call can differ from it."""
+"""One compiled program of a function: everything in which another call can differ from it."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from typing import Any
 from graftax import _core
 from graftax._base.handles import HandleLayout
 from graftax._capture.read_set import ReadSet
-from graftax._explain.array_signature import Look, looks
-from graftax._explain.cause import Cause, caused, plain_text, without_addresses
-from graftax._explain.read_values import Seen, bindings, changes
+from graftax._explain.array_signature import ArraySignature, array_signatures
+from graftax._explain.cause import Cause, cause_from_difference, plain_text, without_addresses
+from graftax._explain.read_values import ReadValues, changes, read_values
 from graftax._graph.structure import Op, Structure, place_name
 from graftax._graph.structure_diff import Difference, differences, differences_by_name, function_text
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import call_site
 
-_MOST_CAUSES = 64
-_MOST_STEPS = 2000  # nodes that are compared with those of other structures
+_MAX_CAUSES = 64
+_MAX_NODES = 2000  # how many nodes `nearest` compares
 _CACHES_CLEARED = "JAX has dropped it since (jax.clear_caches())"
-_SAME_BUT = "a set, or an object whose id() it asks for"
+_UNCOMPARED_PARTS = "a set, or an object whose id() it asks for"
 
 
 @dataclasses.dataclass(eq=False)
 class Variant:
-    """A program that was compiled, or a call that is asked about.
+    """A compiled program, or a call to be compared with programs.
 
     Attributes:
-        number: counts the function's variants, the first is 1; 0 where it is none yet.
+        number: counts the function's variants from 1; 0 for a call.
         when: seconds since the epoch.
         where: (file, line) of the call.
-        seconds: of each part: `traced`, `lowered`, `compiled`.
-        causes: how the call differed from `nearest`, the number of the variant that was most like it.
+        seconds: of each stage: `traced`, `lowered`, `compiled`.
+        causes: how the call differed from `nearest`, the number of the most similar variant.
     """
 
     name: str
     graphdef: _core.GraphDef  # with weak statics
     names: tuple[str, ...]  # of the roots
-    packed: dict[str, _core.GraphDef]  # by place
-    functions: dict[str, tuple[str, int]]  # by place: how it reads, and the hash of its code
-    looks: tuple[Look, ...]
+    packed: dict[str, _core.GraphDef]  # by key path
+    functions: dict[str, tuple[str, int]]  # by key path: (text, hash of the code)
+    signatures: tuple[ArraySignature, ...]
     numbers: dict[int, int | float]  # leaves that are Python numbers
     settings: dict[str, Any]
-    reads: Seen
+    reads: ReadValues
     where: tuple[str, int]
     when: float = dataclasses.field(default_factory=time.time)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
@@ -55,8 +55,8 @@ class Variant:
     nearest: int = 0
     causes: tuple[Cause, ...] = ()
     entry: Callable[[], _core.Entry | None] = lambda: None
-    dropped: str = ""  # why it is no more
-    is_replaced: bool = False  # it was compiled once more, after the caches of JAX were cleared or a guard failed
+    dropped: str = ""  # the reason why the cache dropped it
+    is_replaced: bool = False  # compiled again later, after jax.clear_caches() or a failed guard
 
     @property
     def all_seconds(self) -> float:
@@ -66,20 +66,20 @@ class Variant:
     def is_live(self) -> bool:
         return self.entry() is not None and not self.dropped
 
-    def is_among(self, settings: dict[str, str]) -> bool:
-        """Was it compiled under these settings, given as texts?"""
+    def was_compiled_under(self, settings: dict[str, str]) -> bool:
+        """Was it compiled under these settings, which are given as texts?"""
         return settings_texts(self.settings) == settings
 
-    def replaces(self, old: Variant) -> bool:
+    def replaces(self, earlier: Variant) -> bool:
         entry = self.entry()
-        same = entry is not None and old.entry() is entry and old.looks == self.looks
-        return same and old.is_among(settings_texts(self.settings))
+        has_same_inputs = entry is not None and earlier.entry() is entry and earlier.signatures == self.signatures
+        return has_same_inputs and earlier.was_compiled_under(settings_texts(self.settings))
 
-    def belongs_to(self, entry: _core.Entry) -> None:
+    def set_entry(self, entry: _core.Entry) -> None:
         self.entry = weakref.ref(entry)
 
     @classmethod
-    def of(
+    def from_call(
         cls,
         name: str,
         graphdef: _core.GraphDef,
@@ -88,127 +88,132 @@ class Variant:
         reads: ReadSet | None,
         entry: _core.Entry | None = None,
     ) -> Variant:
-        """A call that is going on, to be compared with what was compiled. An entry that it has knows its structure."""
+        """The running call, to be compared with variants. `entry`: its cache entry, whose weak GraphDef it shares."""
         weak, settings = entry.graphdef if entry else _core.weaken(graphdef), fast_dispatch.settings_of_traces()
         numbers = {i: leaf for i, leaf in enumerate(leaves) if type(leaf) in (int, float)}
-        held = _held(graphdef, names)
-        return cls(name, weak, names, *held, looks(leaves), numbers, settings, bindings(reads), call_site())
+        parts = _packed_and_functions(graphdef, names)
+        return cls(
+            name, weak, names, *parts, array_signatures(leaves), numbers, settings, read_values(reads), call_site()
+        )
 
-    def differences_to(self, now: Variant) -> list[Cause]:
-        """Everything in which a call is not as this one was; empty where this program would have served."""
-        found: dict[Any, Cause] = {}
-        for cause in self._differences_to(now):
-            found.setdefault((cause.before, cause.now) if cause.kind == "read" else cause, cause)
-            if cause.kind == "code":  # the code that reads it by its name says so too
-                found.setdefault((cause.before, cause.now), cause)
-        return list(dict.fromkeys(found.values()))[:_MOST_CAUSES]
+    def differences_to(self, call: Variant) -> list[Cause]:
+        """All causes why this program does not serve `call`; empty if it would."""
+        causes: dict[Any, Cause] = {}
+        for cause in self._differences_to(call):
+            causes.setdefault((cause.before, cause.now) if cause.kind == "read" else cause, cause)
+            if cause.kind == "code":  # a global that names this function differs as well: do not report both
+                causes.setdefault((cause.before, cause.now), cause)
+        return list(dict.fromkeys(causes.values()))[:_MAX_CAUSES]
 
-    def _differences_to(self, now: Variant) -> Iterator[Cause]:
-        if self.graphdef == now.graphdef and self.names == now.names:
-            yield from self._arrays(now, enumerate(now.looks), None)
-            yield from self._guards(now)
+    def _differences_to(self, call: Variant) -> Iterator[Cause]:
+        if self.graphdef == call.graphdef and self.names == call.names:
+            yield from self._array_differences(call, enumerate(call.signatures), None)
+            yield from self._guard_differences(call)
         else:
-            found, pairs = differences_by_name(self.graphdef, now.graphdef, self.names, now.names)
-            became_roots = set(now.names).difference(self.names)
-            for difference in found:
-                if difference.path in self.packed and difference.path in now.packed:
-                    yield from self._inside(difference, now)
+            structure_differences, pairs = differences_by_name(self.graphdef, call.graphdef, self.names, call.names)
+            became_roots = set(call.names).difference(self.names)
+            for difference in structure_differences:
+                if difference.path in self.packed and difference.path in call.packed:
+                    yield from self._packed_differences(difference, call)
                 elif difference.path in became_roots:
-                    yield self._became_root(caused(difference), now)
+                    yield self._became_root(cause_from_difference(difference), call)
                 else:
-                    yield now.symbolic(caused(difference))
+                    yield call.as_symbol_cause(cause_from_difference(difference))
             for path, (text, code) in self.functions.items():
-                other, other_code = now.functions.get(path, (text, code))
+                other_text, other_code = call.functions.get(path, (text, code))
                 if code != other_code:
-                    yield Cause("code", path, text, other)
-            paths = {other: path for _, other, path in pairs}
-            looked = {other: one for one, other, _ in pairs}
-            there = ((i, look) for i, look in enumerate(now.looks) if i in looked)
-            yield from self._arrays(now, there, paths, looked)
-        yield from settings_changes(self.settings, now.settings)
-        yield from changes(self.reads, now.reads)
+                    yield Cause("code", path, text, other_text)
+            # Leaves of the two structures correspond by their key paths: (own leaf, leaf of the call, path).
+            paths = {leaf: path for _, leaf, path in pairs}
+            partner = {leaf: own_leaf for own_leaf, leaf, _ in pairs}
+            signatures = ((leaf, signature) for leaf, signature in enumerate(call.signatures) if leaf in partner)
+            yield from self._array_differences(call, signatures, paths, partner)
+        yield from settings_changes(self.settings, call.settings)
+        yield from changes(self.reads, call.reads)
 
-    def _guards(self, now: Variant) -> Iterator[Cause]:
-        """What the program is for, besides its structure."""
+    def _guard_differences(self, call: Variant) -> Iterator[Cause]:
+        """Guards of the program that the numbers of the call fail."""
         entry = self.entry()
         program = entry.host if entry is not None else None
-        if program is not None and all(leaf in now.numbers for leaf in program.leaves):
-            places = now.graphdef.leaf_places()
-            names = [place_name(places[leaf], now.names) for leaf in program.leaves]
-            numbers = [now.numbers[leaf] for leaf in program.leaves]
+        if program is not None and all(leaf in call.numbers for leaf in program.leaves):
+            paths = call.graphdef.leaf_places()
+            names = [place_name(paths[leaf], call.names) for leaf in program.leaves]
+            numbers = [call.numbers[leaf] for leaf in program.leaves]
             for broken in program.broken(numbers, names):
                 yield Cause("asked" if broken[3] else "guard", *broken)
 
-    def symbolic(self, cause: Cause) -> Cause:
-        """Where a number of a call, static before, is a symbol of this one, the same with its value."""
+    def as_symbol_cause(self, cause: Cause) -> Cause:
+        """The cause as it is, or of the kind "symbol" if a number that was static before is symbolic in this call."""
         value = self._number(cause.path) if cause.kind == "type" else None
         return cause if value is None else Cause("symbol", cause.path, cause.before, repr(value))
 
     def _number(self, path: str) -> int | float | None:
-        """The Python number that is traced there."""
+        """The traced Python number at a key path, if there is one."""
         if not self.numbers:
             return None
-        places = self.graphdef.leaf_places()
-        return next((n for leaf, n in self.numbers.items() if place_name(places[leaf], self.names) == path), None)
+        paths = self.graphdef.leaf_places()
+        return next(
+            (number for leaf, number in self.numbers.items() if place_name(paths[leaf], self.names) == path), None
+        )
 
-    def _became_root(self, cause: Cause, now: Variant) -> Cause:
-        """What code reads outside of its arguments, and has changed for the first time."""
-        before, value = self.reads.get(cause.path), now._number(cause.path)
-        text = "not known to change" if before is None else before[0]
+    def _became_root(self, cause: Cause, call: Variant) -> Cause:
+        """The cause for a global or capture that has changed for the first time, and so has become a root."""
+        previous, value = self.reads.get(cause.path), call._number(cause.path)
+        text = "not known to change" if previous is None else previous[0]
         return Cause("read", cause.path, text, cause.now if value is None else repr(value))
 
-    def _arrays(
+    def _array_differences(
         self,
-        now: Variant,
-        those: Iterable[tuple[int, Look]],
+        call: Variant,
+        signatures: Iterable[tuple[int, ArraySignature]],
         paths: dict[int, str] | None,
         partner: dict[int, int] | None = None,
     ) -> Iterator[Cause]:
-        places = None
-        for i, look in those:
+        leaf_paths = None
+        for i, signature in signatures:
             j = i if partner is None else partner[i]
-            if j >= len(self.looks) or self.looks[j] == look:
+            if j >= len(self.signatures) or self.signatures[j] == signature:
                 continue
             if paths is not None:
                 path = paths[i]
             else:
-                places = places or now.graphdef.leaf_places()
-                path = place_name(places[i], now.names)
-            yield from self.looks[j].causes(look, path)
+                leaf_paths = leaf_paths or call.graphdef.leaf_places()
+                path = place_name(leaf_paths[i], call.names)
+            yield from self.signatures[j].causes(signature, path)
 
-    def _inside(self, difference: Difference[str], now: Variant) -> Iterator[Cause]:
-        """What differs in packed state."""
-        found = False
-        for d in differences(self.packed[difference.path], now.packed[difference.path], ("",)):
-            found = True
-            cause = caused(d)
-            kind = "packed number" if cause.kind == "number" else cause.kind
-            yield cause._replace(kind=kind, path=_without_layout(difference.path) + cause.path)
-        if not found:
+    def _packed_differences(self, difference: Difference[str], call: Variant) -> Iterator[Cause]:
+        """The causes inside packed state."""
+        has_differences = False
+        for part in differences(self.packed[difference.path], call.packed[difference.path], ("",)):
+            has_differences = True
+            cause = cause_from_difference(part)
+            cause_kind = "packed number" if cause.kind == "number" else cause.kind
+            yield cause._replace(kind=cause_kind, path=_without_layout(difference.path) + cause.path)
+        if not has_differences:
             yield Cause("packed", _without_layout(difference.path), "packed state", "packed state of other shapes")
 
-    def same_otherwise(self, entry: _core.Entry | None) -> Cause:
-        """Why it does not serve a call, of this entry, that is like its own in all that is compared here."""
-        own = self.entry()
+    def cause_if_equal(self, entry: _core.Entry | None) -> Cause:
+        """Why it does not serve a call, which has this entry, although no difference was found."""
+        own_entry = self.entry()
         if self.dropped:
             return Cause("evicted", self.dropped)
-        if own is None or own is entry:
+        if own_entry is None or own_entry is entry:
             return Cause("cleared", _CACHES_CLEARED)
-        return Cause("set order", _SAME_BUT)
+        return Cause("set order", _UNCOMPARED_PARTS)
 
 
-def _held(
+def _packed_and_functions(
     graphdef: _core.GraphDef, names: tuple[str, ...]
 ) -> tuple[dict[str, _core.GraphDef], dict[str, tuple[str, int]]]:
-    """(the structures in packed state, the functions) of a structure, by place: both may be gone by the next call."""
+    """(structures of packed state, functions) by key path. They are kept, as both may be gone by the next call."""
     structure = Structure(graphdef)
     packed: dict[str, _core.GraphDef] = {}
     functions: dict[str, tuple[str, int]] = {}
     for row in structure.rows:
         if row.op is Op.node and row.type is types.FunctionType:
-            function: types.FunctionType | types.CodeType = row.value  # of a weak structure, the code is left
+            function: types.FunctionType | types.CodeType = row.value  # a weak structure keeps only the code
             code = function if isinstance(function, types.CodeType) else function.__code__
-            token = hash((code, code.co_code))  # before 3.12 its hash leaves the instructions out
+            token = hash((code, code.co_code))  # before 3.12 the hash of code ignores its instructions
             text = code.co_qualname if isinstance(function, types.CodeType) else function_text(function)
             functions[place_name(structure.place(row), names)] = text, token
         elif row.op is Op.static and isinstance(value := row.value, HandleLayout):
@@ -221,51 +226,51 @@ def _without_layout(path: str) -> str:
 
 
 def settings_texts(settings: dict[str, Any]) -> dict[str, str]:
-    """Settings, as texts that are the same in every process."""
+    """The settings as texts that are the same in every process."""
     return {name: without_addresses(repr(value)) for name, value in settings.items()}
 
 
-def settings_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Cause]:
-    for name, value in now.items():
-        if name in before and before[name] is not value and before[name] != value:
-            texts = plain_text(before[name]), plain_text(value)
+def settings_changes(previous: dict[str, Any], current: dict[str, Any]) -> Iterator[Cause]:
+    for name, value in current.items():
+        if name in previous and previous[name] is not value and previous[name] != value:
+            texts = plain_text(previous[name]), plain_text(value)
             yield Cause("setting", setting_name(name), *texts)
 
 
 def setting_name(name: str) -> str:
-    """A setting as users know it."""
+    """The name by which users know a setting."""
     return "the mesh" if name.endswith("mesh_context_manager") else name
 
 
-def nearest(known: Sequence[Variant], now: Variant) -> tuple[Variant | None, list[Cause]]:
-    """The variant from which a call differs in the fewest places, of equals the first, and where it differs.
+def nearest(candidates: Sequence[Variant], call: Variant) -> tuple[Variant | None, list[Cause]]:
+    """(the variant with the fewest differences to a call, these differences). Of equally near ones the first counts.
 
-    A walk through two structures takes time: those that are equal, and those that one static tells apart, come first,
-    and where nothing can be nearer it ends.
+    Comparing two structures node by node is slow. So variants with an equal structure come first, then those that
+    differ in one static value, and the search ends when no other variant can be nearer.
     """
     best: Variant | None = None
     causes: list[Cause] = []
-    steps = _MOST_STEPS
-    for rank, variant in sorted(((_rank(v, now), v) for v in known), key=lambda ranked: ranked[0]):
-        if best is not None and (len(causes) <= min(rank, 1) or steps < 0):
+    nodes_left = _MAX_NODES
+    for rank, variant in sorted(((_rank(v, call), v) for v in candidates), key=lambda ranked: ranked[0]):
+        if best is not None and (len(causes) <= min(rank, 1) or nodes_left < 0):
             break
         try:
-            found = variant.differences_to(now)
-        except Exception:  # parts that cannot be compared: an explanation fails no call
+            differences = variant.differences_to(call)
+        except Exception:  # e.g. an __eq__ that raises: an explanation must not fail the call
             continue
-        steps -= now.graphdef.num_nodes if rank else 0
-        if best is None or len(found) < len(causes):
-            best, causes = variant, found
+        nodes_left -= call.graphdef.num_nodes if rank else 0
+        if best is None or len(differences) < len(causes):
+            best, causes = variant, differences
     return best, causes
 
 
-def _rank(known: Variant, now: Variant) -> int:
-    """0: the same structure; 1: one static differs; 2: more."""
+def _rank(candidate: Variant, call: Variant) -> int:
+    """0: the same structure; 1: one static value differs; 2: more differs."""
     try:
-        if known.names != now.names:
+        if candidate.names != call.names:
             return 2
-        if known.graphdef == now.graphdef:
+        if candidate.graphdef == call.graphdef:
             return 0
-        return 1 if known.graphdef._static_change(now.graphdef) else 2  # pyright: ignore[reportPrivateUsage]
-    except Exception:  # a static's own __eq__ raised
+        return 1 if candidate.graphdef._static_change(call.graphdef) else 2  # pyright: ignore[reportPrivateUsage]
+    except Exception:  # raised by the `__eq__` of a static value
         return 2

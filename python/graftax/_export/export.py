@@ -27,11 +27,11 @@ from graftax._graph.structure_diff import differences_text, short_text
 from graftax._jax.compat import as_weak, is_dimension, is_of_exported_callback
 from graftax._jax.tracebacks import boundary
 from graftax._jit.build_entry import build_entry
-from graftax._jit.call_plan import Plan, dynamic_in
+from graftax._jit.call_plan import Plan, number_test
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.options import Options, split_patterns
-from graftax._jit.stages import matched, own_copies
+from graftax._jit.stages import copy_numpy_leaves, match_structure
 
 CAPTURED_CHANGED = (
     "{name} changes {path}, which it captures. An exported function has only its arguments: pass the object as one "
@@ -122,11 +122,11 @@ class Exported(Generic[P, R]):
         roots, layout = _bound(self._signature, self._binds, args, kwargs)
         names = self._binds.root_names(layout)
         again = "Export it again for these"
-        leaves, nodes = matched(
+        leaves, nodes = match_structure(
             self.name, self._graphdef, self._layout, names, roots, layout, self._record, "exported", again
         )
         try:
-            result, written, captured = self.exported.call(*own_copies(leaves))
+            result, written, captured = self.exported.call(*copy_numpy_leaves(leaves))
         except (TypeError, ValueError) as error:
             rename_leaves(error, leaf_names(self._graphdef, names), flat="args")
             raise
@@ -143,7 +143,7 @@ class Exported(Generic[P, R]):
         flags, texts = self._how
         names = self._binds.root_names(layout)
         patterns = [of_arguments(text, self.name, "dynamic=") for text in texts]
-        dynamic = dynamic_in(patterns, roots, names, flags, True)
+        dynamic = number_test(patterns, roots, names, flags, True)
         return _core.Recording(roots, names, flags, layout, False, True, dynamic)
 
     def serialize(self, vjp_order: int = 0) -> bytearray:
@@ -226,14 +226,14 @@ def export(
     @boundary
     def exporter(*args: P.args, **kwargs: P.kwargs) -> Exported[P, R]:
         own = cast("Jitted[P, R]", jitted)
-        return own._anew(lambda: _export(own, args, kwargs, platforms, tuple(disabled_checks)))
+        return own._retry_with_new_roots(lambda: _export(own, args, kwargs, platforms, tuple(disabled_checks)))
 
     return exporter
 
 
 def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabled_checks: Any) -> Exported[P, R]:
     options = dataclasses.replace(jitted._options, donate=(), donate_word="none")  # a caller's arrays are the caller's
-    roots, layout, recording = jitted._prepare(args, kwargs)
+    roots, layout, recording = jitted._record_arguments(args, kwargs)
     plan = Plan(jitted._plan.name, jitted._plan.definition, jitted._plan.signature, options, jitted._plan.on_trace)
     graphdef, names = recording.graphdef, recording.names
     skip, arguments = len(jitted._prefix), plan.signature.arguments(layout)
@@ -245,12 +245,12 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     _refuse_packed_shapes(plan.name, graphdef, names)
     flags = plan.signature.root_flags(layout, options.static, plan.dynamic)[skip:arguments]
     how = (flags, split_patterns(options.dynamic)[1])
-    dynamic = dynamic_in(plan.dynamic_patterns, given, given_names, flags, True)
+    dynamic = number_test(plan.dynamic_patterns, given, given_names, flags, True)
     own_leaves, own_graphdef = _core.record(given, given_names, flags, given_layout, shapes=True, dynamic=dynamic)
     leaf_at = _leaf_numbers(graphdef, range(skip, arguments))
 
     entry = build_entry(plan, jitted, roots, layout, recording, None, staged=True)
-    constants = own_copies(recording.leaves)
+    constants = copy_numpy_leaves(recording.leaves)
     found: list[tuple[_core.Outcome, list[int]]] = []
 
     def flat(*arrays: Any) -> Any:

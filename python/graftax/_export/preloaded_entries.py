@@ -14,13 +14,13 @@ import jax
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.retrace_signals import NewReads
-from graftax._explain import Look, Variant
+from graftax._explain import ArraySignature, Variant
 from graftax._export.digest import digest, names_of_instances
 from graftax._export.programs import Program, Token, fitting, shipped_entry
 from graftax._export.structure_data import bound
 from graftax._graph.structure import Structure
 from graftax._jit.cache import FunctionTable
-from graftax._jit.multihost_rendezvous import compares
+from graftax._jit.multihost_rendezvous import compares_hosts
 from graftax._jit.number_policy import SymbolicNumbers
 
 TAKEN_BACK = "arrays came that the programs of the file are not for"
@@ -76,7 +76,7 @@ class ProgramsOfFiles:
         """Takes one structure of a file, and makes its entry where all of it, down to the code, is found here."""
         self._saved.setdefault((fingerprint, context), []).append(saved)
         name, table, structure = caller._plan.name, caller._table, saved.structure
-        if structure is None or compares():
+        if structure is None or compares_hosts():
             return
         try:
             graphdef = structure.graphdef()
@@ -154,7 +154,7 @@ class ProgramsOfFiles:
         entry.tell(self.reads)
         table._promote(table.store(key, entry))
         for variant in loaded.variants:
-            variant.belongs_to(entry)
+            variant.set_entry(entry)
             table.history.loaded(variant)
 
 
@@ -165,18 +165,20 @@ def _variant(caller: Any, graphdef: _core.GraphDef, saved: Any, program: Program
     if saved.host is not None:
         numbers = {leaf: kind() for leaf, kind in zip(saved.host.leaves, saved.host.kinds, strict=True)}
         looks = looks[:-2]
-    found = Variant.of(caller._plan.name, graphdef, saved.structure.names, (), caller._table.reads)
-    return dataclasses.replace(found, looks=tuple(looks), numbers=numbers)
+    found = Variant.from_call(caller._plan.name, graphdef, saved.structure.names, (), caller._table.reads)
+    return dataclasses.replace(found, signatures=tuple(looks), numbers=numbers)
 
 
-def _look(token: Token) -> Look:
+def _look(token: Token) -> ArraySignature:
     shape, dtype, weak, place = token
     if place == "anywhere":
-        return Look(shape, _dtype(dtype), weak, None, False)
+        return ArraySignature(shape, _dtype(dtype), weak, None, False)
     if place[0] != "on":
         raise ValueError(place)
     device = next(device for device in jax.devices() if device.id == place[1])
-    return Look(shape, _dtype(dtype), weak, jax.sharding.SingleDeviceSharding(device, memory_kind=place[2]), True)
+    return ArraySignature(
+        shape, _dtype(dtype), weak, jax.sharding.SingleDeviceSharding(device, memory_kind=place[2]), True
+    )
 
 
 def _dtype(text: str) -> Any:

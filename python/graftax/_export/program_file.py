@@ -19,10 +19,10 @@ import numpy as np
 
 from graftax import _core
 from graftax._base.errors import GraftaxError, RecompileWarning
-from graftax._base.progress_bar import Bar, Tell
+from graftax._base.progress_bar import Bar, ProgressCallback
 from graftax._base.whole_file import replacing
 from graftax._capture.numbers.host_program import HostProgram
-from graftax._explain import Look, Variant, looks
+from graftax._explain import ArraySignature, Variant, array_signatures
 from graftax._export.digest import PackedError, code_digest, digest
 from graftax._export.preloaded_entries import ProgramsOfFiles
 from graftax._export.programs import Program, look_token, settings_tokens
@@ -77,11 +77,11 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         programs: list[Program] = []
         names: tuple[str, ...] = ()
         for variant in cast("list[Variant]", table.history.variants):
-            given = _looks_of_given(host, variant.looks)
+            given = _looks_of_given(host, variant.signatures)
             tokens = tuple(map(look_token, given))
             if variant.entry() is not entry or "compiled" not in variant.seconds:
                 continue
-            if None in tokens or not variant.is_among(settings):
+            if None in tokens or not variant.was_compiled_under(settings):
                 why = "it was compiled under other settings of JAX, or for arrays that lie in another way"
                 continue
             lowered, names = _lowered(entry, given), variant.names
@@ -110,7 +110,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     return sum(len(one.programs) for _, _, one in saved)
 
 
-def load(caller: Any, path: str | os.PathLike[str], tell: Tell | None) -> int:
+def load(caller: Any, path: str | os.PathLike[str], tell: ProgressCallback | None) -> int:
     """Gives a jitted function the programs of a file. Returns how many: 0, and a warning, where they do not fit."""
     name, table = caller._plan.name, caller._table
     with Path(path).open("rb") as file:
@@ -138,7 +138,7 @@ def load(caller: Any, path: str | os.PathLike[str], tell: Tell | None) -> int:
         warnings.warn(message, RecompileWarning, caller_level())
         return 0
     if header.get("direct"):
-        fast_dispatch.trust()
+        fast_dispatch.skip_self_test()
     for key, context, one in saved:
         for outcome, numbers in zip(one.outcomes, one.numbers, strict=True):
             outcome.numbers = numbers
@@ -151,7 +151,7 @@ def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
-def _load_all(programs: list[Program], tell: Tell) -> None:
+def _load_all(programs: list[Program], tell: ProgressCallback) -> None:
     begin = time.perf_counter()
     for done, program in enumerate(programs, 1):
         program.load()
@@ -172,11 +172,11 @@ def _restored(caller: Any, data: dict[str, Any]) -> str | None:
     return why
 
 
-def _looks_of_given(host: HostProgram | None, recorded: tuple[Look, ...]) -> tuple[Look, ...]:
+def _looks_of_given(host: HostProgram | None, recorded: tuple[ArraySignature, ...]) -> tuple[ArraySignature, ...]:
     """What the executable is given of a call: nothing for its symbolic numbers, and what the host computes of them."""
     if host is None:
         return recorded
-    nothing, *vectors = looks([np.int32(0), *host.vectors((), ())])
+    nothing, *vectors = array_signatures([np.int32(0), *host.vectors((), ())])
     return (*(nothing if leaf in host.leaves else look for leaf, look in enumerate(recorded)), *vectors)
 
 
@@ -185,7 +185,7 @@ def _places(host: HostProgram | None, graphdef: _core.GraphDef, names: tuple[str
     return frozenset(place_name(places[leaf], names) for leaf in (host.leaves if host is not None else ()))
 
 
-def _lowered(entry: _core.Entry, given: tuple[Look, ...]) -> Any:
+def _lowered(entry: _core.Entry, given: tuple[ArraySignature, ...]) -> Any:
     """The program for these looks, which JAX has, as it has its executable: nothing is traced or compiled for it."""
     specs = [
         jax.ShapeDtypeStruct(

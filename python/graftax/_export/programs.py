@@ -11,9 +11,9 @@ import jax
 import jax.core
 
 from graftax import _core
-from graftax._explain import Look, looks, settings_texts
+from graftax._explain import ArraySignature, array_signatures, settings_texts
 from graftax._jax import fast_dispatch
-from graftax._jit.multihost_check import Agreeing, digest, program_text
+from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 
 Token = tuple[Any, ...]
 
@@ -54,12 +54,12 @@ def settings_tokens() -> dict[str, str]:
     return settings_texts(fast_dispatch.settings_of_traces())
 
 
-def look_token(look: Look) -> Token | None:
+def look_token(look: ArraySignature) -> Token | None:
     """What an executable asks of a leaf, as plain data; None where it lies in a way that has no name elsewhere."""
     return (tuple(look.shape), str(look.dtype), look.weak, _place(look)) if _place(look) is not None else None
 
 
-def _place(look: Look) -> Any:
+def _place(look: ArraySignature) -> Any:
     if not look.committed:
         return "anywhere" if look.sharding is None or len(look.sharding.device_set) == 1 else None
     sharding = look.sharding
@@ -76,7 +76,7 @@ def fitting(programs: Sequence[Program], leaves: Sequence[Any]) -> Program | Non
     """The program for such leaves, under the settings of now."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return None
-    asked, settings = tuple(map(look_token, looks(leaves))), settings_tokens()
+    asked, settings = tuple(map(look_token, array_signatures(leaves))), settings_tokens()
     for program in programs:
         if program.looks == asked and program.settings == settings:
             return program
@@ -95,8 +95,8 @@ class Shipped:
         program = self._fitting(leaves)
         if program is None:
             return self._compiled(*given)
-        if isinstance(self._compiled, Agreeing):
-            self._compiled.before_loaded(leaves, program.digest, program.devices)
+        if isinstance(self._compiled, CrossHostCheck):
+            self._compiled.check_loaded(leaves, program.digest, program.devices)
         return program.stage(*given)
 
     def stage_for(self, leaves: Sequence[Any]) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every difference between JAX versions, and what has no public name. Each entry says when it can go."""
+"""All differences between JAX versions, and private names of JAX. Each entry says when it can be removed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ from jax.tree_util import FlattenedIndexKey, PyTreeDef, default_registry
 from graftax import _core
 
 _FOLDER = str(Path(jax.__file__).parent)
-ClosedOver: type[Exception] = getattr(_ad, "CustomVJPException", Exception)  # of a custom_vjp's captured values
+ClosedOver: type[Exception] = getattr(
+    _ad, "CustomVJPException", Exception
+)  # raised for values that a custom_vjp captures
 
-lacking: dict[str, str] = {}  # what is off, and which private name of JAX it would need: the doctor says it
+lacking: dict[str, str] = {}  # feature that is off: the missing private name of JAX; shown by the doctor
 
 try:
     from jax._src.array import ArrayImpl
@@ -62,21 +64,24 @@ def key_class() -> type:
     raise ImportError("this JAX has no PRNGKeyArray where it is known")
 
 
-def know_symbols(classes: dict[type, type], scalars: tuple[type, ...], array: Any) -> None:
-    """Tells JAX that instances of these classes are Python numbers of a type or NumPy scalars, and which array each is.
+def register_symbols(classes: dict[type, type], scalars: tuple[type, ...], array: Any) -> None:
+    """Registers classes of symbolic numbers with JAX, as Python numbers (`classes`) or NumPy scalars (`scalars`).
 
-    `export` does the same for symbolic dimensions; nothing public does.
+    `array(symbol)` gives the array of one. `jax.export` registers symbolic dimensions so; there is no public way.
     """
     needed = ("canonicalize_value_handlers", "python_scalar_types", "python_scalar_types_to_dtypes")
-    places = [(_jax_core, "pytype_aval_mappings"), *((_dtypes, n) for n in (*needed, "register_weak_scalar_type"))]
-    if missing := [f"{of.__name__}.{name}" for of, name in places if not hasattr(of, name)]:
+    names_needed = [
+        (_jax_core, "pytype_aval_mappings"),
+        *((_dtypes, n) for n in (*needed, "register_weak_scalar_type")),
+    ]
+    if missing := [f"{module.__name__}.{name}" for module, name in names_needed if not hasattr(module, name)]:
         lacking["symbolic numbers"] = ", ".join(missing)
         return
-    for cls, kind in classes.items():
-        _jax_core.pytype_aval_mappings[cls] = functools.partial(_aval_of_number, kind)
+    for cls, number_type in classes.items():
+        _jax_core.pytype_aval_mappings[cls] = functools.partial(_aval_of_number, number_type)
         _dtypes.canonicalize_value_handlers[cls] = array
         _dtypes.python_scalar_types.add(cls)
-        _dtypes.python_scalar_types_to_dtypes[cls] = _dtypes.python_scalar_types_to_dtypes[kind]
+        _dtypes.python_scalar_types_to_dtypes[cls] = _dtypes.python_scalar_types_to_dtypes[number_type]
         _dtypes.register_weak_scalar_type(cls)
     for cls in scalars:
         _jax_core.pytype_aval_mappings[cls] = lambda symbol: jax.typeof(symbol.dtype.type())
@@ -84,21 +89,21 @@ def know_symbols(classes: dict[type, type], scalars: tuple[type, ...], array: An
 
 
 def lacks_symbols() -> bool:
-    """Is there a private name missing that `know_symbols` needs?"""
+    """Does this JAX lack a private name that `register_symbols` needs?"""
     return "symbolic numbers" in lacking
 
 
-def _aval_of_number(kind: type, symbol: Any) -> Any:
-    return _jax_core.pytype_aval_mappings[kind](kind())
+def _aval_of_number(number_type: type, symbol: Any) -> Any:
+    return _jax_core.pytype_aval_mappings[number_type](number_type())
 
 
-def wants_exponent(frame: types.FrameType) -> bool:
-    """Does this frame of JAX look at an exponent? It makes another program for each whole one."""
+def reads_exponent(frame: types.FrameType) -> bool:
+    """Does this frame of JAX read the value of an exponent? Each integer exponent is another program."""
     return frame.f_code.co_name in ("power", "_operator_pow") and _is_of_jax(frame)
 
 
-def only_tries(frame: types.FrameType | None) -> bool:
-    """Does this frame of JAX make an array of a Python number only to see whether it fits a dtype?"""
+def only_checks_dtype(frame: types.FrameType | None) -> bool:
+    """Does this frame of JAX convert a Python number only to check whether it fits a dtype?"""
     for name in ("coerce_to_array", "array"):
         if frame is None or frame.f_code.co_name != name or not _is_of_jax(frame):
             return False
@@ -116,12 +121,12 @@ def wanted_dtype(frame: types.FrameType) -> tuple[Any, bool] | None:
 
 
 def makes_seed(frame: types.FrameType) -> bool:
-    """Does this frame of JAX make the seed of a key, of a number or of an array?"""
+    """Does this frame of JAX make the seed of a PRNG key?"""
     return frame.f_code.co_name == "random_seed" and _is_of_jax(frame)
 
 
 def tries_static_slice(frame: types.FrameType) -> bool:
-    """Does this frame of JAX ask for an index to see whether it is static? It takes another way for one that is not."""
+    """Does this frame of JAX read an index only to see whether it is static? It also supports indices that are not."""
     of_slice = frame.f_back is not None and frame.f_back.f_code.co_name == "to_static_slice"
     return of_slice and frame.f_code.co_name == "validate_static_indices" and _is_of_jax(frame)
 
@@ -130,13 +135,13 @@ def _is_of_jax(frame: types.FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_FOLDER)
 
 
-def weak_scalar(vector: Any, at: int) -> Any:
-    """One element, with the weak type of a Python number, which no public function gives."""
-    return _lax._convert_element_type(jax.lax.index_in_dim(vector, at, keepdims=False), weak_type=True)
+def weak_scalar(vector: Any, index: int) -> Any:
+    """One element, with the weak type of a Python number. There is no public function for that."""
+    return _lax._convert_element_type(jax.lax.index_in_dim(vector, index, keepdims=False), weak_type=True)
 
 
-def of_one_trace(x: Any, tracer: Any) -> bool:
-    """Do both belong to one trace? Equinox leaves out the tangents of values that do not; nothing public tells."""
+def in_same_trace(x: Any, tracer: Any) -> bool:
+    """Do both belong to one trace? Equinox omits the tangents of other values. There is no public way to ask."""
     trace = getattr(tracer, "_trace", None)
     return trace is not None and getattr(x, "_trace", None) is trace
 
@@ -197,9 +202,9 @@ def _pickles_are_known() -> bool:
         registry, records = sample.__getstate__()
         counts = [(r[1], *r[-2:]) for r in records]
         leaf = (0, 1, 1)
-        below = [leaf, (0, 0, 1), leaf, (1, 1, 2), (3, 2, 5), (0, 0, 1), leaf, (1, 1, 2), (1, 1, 3), (0, 0, 1)]
-        known = counts == [*below, (2, 1, 5), (3, 3, 12)] and registry is default_registry
-        return known and _unpickled(_records_to_pickle(_records_of_pickle(records))) == sample
+        children = [leaf, (0, 0, 1), leaf, (1, 1, 2), (3, 2, 5), (0, 0, 1), leaf, (1, 1, 2), (1, 1, 3), (0, 0, 1)]
+        has_known_layout = counts == [*children, (2, 1, 5), (3, 3, 12)] and registry is default_registry
+        return has_known_layout and _unpickled(_records_to_pickle(_records_of_pickle(records))) == sample
     except Exception:
         return False
 
@@ -212,23 +217,23 @@ def _unpickled(records: list[Any]) -> Any:
 
 def _records_of_pickle(pickled: list[Any]) -> Records:
     leaf: Any = _tree_util.tree_structure(0).__getstate__()[1][0]
-    found: Records = []
+    records: Records = []
     stack = [len(pickled) - 1]
     while stack:
-        place = stack.pop()
-        record = pickled[place]
+        position = stack.pop()
+        record = pickled[position]
         if record == leaf:
-            found.append((None, 1))
+            records.append((None, 1))
             continue
         arity: int = record[1]
         # What the numbers and fields in front mean is asked of JAX, for this one node over leaves.
-        alone = _unpickled([leaf] * arity + [(*record[:-2], arity, arity + 1)])
-        found.append((alone.node_data(), arity))
-        child = place - 1
+        treedef = _unpickled([leaf] * arity + [(*record[:-2], arity, arity + 1)])
+        records.append((treedef.node_data(), arity))
+        child = position - 1
         for _ in range(arity):
             stack.append(child)
             child -= pickled[child][-1]
-    return found
+    return records
 
 
 def _records_to_pickle(records: Records) -> list[Any]:
@@ -237,21 +242,21 @@ def _records_to_pickle(records: Records) -> list[Any]:
     pickled: list[Any] = []
     leaves = 0
     open_: list[tuple[Any, int, int, int]] = []  # node data, arity; leaves and nodes before it
-    left: list[int] = [1]  # children that are still to come, of each open node
+    missing_children: list[int] = [1]  # children that are still to come, of each open node
     for data, arity in records:
         if data is None:
             pickled += [of_leaf] * arity
             leaves += arity
-            left[-1] -= arity
+            missing_children[-1] -= arity
         else:
-            left[-1] -= 1
+            missing_children[-1] -= 1
             open_.append((data, arity, leaves, len(pickled)))
-            left.append(arity)
-        while open_ and left[-1] == 0:
-            left.pop()
+            missing_children.append(arity)
+        while open_ and missing_children[-1] == 0:
+            missing_children.pop()
             data, arity, leaves_before, nodes_before = open_.pop()
-            alone = treedef_of_node(default_registry, data, [leaf] * arity).__getstate__()[1][-1]
-            pickled.append((*alone[:-2], leaves - leaves_before, len(pickled) - nodes_before + 1))
+            node = treedef_of_node(default_registry, data, [leaf] * arity).__getstate__()[1][-1]
+            pickled.append((*node[:-2], leaves - leaves_before, len(pickled) - nodes_before + 1))
     return pickled
 
 
@@ -273,12 +278,12 @@ def tree_registry() -> Any:
 
 def is_tree_node(cls: type) -> bool:
     """Does JAX open values of this type? `jax.tree_util.is_tree_node` goes in front from JAX 0.10 on."""
-    ask: Any = getattr(_tree_util, "is_tree_node", None)
-    if ask is not None:
-        return ask(cls)
+    query: Any = getattr(_tree_util, "is_tree_node", None)
+    if query is not None:
+        return query(cls)
     registry = tree_registry()
-    own = (type(None), list, tuple, dict, OrderedDict, defaultdict)
-    return cls in (registry or own) or cls in own or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    builtin = (type(None), list, tuple, dict, OrderedDict, defaultdict)
+    return cls in (registry or builtin) or cls in builtin or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
 
 
 def tree_functions(cls: type) -> tuple[Any, Any] | None:
@@ -375,7 +380,7 @@ def _one_level(name: str, tree: Any) -> tuple[Any, Any]:
 
 
 def equations() -> list[Any]:
-    """Those that the program has which is traced now. Nothing public tells.
+    """The equations of the current trace so far. There is no public way to ask.
 
     JAX holds equations without effects weakly; 0.8 has the others behind a function of no arguments.
     """
@@ -414,7 +419,7 @@ def holds_tracers(jaxpr: Any) -> bool:
 
 
 def outside_of_traces() -> bool:
-    """Is nothing traced in this thread? Nothing public tells."""
+    """Is no trace running in this thread? There is no public way to ask."""
     clean = getattr(_jax_core, "trace_state_clean", None)
     if clean is None:
         lacking["transforms that keep their trace"] = "jax._src.core.trace_state_clean"
@@ -422,7 +427,7 @@ def outside_of_traces() -> bool:
 
 
 def as_weak(leaf: Any) -> Any:
-    """The array with a weak type. Nothing public makes one of an array."""
+    """The array with a weak type. There is no public conversion."""
     return leaf if leaf.weak_type else _lax._convert_element_type(leaf, leaf.dtype, weak_type=True)
 
 
@@ -431,7 +436,7 @@ def current_trace() -> Any:
     return getattr(getattr(_jax_core, "trace_ctx", None), "trace", None)
 
 
-# ---- frames that run nobody else's code
+# ---- frames of JAX that run no code of users
 
 
 @functools.cache
@@ -443,7 +448,7 @@ def _own_primitives() -> set[Any]:
 
 
 def _subclasses(base: type) -> list[type]:
-    return [each for c in base.__subclasses__() for each in (c, *_subclasses(c))]
+    return [cls for c in base.__subclasses__() for cls in (c, *_subclasses(c))]
 
 
 @functools.cache
@@ -470,23 +475,23 @@ def _inner_frames() -> _core.InnerFrames | None:
 
 
 def inner_frames() -> _core.InnerFrames | None:
-    """JAX's own frames that run nobody else's code. None where another library takes part in what they do."""
+    """JAX's frames that run no code of users. None if another library has classes of traces or avals of its own."""
     theirs = (*_subclasses(jax.core.Trace), *_subclasses(jax.core.AbstractValue))
     return _inner_frames() if all(c.__module__.startswith(("jax.", "flax.")) for c in theirs) else None
 
 
-# ---- functions that JAX jits inside of a trace
+# ---- jitted functions inside of a trace
 
 
-def jitted_around() -> list[Any]:
-    """Those that JAX traces now in this thread, as its caches know them, the innermost first."""
+def enclosing_jits() -> list[Any]:
+    """The functions that JAX is tracing now in this thread, as its caches know them, innermost first."""
     code = getattr(getattr(_pjit, "_infer_params", None), "__code__", None)
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe()) if frame.f_code is code]
     return [frame.f_locals["fun"] for frame in frames if "fun" in frame.f_locals]
 
 
 def forget_traces(function: Any) -> None:
-    """Takes JAX's traces of such a function out of its caches; what it has compiled for plain code stays."""
+    """Removes the traces of a function from JAX's caches. Its compiled programs stay."""
     for cache in (getattr(_pe, "trace_to_jaxpr", None), getattr(_pjit, "_infer_params_cached", None)):
         getattr(cache, "evict_weakref", id)(function)
 
@@ -494,18 +499,18 @@ def forget_traces(function: Any) -> None:
 # ---- functions on the host
 
 
-def _not_hushed(record: logging.LogRecord) -> bool:
-    """Keeps JAX from logging a library's error with its own words for it: the call raises the error."""
+def _is_not_equinox_error(record: logging.LogRecord) -> bool:
+    """A log filter that drops Equinox's runtime errors, because the call raises them anyway."""
     raised: Any = record.exc_info[1] if record.exc_info else None
     return type(raised).__name__ != "_EquinoxRuntimeError"
 
 
-def hush_failed_callbacks() -> None:
-    logging.getLogger("jax._src.callback").addFilter(_not_hushed)
+def silence_callback_logging() -> None:
+    logging.getLogger("jax._src.callback").addFilter(_is_not_equinox_error)
 
 
-def called_by(callback: Any) -> Any:
-    """The user's function behind the flat one that a callback's equation holds."""
+def user_callback(callback: Any) -> Any:
+    """The user's function inside the flat one of a callback's equation."""
     cells = getattr(callback, "__closure__", None) or ()
     names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
     inner = dict(zip(names, cells, strict=True)).get("callback")
@@ -544,65 +549,67 @@ _STAGES = {
 
 
 def on_compile_stages(listener: Any) -> None:
-    """Has `listener(event, seconds, **about)` called at the end of each part of a compilation."""
+    """Registers `listener(event, seconds, **metadata)`, called at the end of each stage of a compilation."""
     jax.monitoring.register_event_duration_secs_listener(listener)
 
 
 def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
-    """(what is done: `traced`, `lowered` or `compiled`; of which function) of an event. The names are JAX's own."""
+    """(`traced`, `lowered` or `compiled`; name of the function) of an event of JAX; None for other events."""
     stage, name = _STAGES.get(event), about.get("fun_name")
     if stage is None or not isinstance(name, str):
         return None
     return stage, name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
 
 
-# ---- what JAX's errors say: no class of its own tells these from others, and the words may change with any version
+# ---- errors of JAX, recognised by their text, which may change in any version: they have no class of their own
 
 DONATION_UNUSED = "Some donated buffers were not usable"  # how the warning begins
 
 
-def is_of_a_traced_value(error: BaseException) -> bool:
-    """Had a traced value to be known? Its message names flat arguments."""
+def is_concretization_error(error: BaseException) -> bool:
+    """Is it a concretization error, or another error of tracing? Its message names flat arguments."""
     return isinstance(error, jax.errors.JAXTypeError) or "The error occurred while tracing the function" in str(error)
 
 
-def is_of_shardings(error: BaseException) -> bool:
-    """Is it JAX's word on the devices or the sharding of a flat argument?"""
+def is_placement_error(error: BaseException) -> bool:
+    """Is it an error about the devices or the sharding of a flat argument?"""
     return isinstance(error, ValueError) and bool(re.search(r"(key path|Got argument) leaves\[", str(error)))
 
 
-def has_this_sharding(error: BaseException, leaf: Any) -> bool:
-    """Can a leaf be the argument of which such an error speaks?"""
-    of = f"arg sharding: {getattr(leaf, 'sharding', None)} for arg type: {jax.typeof(leaf).str_short()}"
-    return str(error).endswith(of)
+def is_mismatched_leaf(error: BaseException, leaf: Any) -> bool:
+    """Can this leaf be the argument that a sharding error is about?"""
+    ending = f"arg sharding: {getattr(leaf, 'sharding', None)} for arg type: {jax.typeof(leaf).str_short()}"
+    return str(error).endswith(ending)
 
 
 def refused_class(error: BaseException) -> str | None:
-    """The class of an object that a transform of JAX's was given, and that JAX does not open."""
+    """The class of the object in an error of a JAX transform that does not accept it; None for other errors."""
     text = str(error)
     if not isinstance(error, TypeError) or not ("is not a valid JAX type" in text or "as an abstract array" in text):
         return None
-    found = re.search(r"of type '?<class '([\w.<>]+)'>", text)
-    return found[1] if found else None
+    match = re.search(r"of type '?<class '([\w.<>]+)'>", text)
+    return match[1] if match else None
 
 
-def _saying(text: str, *kinds: type[BaseException]) -> Callable[[BaseException], bool]:
+def _has_text(text: str, *kinds: type[BaseException]) -> Callable[[BaseException], bool]:
     return lambda error: isinstance(error, kinds or BaseException) and text in str(error)
 
 
-is_of_a_deleted_array = _saying("delete", RuntimeError, ValueError)
-is_of_a_timeout = _saying("DEADLINE_EXCEEDED")
-is_of_refused_arguments = _saying("INVALID_ARGUMENT")  # by an executable, so that nothing has run
-is_of_reverse_loop = _saying("Reverse-mode differentiation does not work for lax.while_loop")
-is_of_differentiated_callback = _saying("callbacks do not support JVP")
-is_of_exported_callback = _saying("callback")
-is_of_symbolic_zeros = _saying("symbolic_zeros support with shard_map")  # the zeros of a derivative rule, not compiled
-is_of_specs = _saying(
+is_deleted_array_error = _has_text("delete", RuntimeError, ValueError)
+is_of_a_timeout = _has_text("DEADLINE_EXCEEDED")
+is_of_refused_arguments = _has_text("INVALID_ARGUMENT")  # by an executable, so that nothing has run
+is_of_reverse_loop = _has_text("Reverse-mode differentiation does not work for lax.while_loop")
+is_of_differentiated_callback = _has_text("callbacks do not support JVP")
+is_of_exported_callback = _has_text("callback")
+is_of_symbolic_zeros = _has_text(
+    "symbolic_zeros support with shard_map"
+)  # the zeros of a derivative rule, not compiled
+is_of_specs = _has_text(
     "does not match the specs of the input"
 )  # a spec of `shard_map`, and the sharding of its argument
-# An argument is not where `in_shardings` say: the sharding and the type are told.
-is_of_another_sharding = _saying("does not match the sharding on the respective arg", ValueError)
-is_of_an_output = _saying("key path result[", ValueError)
+# An argument does not have the sharding in `in_shardings`: the message has the sharding and the type.
+is_sharding_mismatch = _has_text("does not match the sharding on the respective arg", ValueError)
+is_output_error = _has_text("key path result[", ValueError)
 
 
 def name_argument_of_specs(error: ValueError, path: str) -> None:

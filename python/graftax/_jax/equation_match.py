@@ -1,109 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Did two arrays become two others in the same way? The equations of a trace tell, those inside of loops too."""
+"""Were two arrays updated in the same way? Compares the equations of a trace, also those inside of loops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from graftax._jax.tracers import Made, carry_of_scan, is_literal, made_by
+from graftax._jax.tracers import Producer, carry_of_scan, is_literal, producer_of
 
-_DEEP = 12  # equations between an array and what it became
+_MAX_DEPTH = 12  # equations between an array and what it became
 _ADDS = ("add", "sub", "add_any")
-_AS_IT_IS = ("convert_element_type", "copy", "copy_p", "reshape", "broadcast_in_dim", "optimization_barrier")
+_IDENTITIES = ("convert_element_type", "copy", "copy_p", "reshape", "broadcast_in_dim", "optimization_barrier")
 
 
-def same_step(one: Any, other: Any, first: Any, second: Any) -> bool:
-    """Did the arrays `first` and `second` become `one` and `other` in the same way?
+def same_step(new_x: Any, new_y: Any, x: Any, y: Any) -> bool:
+    """Were the tracers `x` and `y` updated to `new_x` and `new_y` in the same way?
 
-    So they do in a tree function, by a step of gradients (what is added differs), or by a function of each array alone.
-    A moving average beside its model does not, though both may begin with the same arrays.
+    True for a step of gradients (whatever is added) and for one function applied to each array, as tree functions do.
+    False for a moving average beside its model, although both may start from the same arrays.
     """
-    return _Program({}).same_step(one, other, first, second)
+    return _Program({}).same_step(new_x, new_y, x, y)
 
 
 class _Program:
-    """That of the trace, whose tracers know their equations, or one inside of it.
+    """The traced program, whose tracers know their equations, or a program inside it.
 
     Args:
-        equations: those of a program inside, by the variables that they set.
+        equations: of an inner program, by the variables that they set.
     """
 
     def __init__(self, equations: dict[Any, Any]) -> None:
         self._equations = equations
 
-    def same_step(self, one: Any, other: Any, first: Any, second: Any) -> bool:
-        """As the function."""
-        return self._is_moved(one, other, first, second) or self._is_function_of(one, other, first, second, _DEEP)
+    def same_step(self, new_x: Any, new_y: Any, x: Any, y: Any) -> bool:
+        """As the function `same_step`."""
+        return self._is_updated(new_x, new_y, x, y) or self._is_function_of(new_x, new_y, x, y, _MAX_DEPTH)
 
-    def _is_moved(self, one: Any, other: Any, first: Any, second: Any) -> bool:
-        for _ in range(_DEEP):
-            if one is first and other is second:
+    def _is_updated(self, new_x: Any, new_y: Any, x: Any, y: Any) -> bool:
+        for _ in range(_MAX_DEPTH):
+            if new_x is x and new_y is y:
                 return True
-            made = self._alike(one, other)
-            if made is None:
+            producers = self._same_producers(new_x, new_y)
+            if producers is None:
                 return False
-            left, right = made
-            if left.name not in (*_ADDS, *_AS_IT_IS):
-                return left.equation is right.equation and self._is_moved_inside(left, right, first, second)
-            if left.name in _ADDS and left.operands[1] is first and right.operands[1] is second:
+            of_x, of_y = producers
+            if of_x.name not in (*_ADDS, *_IDENTITIES):
+                return of_x.equation is of_y.equation and self._is_updated_inside(of_x, of_y, x, y)
+            if of_x.name in _ADDS and of_x.operands[1] is x and of_y.operands[1] is y:
                 return True
-            one, other = left.operands[0], right.operands[0]
+            new_x, new_y = of_x.operands[0], of_y.operands[0]
         return False
 
-    def _is_moved_inside(self, left: Made, right: Made, first: Any, second: Any) -> bool:
-        """Of two results of one equation: a loop whose steps do so, or a call or each branch of a choice."""
+    def _is_updated_inside(self, of_x: Producer, of_y: Producer, x: Any, y: Any) -> bool:
+        """For two results of one equation: does each loop step, each branch, or a called function update them so?"""
         changed = False
-        for jaxpr, operands, carry in _inside(left):
-            inside = _Program({var: equation for equation in jaxpr.eqns for var in equation.outvars})
+        for jaxpr, operands, carry in _inner_programs(of_x):
+            program = _Program({var: equation for equation in jaxpr.eqns for var in equation.outvars})
             if carry is None:
-                at, beside = _place(operands, first), _place(operands, second)
-                if at is None or beside is None:
+                i, j = _index_of(operands, x), _index_of(operands, y)
+                if i is None or j is None:
                     return False
             else:
-                at, beside = carry + left.result, carry + right.result
-                if max(at, beside) >= len(operands):  # a row of each step
+                i, j = carry + of_x.result, carry + of_y.result
+                if max(i, j) >= len(operands):  # stacked outputs, not a carry
                     return False
-                if not self.same_step(operands[at], operands[beside], first, second):
+                if not self.same_step(operands[i], operands[j], x, y):
                     return False
-            before, after = (
-                (jaxpr.invars[at], jaxpr.invars[beside]),
-                (jaxpr.outvars[left.result], jaxpr.outvars[right.result]),
+            inputs, outputs = (
+                (jaxpr.invars[i], jaxpr.invars[j]),
+                (jaxpr.outvars[of_x.result], jaxpr.outvars[of_y.result]),
             )
-            if not inside.same_step(*after, *before):
+            if not program.same_step(*outputs, *inputs):
                 return False
-            changed = changed or after[0] is not before[0]
+            changed = changed or outputs[0] is not inputs[0]
         return changed
 
-    def _is_function_of(self, one: Any, other: Any, first: Any, second: Any, deep: int) -> bool:
-        if one is first and other is second:
+    def _is_function_of(self, new_x: Any, new_y: Any, x: Any, y: Any, depth: int) -> bool:
+        if new_x is x and new_y is y:
             return True
-        made = self._alike(one, other) if deep else None
-        if made is None:
+        producers = self._same_producers(new_x, new_y) if depth else None
+        if producers is None:
             return False
-        pairs = zip(made[0].operands, made[1].operands, strict=True)
-        pairs = [(x, y) for x, y in pairs if not (is_literal(x) and is_literal(y))]
-        return bool(pairs) and all(self._is_function_of(x, y, first, second, deep - 1) for x, y in pairs)
+        pairs = zip(producers[0].operands, producers[1].operands, strict=True)
+        pairs = [(a, b) for a, b in pairs if not (is_literal(a) and is_literal(b))]
+        return bool(pairs) and all(self._is_function_of(a, b, x, y, depth - 1) for a, b in pairs)
 
-    def _alike(self, one: Any, other: Any) -> tuple[Made, Made] | None:
-        """What made the one and the other, where that is the same operation."""
-        made, beside = made_by(one, self._equations), made_by(other, self._equations)
-        if made is None or beside is None or made.name != beside.name or len(made.operands) != len(beside.operands):
+    def _same_producers(self, new_x: Any, new_y: Any) -> tuple[Producer, Producer] | None:
+        """The producers of both, if they are the same operation."""
+        of_x, of_y = (
+            producer_of(new_x, self._equations),
+            producer_of(new_y, self._equations),
+        )
+        if of_x is None or of_y is None or of_x.name != of_y.name or len(of_x.operands) != len(of_y.operands):
             return None
-        return made, beside
+        return of_x, of_y
 
 
-def _inside(made: Made) -> Iterator[tuple[Any, list[Any], int | None]]:
-    """(program, the operands that it is given, the first that a step passes on to the next) for each inside of one."""
-    params, operands = made.params, made.operands
+def _inner_programs(producer: Producer) -> Iterator[tuple[Any, list[Any], int | None]]:
+    """(inner program, its operands, index of the first carry or None) for each program inside an equation."""
+    params, operands = producer.params, producer.operands
     carry: int | None = None
-    if made.name == "scan":
+    if producer.name == "scan":
         carry, count = carry_of_scan(params)
         programs, operands = [params["jaxpr"]], operands[: carry + count]
-    elif made.name == "while":
+    elif producer.name == "while":
         programs, carry = [params["body_jaxpr"]], params["body_nconsts"]
         operands = operands[params["cond_nconsts"] :]
-    elif made.name == "cond":
+    elif producer.name == "cond":
         programs, operands = list(params["branches"]), operands[1:]
     else:
         programs = [params[name] for name in ("jaxpr", "call_jaxpr") if name in params]
@@ -111,5 +114,5 @@ def _inside(made: Made) -> Iterator[tuple[Any, list[Any], int | None]]:
         yield getattr(program, "jaxpr", program), operands, carry
 
 
-def _place(values: list[Any], value: Any) -> int | None:
-    return next((i for i, each in enumerate(values) if each is value), None)
+def _index_of(values: list[Any], value: Any) -> int | None:
+    return next((i for i, candidate in enumerate(values) if candidate is value), None)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier B: what it takes to run a compiled executable on the leaves of a call, without `jax.jit`.
+"""Tier B: runs a compiled executable on the leaves of a call directly, without `jax.jit`.
 
-The one module, with `_compat`, that uses names private to JAX. Each is looked up once, at import; where one is missing,
-or the self-test before the first direct call finds anything else than what `jax.jit` gives, all calls stay with
-`jax.jit`. `GRAFTAX_DIRECT_DISPATCH=0` in the environment says so beforehand. `core/call/fast_dispatch.cpp` is what
-runs in a call.
+Only this module and `compat` use private names of JAX. Each is looked up once, at import. If one is missing, or if the
+self-test before the first direct call finds a difference to `jax.jit`, all calls stay with `jax.jit`.
+`GRAFTAX_DIRECT_DISPATCH=0` in the environment turns direct calls off. The calls run in `core/call/fast_dispatch.cpp`.
 """
 
 from __future__ import annotations
@@ -26,13 +25,15 @@ from jax import dtypes, tree_util
 from graftax import _core
 from graftax._jax import compat
 
-_PLACES = 40  # for the numbers of one executable: more calls than JAX lets wait on the CPU
+_RING_SLOTS = 40  # host input buffers of one executable: more than JAX queues calls on the CPU
 _ALIGNMENT = 64  # bytes
-_SMALL = 4096  # bytes of a result that is kept for a while
-_WITNESSES = 4
-_WAIT = 32  # calls before an executable with few leaves is asked for: that takes as long as a hundred calls
+_SMALL = 4096  # bytes of a result that may be kept as a witness
+_MAX_WITNESSES = 4
+_CALLS_BEFORE_CAPTURE = (
+    32  # calls before an executable with few leaves is asked for: that takes as long as a hundred calls
+)
 
-# Settings under which an executable is not simply run: each has to be False.
+# With these settings on, `jax.jit` does more than run the executable: each has to be False.
 _MUST_BE_OFF = (
     "jax_check_tracer_leaks",
     "jax_debug_infs",
@@ -42,7 +43,7 @@ _MUST_BE_OFF = (
     "jax_no_execution",
     "jax_thread_guard",
 )
-# Settings that `jax.jit` has in its key beside the trace context: they have to be as they were.
+# Settings in the cache key of `jax.jit` besides the trace context: they have to be unchanged.
 _IN_JITS_KEY = (
     "jax_exec_time_optimization_effort",
     "jax_memory_fitting_effort",
@@ -54,15 +55,15 @@ _IN_JITS_KEY = (
 
 
 class _State:
-    """Whether calls go direct, and why not. One for the process."""
+    """The state of direct calls in this process."""
 
     def __init__(self) -> None:
-        self.reason: str | None = None  # why it is off
+        self.reason: str | None = None  # the reason if they are off
         self.tested = False
-        self.looked = False  # for where an array holds its parts
+        self.searched_fields = False  # for the offsets of the fields of an array
         self.lock = threading.RLock()
 
-    def off(self, reason: str) -> None:
+    def disable(self, reason: str) -> None:
         self.reason = reason
         _core.direct_from(0, 0)
 
@@ -71,51 +72,51 @@ _state = _State()
 
 
 def status() -> str:
-    """`on`, or `off` and why. Runs the self-test where no call has needed it yet."""
+    """`on`, or `off` with the reason. Runs the self-test if no call has done so."""
     if _state.reason is None:
-        _tested()
+        _passes_self_test()
     return "on" if _state.reason is None else f"off: {_state.reason}"
 
 
-def trust() -> None:
-    """The self-test has passed in a process with the same versions and devices: here it is not made again."""
+def skip_self_test() -> None:
+    """Skips the self-test, because it has passed in a process with the same versions and devices."""
     _state.tested = True
 
 
 def setup() -> None:
-    """Tells the core what direct calls read of JAX. Touches no device."""
+    """Gives the core the private names that direct calls need. Does not initialize a device."""
     if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0":
-        _state.off("GRAFTAX_DIRECT_DISPATCH=0")
+        _state.disable("GRAFTAX_DIRECT_DISPATCH=0")
         return
     try:
         _follow_caches()
-        _core.use_direct_settings(*_settings())
+        _core.use_direct_settings(*_setting_readers())
         _core.use_direct(capture, *_private_names())
     except Exception as error:
-        _state.off(f"this JAX ({jax.__version__}) lacks what it reads: {type(error).__name__}: {error}")
+        _state.disable(f"this JAX ({jax.__version__}) lacks what it reads: {type(error).__name__}: {error}")
         return
     _core.use_told_settings(_follow_settings())
-    start_from(1, _WAIT)
+    start_from(1, _CALLS_BEFORE_CAPTURE)
 
 
-def _settings() -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any]]]:
-    """How to ask for the settings: those that have to be off, and those that have to be as they were."""
-    off, holders = _off(shown=False), _holders()
-    _expect(all(ask(state) in (True, False) for ask, state, _ in off), off)
-    return off, [_question(holders[name]) for name in _IN_JITS_KEY if name in holders]
+def _setting_readers() -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any]]]:
+    """Readers of settings: (those that have to be off, those that have to be unchanged)."""
+    required_off, holders = _required_off(shown=False), _setting_objects()
+    _expect(all(read(state) in (True, False) for read, state, _ in required_off), required_off)
+    return required_off, [_reader_of(holders[name]) for name in _IN_JITS_KEY if name in holders]
 
 
-def _off(shown: bool) -> list[tuple[Any, Any, Any]]:
-    """The settings that have to be off, and which the trace context shows, or does not.
+def _required_off(shown: bool) -> list[tuple[Any, Any, Any]]:
+    """Readers of the settings that have to be off, in the trace context (`shown`) or outside of it.
 
-    Those that it shows are asked once: later, comparing the context does.
+    Those in the trace context are read once: afterwards comparing the context covers them.
     """
-    states = (_holders().get(name) for name in _MUST_BE_OFF if (name in _shown()) is shown)
-    return [(*_question(state), False) for state in states if state is not None]
+    states = (_setting_objects().get(name) for name in _MUST_BE_OFF if (name in _trace_context_names()) is shown)
+    return [(*_reader_of(state), False) for state in states if state is not None]
 
 
 def start_from(leaves: int, wait: int = 0) -> None:
-    """Calls with so many leaves or more may go direct, from now on; those with few only after `wait` calls."""
+    """Allows direct calls with this many leaves or more; an executable with few leaves only after `wait` calls."""
     if _state.reason is None:
         _core.direct_from(leaves, wait)
 
@@ -128,7 +129,7 @@ def _private_names() -> tuple[Any, ...]:
     getters = tuple(vars(array)[name].fget for name in ("aval", "_sharding", "_committed", "_pjrt_layout"))
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
     state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
-    trace: tuple[Any, Any] = ("trace", core.trace_ctx) if state is None else _question(state)
+    trace: tuple[Any, Any] = ("trace", core.trace_ctx) if state is None else _reader_of(state)
     required: list[tuple[Any, Any, Any]] = [(*trace, core.eval_trace)]
     _expect(state is None or trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((session, profiler._profile_state, None))  # pyright: ignore
@@ -139,36 +140,36 @@ def _private_names() -> tuple[Any, ...]:
         ("_impl", "_base_array"),
         "consume_with_handlers",
         required,
-        _off(shown=True),
+        _required_off(shown=True),
         (config.trace_context, None),
-        _put(),
+        _device_put(),
         compat.is_of_refused_arguments,
     )
 
 
-def _put() -> tuple[Any, Any, type]:
-    """What copies a NumPy leaf to a device, how it treats the memory (not read afterwards), and the scalars' class."""
+def _device_put() -> tuple[Any, Any, type]:
+    """(function that copies NumPy leaves to a device, its semantics for the buffer, the class of NumPy scalars)."""
     from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
     return xla_client.batched_device_put, xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL, np.generic
 
 
 def capture(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0) -> tuple[Any, ...] | None:
-    """What runs the executable that a `jax.jit` object has for these leaves; None where it cannot be run by itself.
+    """Captures the executable that a `jax.jit` object has for these leaves; None if it cannot be run directly.
 
     Args:
-        inputs: how many leaves at the end are vectors that the host makes for one call: nobody else has them.
+        inputs: how many leaves at the end are vectors that the host computes for each call. They are not shared.
 
     Returns:
         (takes a list of arrays and starts the computation, handlers that make arrays of its results, the leaves that it
         takes, the number of its Outcome, whether it donates, for each NumPy leaf that it takes: index, and aval,
         sharding and devices of the copy; where it reads the host's vectors in place, or None).
     """
-    return _captured(compiled, leaves, tupled, inputs) if _tested() else None
+    return _capture_executable(compiled, leaves, tupled, inputs) if _passes_self_test() else None
 
 
 def _call_of(stage: Any) -> Any:
-    """What a compiled stage runs; None where that is no executable with its handlers."""
+    """The call object of a compiled stage; None if it is not an executable with result handlers."""
     from jax._src.interpreters import pxla
 
     if type(stage._executable) is not pxla.MeshExecutable:
@@ -177,11 +178,11 @@ def _call_of(stage: Any) -> Any:
     return call if type(call) is pxla.ExecuteReplicated else None
 
 
-def alone(stage: Any) -> Callable[[list[Any]], list[Any]]:
-    """The executable of a compiled stage with what makes arrays of its results, and nothing else.
+def bare_executable(stage: Any) -> Callable[[list[Any]], list[Any]]:
+    """The bare executable of a compiled stage, with the handlers that make arrays of its results.
 
-    Nothing that runs it and hands arrays back takes less: the benchmarks show it as the floor. The arrays have to be
-    those that it is compiled for; a program may not drop one of them.
+    The benchmarks show it as the lower bound of a call. The arrays have to be those that it was compiled for, and the
+    program has to use each of them.
     """
     call = _call_of(stage)
     if call is None or len(stage._executable._kept_var_idx) != len(stage.args_info[0]):
@@ -190,7 +191,9 @@ def alone(stage: Any) -> Callable[[list[Any]], list[Any]]:
     return lambda arrays: execute(arrays).consume_with_handlers(handlers)
 
 
-def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0) -> tuple[Any, ...] | None:
+def _capture_executable(
+    compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0
+) -> tuple[Any, ...] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the first compilation has given its warnings
         stage = compiled.stage_for(leaves) if hasattr(compiled, "stage_for") else None  # one that was loaded
@@ -200,19 +203,21 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int 
     if call is None:
         return None
     executable: Any = stage._executable
-    kept = tuple(sorted(executable._kept_var_idx))
+    kept_indices = tuple(sorted(executable._kept_var_idx))
     if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
         return None
     if call.mut is not None or call.pgle_profiler is not None:
         return None
     # Arguments that are not leaves: constants of the program.
-    if len(executable._all_args_info.in_avals) != len(leaves) or len(executable.in_avals) != len(kept):  # pyright: ignore
+    if len(executable._all_args_info.in_avals) != len(leaves) or len(executable.in_avals) != len(kept_indices):  # pyright: ignore
         return None
     hosts: list[tuple[Any, ...]] = []
-    expected = zip(kept, call.in_handler.in_shardings, executable._xla_in_layouts, executable.in_avals, strict=True)
+    expected = zip(
+        kept_indices, call.in_handler.in_shardings, executable._xla_in_layouts, executable.in_avals, strict=True
+    )
     for i, sharding, layout, aval in expected:
         if isinstance(leaves[i], np.ndarray | np.generic):
-            host = _host(leaves[i], sharding, layout, aval)
+            host = _host_copy(leaves[i], sharding, layout, aval)
             if host is None:
                 return None
             hosts.append((i, *host))
@@ -231,62 +236,64 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int 
     number = _core.decode(outputs[2])
     donated = [info.donated for info in tree_util.tree_leaves(stage.args_info)]
     ring = _ring([host for host in hosts if host[0] >= len(leaves) - inputs and not donated[host[0]]], stage)
-    return call.xla_executable.execute_sharded, handlers, kept, number, any(donated), hosts, ring
+    return call.xla_executable.execute_sharded, handlers, kept_indices, number, any(donated), hosts, ring
 
 
 def _ring(hosts: Sequence[tuple[Any, ...]], stage: Any) -> tuple[Any, ...] | None:
-    """Memory of the host that an executable on the CPU reads in place, for these of its NumPy leaves.
+    """Host buffers that an executable on the CPU reads in place, for these of its NumPy leaves.
 
-    A place may be written again when nothing reads it: a result of the call that read it is ready then.
+    A buffer may be reused once a result (a witness) of the call that read it is ready.
 
     Returns:
         (the results that are small enough to be kept until then, the best first; for each place: for each leaf an
         array and its address; of each leaf: is it floating, bytes of an element, elements).
     """
-    put, in_place = _put()[0], getattr(type(_put()[1]), "ZERO_COPY", None)
+    device_put, in_place = _device_put()[0], getattr(type(_device_put()[1]), "ZERO_COPY", None)
     if not hosts or in_place is None or any(devices[0].platform != "cpu" for *_, devices in hosts):
         return None
     results = enumerate(tree_util.tree_leaves(stage.out_info))
-    witnesses = tuple(i for i, out in results if not jax.numpy.issubdtype(out.dtype, dtypes.extended) and _small(out))
+    witnesses = tuple(
+        i for i, output in results if not jax.numpy.issubdtype(output.dtype, dtypes.extended) and _small(output)
+    )
     if not witnesses:
         return None
-    places: list[list[tuple[Any, int]]] = []
-    for _ in range(_PLACES):
-        places.append([])
-        for _, aval, place, devices in hosts:
+    slots: list[list[tuple[Any, int]]] = []
+    for _ in range(_RING_SLOTS):
+        slots.append([])
+        for _, aval, sharding, devices in hosts:
             memory = _aligned(aval)
-            array = put(aval, place, [memory], devices, False, False, in_place)
+            array = device_put(aval, sharding, [memory], devices, False, False, in_place)
             address = memory.ctypes.data
             if array.unsafe_buffer_pointer() != address:
                 return None
-            places[-1].append((array, address))
+            slots[-1].append((array, address))
     elements = [(aval.dtype.kind == "f", aval.dtype.itemsize, aval.size) for _, aval, _, _ in hosts]
-    return witnesses[:_WITNESSES], places, elements
+    return witnesses[:_MAX_WITNESSES], slots, elements
 
 
-def _small(out: Any) -> bool:
-    return out.size * out.dtype.itemsize <= _SMALL
+def _small(output: Any) -> bool:
+    return output.size * output.dtype.itemsize <= _SMALL
 
 
 def _aligned(aval: Any) -> np.ndarray[Any, Any]:
-    """A vector where XLA takes the memory as it is."""
+    """A vector aligned so that XLA uses its memory without a copy."""
     size = aval.size * aval.dtype.itemsize
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(aval.dtype)
 
 
-def _host(leaf: Any, sharding: Any, layout: Any, aval: Any) -> tuple[Any, ...] | None:
+def _host_copy(leaf: Any, sharding: Any, layout: Any, aval: Any) -> tuple[Any, ...] | None:
     """Aval, sharding and devices of the copy that the executable takes for a NumPy leaf; None for several devices."""
     devices = list(sharding.device_set)
     if len(devices) != 1 or leaf.shape != aval.shape or dtypes.canonicalize_dtype(leaf.dtype) != aval.dtype:
         return None
-    place = jax.sharding.SingleDeviceSharding(devices[0])
-    if sharding.memory_kind not in (None, place.memory_kind):
+    device_sharding = jax.sharding.SingleDeviceSharding(devices[0])
+    if sharding.memory_kind not in (None, device_sharding.memory_kind):
         return None
-    if layout is not None and jax.device_put(leaf, place).format.layout != layout:
+    if layout is not None and jax.device_put(leaf, device_sharding).format.layout != layout:
         return None
-    return aval, place, devices
+    return aval, device_sharding, devices
 
 
 def _physical(aval: Any, sharding: Any) -> Any:
@@ -296,28 +303,30 @@ def _physical(aval: Any, sharding: Any) -> Any:
     return sharding_impls.physical_sharding(aval, sharding)
 
 
-def _tested() -> bool:
-    """Whether the self-test has passed; runs it once, on the first device that a direct call is for."""
+def _passes_self_test() -> bool:
+    """Has the self-test passed? Runs it once, before the first direct call."""
     with _state.lock:
         if not _state.tested:
             _state.tested = True  # from here on: the self-test captures, too
             try:
                 _self_test()
             except Exception as error:
-                _state.off(f"the self-test failed on JAX {jax.__version__}: {type(error).__name__}: {error}")
-        if not _state.looked:
-            _state.looked = True
+                _state.disable(f"the self-test failed on JAX {jax.__version__}: {type(error).__name__}: {error}")
+        if not _state.searched_fields:
+            _state.searched_fields = True
             with contextlib.suppress(Exception):  # where they are not found, each array is asked by its getters
                 _core.find_array_parts([(a, a.aval, a._sharding, a._committed) for a in _samples()])
     return _state.reason is None
 
 
 def _samples() -> list[Any]:
-    """Arrays that differ in all that an array holds: no two of its fields are alike in all of them."""
+    """Arrays that differ in all of their fields, so that no two fields can be confused."""
     device = jax.local_devices()[0]
     values = np.zeros(1, "int8"), 1, np.zeros((2, 3)), 1.0, np.zeros(4, "uint16"), 1j, np.zeros(5, bool), True
-    places = [None, None, *(jax.sharding.SingleDeviceSharding(device) for _ in range(3)), None, None, device]
-    return [jax.device_put(value, place) for value, place in zip(values, places, strict=True)]
+    devices = [None, None, *(jax.sharding.SingleDeviceSharding(device) for _ in range(3)), None, None, device]
+    return [
+        jax.device_put(value, device_or_sharding) for value, device_or_sharding in zip(values, devices, strict=True)
+    ]
 
 
 def _self_test() -> None:
@@ -328,8 +337,8 @@ def _self_test() -> None:
 
     def program(x: Any, unused: Any, key: Any, i: Any, host: Any) -> tuple[Any, Any, Any]:
         del unused
-        other = jax.random.wrap_key_data(jax.random.key_data(key) + 1, impl="threefry2x32")
-        return (x * 2, other, i + 1, host + 1), (x.astype(int),), (None, ())
+        next_key = jax.random.wrap_key_data(jax.random.key_data(key) + 1, impl="threefry2x32")
+        return (x * 2, next_key, i + 1, host + 1), (x.astype(int),), (None, ())
 
     jitted = jax.jit(program)
     bits = jax.device_put(np.asarray([0, 3], "uint32"))
@@ -338,28 +347,28 @@ def _self_test() -> None:
     plain = x, unused, jax.random.wrap_key_data(bits, impl="threefry2x32"), i
     leaves: tuple[Any, ...] = (*plain, np.arange(3.0))
     expected: Any = jitted(*leaves)
-    captured = _captured(jitted, leaves, tupled=False)
+    captured = _capture_executable(jitted, leaves, tupled=False)
     if captured is None:
         raise RuntimeError("the program was refused")
-    execute, handlers, kept, number, donates, hosts, _ = captured
-    _expect((kept, number, donates) == ((0, 2, 3, 4), 2, False), (kept, number, donates))
-    [(_, *place, devices)] = hosts
-    host = _put()[0](*place, [leaves[4].copy()], devices, False, False, _put()[1])
+    execute, handlers, kept_indices, number, donates, hosts, _ = captured
+    _expect((kept_indices, number, donates) == ((0, 2, 3, 4), 2, False), (kept_indices, number, donates))
+    [(_, *put_arguments, devices)] = hosts
+    host = _device_put()[0](*put_arguments, [leaves[4].copy()], devices, False, False, _device_put()[1])
     inputs = [leaves[0], leaves[2]._base_array, leaves[3], host]
-    found = execute(inputs).consume_with_handlers(handlers)
+    results = execute(inputs).consume_with_handlers(handlers)
     a: Any
     b: Any
-    for a, b in zip((*expected[0], *expected[1]), found, strict=True):
+    for a, b in zip((*expected[0], *expected[1]), results, strict=True):
         _expect(type(a) is type(b) and a.aval == b.aval and a.sharding == b.sharding, (a, b))
         if isinstance(a, compat.key_class()):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         _expect(a._committed == b._committed and a.weak_type == b.weak_type and a.tolist() == b.tolist(), (a, b))
 
 
-def _expect(holds: bool, found: object) -> None:
-    """An assertion that `python -O` keeps."""
+def _expect(holds: bool, value: object) -> None:
+    """An assertion that is not removed by `python -O`."""
     if not holds:
-        raise RuntimeError(f"found {found}")
+        raise RuntimeError(f"found {value}")
 
 
 # ---- settings
@@ -390,11 +399,11 @@ def setting(name: str, default: object) -> tuple[Callable[..., Any], Any]:
     from jax._src import config
 
     state = getattr(config, name, None)
-    return _question(state) if hasattr(state, "value") else ((lambda: default), None)  # this version may not have it
+    return _reader_of(state) if hasattr(state, "value") else ((lambda: default), None)  # this version may not have it
 
 
-def _question(state: Any) -> tuple[Callable[..., Any], Any]:
-    """A setting's getter, looked up once, and what it is asked of."""
+def _reader_of(state: Any) -> tuple[Callable[..., Any], Any]:
+    """(getter, argument) that read a setting. Looking the getter up once saves time in each call."""
     return getattr(getattr(type(state), "value", None), "fget", None) or operator.attrgetter("value"), state
 
 
@@ -405,51 +414,51 @@ def settings_of_traces() -> dict[str, Any]:
     """
     from jax._src import config
 
-    holders = _holders()
-    found = {name: holders[name].value for name in _IN_KEY if name in holders}
+    holders = _setting_objects()
+    settings = {name: holders[name].value for name in _IN_KEY if name in holders}
     with contextlib.suppress(AttributeError, NotImplementedError):
         names: Any = config.trace_context_names()  # pyright: ignore[reportAttributeAccessIssue]
         shown = zip(names, config.trace_context(), strict=False)  # pyright: ignore[reportAttributeAccessIssue]
-        return found | {name: value for name, value in shown if name not in _NOT_COMPARED}
+        return settings | {name: value for name, value in shown if name not in _NOT_COMPARED}
     for name in ("mesh_context_manager", "abstract_mesh_context_manager"):
         state: Any = getattr(config, name, None)
         if hasattr(state, "value"):
-            found[name] = state.value
-    return found
+            settings[name] = state.value
+    return settings
 
 
-def _holders() -> dict[str, Any]:
-    """The object behind each of JAX's settings."""
+def _setting_objects() -> dict[str, Any]:
+    """JAX's setting objects by name."""
     from jax._src import config
 
     holders: Any = getattr(getattr(config, "config", None), "_value_holders", None)
     if holders is None:
-        found = ((name, getattr(config, name, None)) for name in dir(config))
-        return {f"jax_{name}": state for name, state in found if hasattr(type(state), "value")}
+        named = ((name, getattr(config, name, None)) for name in dir(config))
+        return {f"jax_{name}": state for name, state in named if hasattr(type(state), "value")}
     return holders
 
 
-def _shown() -> set[str]:
-    """The settings that the trace context shows."""
+def _trace_context_names() -> set[str]:
+    """The names of the settings in the trace context."""
     from jax._src import config
 
     return set(getattr(config, "trace_context_names", tuple)())
 
 
 def _follow_settings() -> bool:
-    """Has JAX tell of each change of a setting that the core keeps; whether it does so is tried.
+    """Hooks into JAX's settings, so that the core hears of changes. Returns whether a test of the hooks succeeds.
 
-    Each setting has two functions that JAX calls behind a change, for the process and for one thread, with the new
-    value. What stood there is called first.
+    Each setting has two hooks that JAX calls after a change, for the process and for one thread. Hooks that were there
+    before are called first.
     """
-    holders = _holders()
+    holders = _setting_objects()
     names = ("jax_default_prng_impl", "jax_enable_custom_prng", *_MUST_BE_OFF, *_IN_JITS_KEY)
-    kept = [holders[name] for name in names if name in holders and name not in _shown()]
+    states = [holders[name] for name in names if name in holders and name not in _trace_context_names()]
     try:
-        kept.append(holders["jax_disable_jit"])  # shown or not: it is asked for before anything else
-        for state in kept:
+        states.append(holders["jax_disable_jit"])  # shown or not: it is asked for before anything else
+        for state in states:
             for hook in ("_update_global_hook", "_update_thread_local_hook"):
-                setattr(state, hook, _and_tell(getattr(state, hook)))
+                setattr(state, hook, _notify_after(getattr(state, hook)))
         version = _core.settings_changed()
         sample = holders["jax_debug_nans"]
         with sample(sample.value):
@@ -461,22 +470,22 @@ def _follow_settings() -> bool:
     return True
 
 
-def _and_tell(before: Callable[[Any], None] | None) -> Callable[[Any], object]:
-    """A function that JAX calls behind a change of a setting."""
-    if before is None:
+def _notify_after(previous: Callable[[Any], None] | None) -> Callable[[Any], object]:
+    """A hook that calls the `previous` one and then notifies the core."""
+    if previous is None:
         return _core.settings_changed
 
     def changed(value: Any) -> None:
         try:
-            before(value)
+            previous(value)
         finally:
             _core.settings_changed()
 
     return changed
 
 
-class _Clearing:
-    """What hears of `jax.clear_caches()`: to JAX it is one of the caches that are cleared, and it is always empty."""
+class _CacheClearListener:
+    """Notices `jax.clear_caches()`: it is registered as one of JAX's caches, and always empty."""
 
     def cache_clear(self) -> None:
         _core.caches_cleared()
@@ -488,22 +497,22 @@ class _Clearing:
         return []
 
 
-_clearing = _Clearing()
+_cache_clear_listener = _CacheClearListener()
 
 
 def _follow_caches() -> None:
     from jax._src import util
 
-    util.register_cache(_clearing, "graftax: executables that run without jax.jit")
+    util.register_cache(_cache_clear_listener, "graftax: executables that run without jax.jit")
 
 
 # ---- where leaves are
 
-_own_sharding = operator.attrgetter("_sharding")  # what the property `sharding` of an array reads, without a frame
+_own_sharding = operator.attrgetter("_sharding")  # faster than the property `sharding`
 
 
 def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
-    """The classes of the shardings of leaves; that of None for what has no sharding."""
+    """The classes of the leaves' shardings; NoneType for a leaf without one."""
     try:
         return set(map(type, map(_own_sharding, leaves)))
     except AttributeError:  # a NumPy array, a number; a tracer takes long to say that it has none
@@ -514,7 +523,7 @@ def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
 
 
 class Coordinator(NamedTuple):
-    """The key-value store of `jax.distributed`, and which of how many processes this is. Nothing public gives it."""
+    """The key-value store of `jax.distributed`, with this process's number and the count. It is not public."""
 
     client: Any
     process: int
@@ -524,7 +533,7 @@ class Coordinator(NamedTuple):
         self.client.key_value_set_bytes(key, value, True)
 
     def get(self, key: str, seconds: float) -> bytes | None:
-        """What somebody puts there within a time; None where nobody does."""
+        """The value that a process puts there; None after a timeout."""
         try:
             return self.client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
         except jax.errors.JaxRuntimeError as error:
@@ -532,7 +541,7 @@ class Coordinator(NamedTuple):
                 return None
             raise
 
-    def below(self, key: str) -> list[str]:
+    def list_names(self, key: str) -> list[str]:
         return [name for name, _ in self.client.key_value_dir_get_bytes(key)]
 
     def delete(self, key: str) -> None:
@@ -540,10 +549,10 @@ class Coordinator(NamedTuple):
 
 
 def coordinator() -> Coordinator | None:
-    """That of this process; None where `jax.distributed` does not run.
+    """The coordinator of this process; None if `jax.distributed` is not initialized.
 
     Raises:
-        AttributeError: where this version has none that is known.
+        AttributeError: if this version of JAX has a different store.
     """
     from jax._src import distributed
 
@@ -557,19 +566,19 @@ def coordinator() -> Coordinator | None:
 
 
 def devices_of(stage: Any) -> tuple[int, ...]:
-    """The devices that an executable is compiled for, in its order. Its arguments do not tell where it has none."""
+    """The ids of the devices that an executable is compiled for, in its order, also if it has no arguments."""
     return tuple(device.id for device in stage._executable._unloaded_executable.device_list)
 
 
 def are_of_several(devices: Sequence[int]) -> bool:
-    """Do several processes have these devices?"""
+    """Do these devices belong to several processes?"""
     return len({device.process_index for device in jax.devices() if device.id in set(devices)}) > 1
 
 
 def spans_processes(lowered: Any, leaves: Any) -> bool:
-    """Does a lowered program run on devices of several processes? Nothing public tells; its leaves may."""
+    """Does a lowered program run on devices of several processes? Falls back on the shardings of its leaves."""
     devices: Any = getattr(getattr(lowered, "_lowering", None), "_device_list", None)
     if devices is None:
-        found = (getattr(leaf, "sharding", None) for leaf in leaves)
-        return any(sharding is not None and not sharding.is_fully_addressable for sharding in found)
+        shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
+        return any(sharding is not None and not sharding.is_fully_addressable for sharding in shardings)
     return len({device.process_index for device in devices}) > 1

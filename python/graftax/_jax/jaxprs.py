@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jaxprs as parts of a graph: their constants are arrays, and the rest is one object for all that are alike."""
+"""Jaxprs as nodes of a graph: their constants are leaves, and equal equations are one object."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from graftax._jax.compat import is_jaxpr, with_constants, without_constants
 
-# Of a Jaxpr with constants, the same without: one for all that are alike.
+# From a Jaxpr with constants to the canonical one without.
 _BARE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-# The one that was opened last: with the same constants it is the one that is put together.
+# From there to the Jaxpr that was opened last: rebuilding with the same constants returns it.
 _OPENED: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-_KNOWN: dict[Any, list[weakref.ref[Any]]] = {}
+_CANONICAL: dict[Any, list[weakref.ref[Any]]] = {}
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[tuple[Any, ...], Any]:
@@ -28,21 +28,21 @@ def open_jaxpr(jaxpr: Any) -> tuple[tuple[Any, ...], Any]:
         return (), jaxpr
     bare = _BARE.get(jaxpr)
     if bare is None:
-        bare = _BARE[jaxpr] = one_of_alike(without_constants(jaxpr))
+        bare = _BARE[jaxpr] = canonical_jaxpr(without_constants(jaxpr))
     _OPENED[bare] = weakref.ref(jaxpr)
     return constants, bare
 
 
 def closed_jaxpr(cls: Any, bare: Any, constants: Iterable[Any]) -> Any:
-    """A Jaxpr of this class with these constants: `open_jaxpr` undone."""
+    """A Jaxpr of this class with these constants: the inverse of `open_jaxpr`."""
     values = tuple(constants)
     opened = _OPENED.get(bare)
-    last = None if opened is None else opened()
-    if last is not None and len(last.consts) == len(values) and all(map(operator.is_, last.consts, values)):
-        return last
-    made = with_constants(cls, bare, values)
-    _BARE[made] = bare
-    return made
+    previous = None if opened is None else opened()
+    if previous is not None and len(previous.consts) == len(values) and all(map(operator.is_, previous.consts, values)):
+        return previous
+    jaxpr = with_constants(cls, bare, values)
+    _BARE[jaxpr] = bare
+    return jaxpr
 
 
 class JaxprTreeDef(NamedTuple):
@@ -56,81 +56,81 @@ class JaxprTreeDef(NamedTuple):
 
 
 def run_jaxpr(bare: Any, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """What it computes of these arrays."""
+    """Evaluates it on these arrays."""
     cls = jax.extend.core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
     return jax.extend.core.jaxpr_as_fun(with_constants(cls, bare, tuple(constants)))(*args)
 
 
-def one_of_alike(jaxpr: Any) -> Any:
-    """The Jaxpr that was seen first of all that do the same, each of which another trace made."""
+def canonical_jaxpr(jaxpr: Any) -> Any:
+    """The first Jaxpr with the same equations: each trace makes a new one, which would be a difference."""
     key = tuple(equation.primitive.name for equation in jaxpr.eqns), tuple(str(v.aval) for v in jaxpr.invars)
-    known = _KNOWN.setdefault(key, [])
-    known[:] = [ref for ref in known if ref() is not None]
-    for ref in known:
-        found = ref()
-        if found is not None and are_alike(found, jaxpr):
-            return found
-    known.append(weakref.ref(jaxpr, lambda ref: _forget(key, ref)))
+    candidates = _CANONICAL.setdefault(key, [])
+    candidates[:] = [ref for ref in candidates if ref() is not None]
+    for ref in candidates:
+        candidate = ref()
+        if candidate is not None and are_equal_jaxprs(candidate, jaxpr):
+            return candidate
+    candidates.append(weakref.ref(jaxpr, lambda ref: _forget(key, ref)))
     return jaxpr
 
 
 def _forget(key: Any, ref: weakref.ref[Any]) -> None:
-    known = _KNOWN.get(key)
-    if known is not None and ref in known:
-        known.remove(ref)
-        if not known:
-            _KNOWN.pop(key, None)
+    candidates = _CANONICAL.get(key)
+    if candidates is not None and ref in candidates:
+        candidates.remove(ref)
+        if not candidates:
+            _CANONICAL.pop(key, None)
 
 
-def are_alike(one: Any, other: Any) -> bool:
-    """Do they have the same equations, up to the names of variables? False where that cannot be seen."""
-    if one is other:
+def are_equal_jaxprs(first: Any, second: Any) -> bool:
+    """Do they have the same equations, up to the names of variables? False if that is uncertain."""
+    if first is second:
         return True
-    names: dict[int, int] = {}  # a variable of the first -> that of the second
+    names: dict[int, int] = {}  # id of a variable of `first` -> id of that of `second`
 
     def bound(a: Any, b: Any) -> bool:
         return a.aval == b.aval and names.setdefault(id(a), id(b)) == id(b)
 
     def read(a: Any, b: Any) -> bool:
         if isinstance(a, jax.extend.core.Literal) or isinstance(b, jax.extend.core.Literal):
-            return type(a) is type(b) and a.aval == b.aval and _same(a.val, b.val)
+            return type(a) is type(b) and a.aval == b.aval and _equal_params(a.val, b.val)
         return names.get(id(a)) == id(b)
 
     def each(test: Any, a: Sequence[Any], b: Sequence[Any]) -> bool:
         return len(a) == len(b) and all(map(test, a, b))
 
-    if one.effects or other.effects or not each(bound, one.invars, other.invars):
+    if first.effects or second.effects or not each(bound, first.invars, second.invars):
         return False
-    if not each(bound, one.constvars, other.constvars) or len(one.eqns) != len(other.eqns):
+    if not each(bound, first.constvars, second.constvars) or len(first.eqns) != len(second.eqns):
         return False
-    for a, b in zip(one.eqns, other.eqns, strict=True):
-        same = a.primitive is b.primitive and each(read, a.invars, b.invars) and _same(a.params, b.params)
-        if not same or a.ctx != b.ctx or not each(bound, a.outvars, b.outvars):
+    for a, b in zip(first.eqns, second.eqns, strict=True):
+        is_same = a.primitive is b.primitive and each(read, a.invars, b.invars) and _equal_params(a.params, b.params)
+        if not is_same or a.ctx != b.ctx or not each(bound, a.outvars, b.outvars):
             return False
-    return each(read, one.outvars, other.outvars)
+    return each(read, first.outvars, second.outvars)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Are two parameters of an equation the same?"""
-    if one is other:
+def _equal_params(first: Any, second: Any) -> bool:
+    """Are two parameters of an equation equal?"""
+    if first is second:
         return True
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if is_jaxpr(one):
-        consts = [getattr(jaxpr, "consts", ()) for jaxpr in (one, other)]
-        inner = [getattr(jaxpr, "jaxpr", jaxpr) for jaxpr in (one, other)]
-        return _all_same(*consts) and are_alike(*inner)
-    if isinstance(one, tuple | list):
-        return _all_same(one, other)  # pyright: ignore[reportUnknownArgumentType]
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)  # pyright: ignore
-    if isinstance(one, np.ndarray | np.generic):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if is_jaxpr(first):
+        consts = [getattr(jaxpr, "consts", ()) for jaxpr in (first, second)]
+        inner = [getattr(jaxpr, "jaxpr", jaxpr) for jaxpr in (first, second)]
+        return _all_equal(*consts) and are_equal_jaxprs(*inner)
+    if isinstance(first, tuple | list):
+        return _all_equal(first, second)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_equal_params(first[key], second[key]) for key in first)  # pyright: ignore
+    if isinstance(first, np.ndarray | np.generic):
+        return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
     try:
-        return (one == other) is True
-    except Exception:  # of somebody's class
+        return (first == second) is True
+    except Exception:  # raised by the `__eq__` of a user's class
         return False
 
 
-def _all_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(map(_same, one, other))
+def _all_equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(_equal_params, first, second))

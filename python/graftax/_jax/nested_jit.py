@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that JAX jits inside of a traced function: `jax.jit`, and what `eqx.filter_jit` and `nnx.jit` make of it.
+"""Functions jitted by JAX inside a traced function: with `jax.jit`, `eqx.filter_jit` or `nnx.jit`.
 
-JAX traces such a function once for all its callers. Where it reads a root by another way than its arguments, that trace
-holds tracers of ours, and the next caller would be given them. So a trace with such a function has JAX's caches for
-itself.
+JAX traces such a function once for all its callers. If it reads a global or capture that is a root, its cached trace
+holds tracers of this trace, and the next caller would get leaked tracers. So such a trace has private caches in JAX.
 """
 
 from __future__ import annotations
@@ -15,43 +14,43 @@ from typing import Any
 
 import jax
 
-from graftax._jax.compat import forget_traces, jitted_around
+from graftax._jax.compat import enclosing_jits, forget_traces
 from graftax._jax.tracers import live_traces, traced_for
 
-# Part of the key of JAX's caches. A JAX without it has one cache for all, and raises UnexpectedTracerError.
-_WHOSE = jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
+# A part of JAX's cache keys. A JAX without it shares one cache, and raises UnexpectedTracerError.
+_CACHE_CONTEXT = jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
 
 
-class _Now(threading.local):
-    """The trace that has JAX's caches for itself, in this thread."""
+class _ThreadState(threading.local):
+    """State of the running trace with private caches, for each thread."""
 
     def __init__(self) -> None:
         self.jitted: dict[int, Any] = {}  # functions that JAX has traced in it
 
 
-_now = _Now()
+_state = _ThreadState()
 
 
 def is_inside_jit(outer: Any) -> bool:
-    """Does JAX jit a function now, inside of this trace?"""
+    """Is JAX tracing a jitted function now, inside the trace `outer`? Notes the function."""
     live = live_traces()
     inner = live[: next((i for i, trace in enumerate(live) if trace is outer), 0)]
     count = sum(traced_for(trace) == "jit" for trace in inner)
-    _now.jitted.update((id(function), function) for function in jitted_around()[:count])
+    _state.jitted.update((id(function), function) for function in enclosing_jits()[:count])
     return count > 0
 
 
 @contextlib.contextmanager
-def own_caches(wanted: bool) -> Generator[None]:
-    """While entered, JAX finds nothing that was traced before, and nothing of this is found afterwards."""
-    if not wanted or _WHOSE is None:
+def private_caches(is_needed: bool) -> Generator[None]:
+    """In the block, JAX finds no earlier traces; those made in the block are dropped from its caches afterwards."""
+    if not is_needed or _CACHE_CONTEXT is None:
         yield
         return
-    around, _now.jitted = _now.jitted, {}
+    outer, _state.jitted = _state.jitted, {}
     try:
-        with _WHOSE(object()):
+        with _CACHE_CONTEXT(object()):
             yield
     finally:
-        for function in _now.jitted.values():
+        for function in _state.jitted.values():
             forget_traces(function)
-        _now.jitted = around
+        _state.jitted = outer

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tracer of JAX's tells: its trace, the transform that made it, the equation that it comes from.
+"""Reads a JAX tracer: its trace, its transform, the equation that produced it.
 
-Nothing public says so. A version of JAX that keeps less has less said: no transform, no equation.
+None of this is public. Where a version of JAX lacks an attribute, the transform or the equation is unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax.extend.core import Literal
 
 from graftax._jax.compat import current_trace
 
-_MAKES = {  # what makes a trace, as JAX names it: the user's name, and this package's
+_TRANSFORM_NAMES = {  # JAX's internal name: (public names in JAX, name in graftax)
     "BatchTrace": ("jax.vmap", "vmap"),
     "JVPTrace": ("jax.jvp (or jacfwd, hessian)", "jvp"),
     "LinearizeTrace": ("jax.grad (or value_and_grad, vjp, jacrev)", "grad"),
@@ -34,65 +34,67 @@ _MAKES = {  # what makes a trace, as JAX names it: the user's name, and this pac
 
 
 def live_traces() -> list[Any]:
-    """The traces that run in this thread, the innermost first."""
-    found: list[Any] = []
+    """The running traces of this thread, innermost first."""
+    traces: list[Any] = []
     trace = current_trace()
     while trace is not None:
-        found += [trace, *filter(None, [getattr(trace, "tangent_trace", None)])]
+        traces += [trace, *filter(None, [getattr(trace, "tangent_trace", None)])]
         trace = getattr(trace, "parent_trace", None)
-    return found
+    return traces
 
 
 def trace_of(leaf: Any) -> Any:
-    """The trace that a tracer belongs to; None for what is no tracer."""
+    """The trace that a tracer belongs to; None for other values."""
     return getattr(leaf, "_trace", None) if isinstance(leaf, Tracer) else None
 
 
 def is_ended(leaf: Any, live: list[Any]) -> bool:
-    """Is this a tracer of a trace that has ended? `live` are those that run.
+    """Is this a leaked tracer, one of a trace that has ended? `live` are the running traces.
 
-    JAX says so of some kinds. A trace that makes a program forgets its equations when it ends.
+    JAX invalidates only some kinds of traces. Those that make a program drop their equations when they end.
     """
     trace = trace_of(leaf)
-    if trace is None or not live or any(one is trace for one in live):  # none at all: this JAX does not tell
+    if (
+        trace is None or not live or any(live_trace is trace for live_trace in live)
+    ):  # no live traces: this JAX hides them
         return False
     return not (hasattr(trace, "frame") and trace.frame.tracing_eqns) or not trace.is_valid()
 
 
 def read_in_trace() -> set[int]:
-    """The ids of the values that the program reads which is traced now: its own, and those around it."""
+    """The ids of all values that equations of the current trace read, also from outer traces."""
     trace = current_trace()
     frame = getattr(trace, "frame", None)
-    found = set(map(id, getattr(frame, "constvar_to_val", {}).values()))
+    ids = set(map(id, getattr(frame, "constvar_to_val", {}).values()))
     for equation in getattr(frame, "tracing_eqns", ()):
         alive: Any = equation() if isinstance(equation, ReferenceType) or not hasattr(equation, "params") else equation
-        found.update(map(id, getattr(alive, "in_tracers", ())))
-    return found
+        ids.update(map(id, getattr(alive, "in_tracers", ())))
+    return ids
 
 
-class Made(NamedTuple):
-    """What made a value of a program."""
+class Producer(NamedTuple):
+    """The equation that produced a value of a program."""
 
     equation: Any
     operands: list[Any]
-    result: int  # which of the results it is
+    result: int  # index in the results of the equation
 
     @property
     def name(self) -> str:
-        """Of the operation."""
+        """The name of the primitive."""
         return self.equation.primitive.name
 
     @property
     def params(self) -> dict[str, Any]:
-        """Of the operation: those of a loop hold its program."""
+        """The parameters of the primitive: those of a loop hold its program."""
         return self.equation.params
 
 
-def made_by(value: Any, equations: Mapping[Any, Any]) -> Made | None:
-    """What made a tracer, or a variable of a program; None for arguments, and where JAX does not keep it.
+def producer_of(value: Any, equations: Mapping[Any, Any]) -> Producer | None:
+    """The producer of a tracer, or of a variable of a program; None for arguments, or if JAX has not kept it.
 
     Args:
-        equations: those of the program that a variable is of.
+        equations: of the program of a variable, by the variables that they set.
     """
     if isinstance(value, Tracer):
         equation: Any = getattr(value, "parent", None)
@@ -103,16 +105,16 @@ def made_by(value: Any, equations: Mapping[Any, Any]) -> Made | None:
     if operands is None:
         return None
     index = next((i for i, result in enumerate(equation.outvars) if result is variable), None)
-    return None if index is None else Made(equation, list(operands), index)
+    return None if index is None else Producer(equation, list(operands), index)
 
 
 def is_literal(value: Any) -> bool:
-    """Is it a number that stands in the program?"""
+    """Is it a literal of the program?"""
     return isinstance(getattr(value, "val", None) if isinstance(value, Tracer) else value, Literal)
 
 
 def carry_of_scan(params: dict[str, Any]) -> tuple[int, int]:
-    """(how many operands of a scan stand before the carry, how many are the carry); zeros where JAX does not say.
+    """(number of constants, number of carries) among the operands of a scan; zeros if this JAX hides them.
 
     Until JAX 0.11 these are two parameters.
     """
@@ -123,15 +125,15 @@ def carry_of_scan(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def traced_for(trace: Any) -> str:
-    """What a trace makes a program for, such as "jit" or "scan"; the name of its class where it makes none."""
+    """What a trace makes a program for, such as "jit" or "scan"; the name of its class if it makes none."""
     about = getattr(getattr(trace, "frame", None), "debug_info", None)
     return type(trace).__name__ if about is None else about.traced_for
 
 
 def transform_of(tracer: Any) -> tuple[str, str]:
-    """(the transform of JAX's that a tracer is of, the name of this package's); both are empty for an unknown one."""
+    """(JAX's name of the transform of a tracer, graftax's name); empty texts for an unknown transform."""
     trace = trace_of(tracer)
-    kind = traced_for(trace)
-    if kind == "LinearizeTrace" and not getattr(trace, "is_vjp", True):
+    trace_kind = traced_for(trace)
+    if trace_kind == "LinearizeTrace" and not getattr(trace, "is_vjp", True):
         return "jax.linearize", "linearize"
-    return _MAKES.get(kind, ("", ""))
+    return _TRANSFORM_NAMES.get(trace_kind, ("", ""))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings of what keeps a function slow, seen while its calls are recorded. Each is given once."""
+"""Warnings about slow inputs, found while a call is recorded. Each is given once."""
 
 from __future__ import annotations
 
@@ -23,32 +23,37 @@ _BY_VALUE = (int, float, complex, str, bytes, type(None))
 
 
 class Advice:
-    """Looks at the structures that one function is called with."""
+    """Inspects the structures that one function is called with, and remembers what it has warned about."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
     def captured(
-        self, name: str, leaves: list[Any], graphdef: _core.GraphDef, root_names: tuple[str, ...], first: int
+        self, name: str, leaves: list[Any], graphdef: _core.GraphDef, root_names: tuple[str, ...], first_captured: int
     ) -> None:
-        """Warns of big NumPy arrays below the roots from `first` on, which the function captures."""
-        if len(root_names) <= first or not any(isinstance(x, np.ndarray) and x.nbytes > _BIG for x in leaves):
+        """Warns about big NumPy arrays that the function captures: those of the roots from `first_captured` on."""
+        if len(root_names) <= first_captured or not any(isinstance(x, np.ndarray) and x.nbytes > _BIG for x in leaves):
             return
-        for leaf, place in zip(leaves, graphdef.leaf_places(), strict=True):
-            where = place_name(place, root_names)
-            if place[0] >= first and isinstance(leaf, np.ndarray) and leaf.nbytes > _BIG and where not in self._warned:
-                self._warned.add(where)
-                message = BIG_CAPTURED.format(name=name, path=where, size=leaf.nbytes >> 20)
+        for leaf, path in zip(leaves, graphdef.leaf_places(), strict=True):
+            path_text = place_name(path, root_names)
+            if (
+                path[0] >= first_captured
+                and isinstance(leaf, np.ndarray)
+                and leaf.nbytes > _BIG
+                and path_text not in self._warned
+            ):
+                self._warned.add(path_text)
+                message = BIG_CAPTURED.format(name=name, path=path_text, size=leaf.nbytes >> 20)
                 warnings.warn(message, CapturedArrayWarning, caller_level())
 
 
 def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> None:
-    """Adds to an error out of a static's own `__eq__` the key paths of the statics that are compared with it."""
-    places: list[str] = []
+    """Adds to an error from a static value's own `__eq__` the key paths of the values that were being compared."""
+    paths: list[str] = []
     structure = Structure(graphdef)
     for row in structure.rows:
         value = row.value if row.op is Op.static else None
         if type(value).__eq__ is not object.__eq__ and not isinstance(value, _BY_VALUE):
-            places.append(f"{place_name(structure.place(row), root_names)} ({type(value).__qualname__})")
-    if places:
-        error.add_note(f"graftax was comparing {', '.join(places[:4])} with earlier calls")
+            paths.append(f"{place_name(structure.place(row), root_names)} ({type(value).__qualname__})")
+    if paths:
+        error.add_note(f"graftax was comparing {', '.join(paths[:4])} with earlier calls")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`jit` and `filter_jit`: from what the user asks for to an `Options` record and a `Jitted`."""
+"""`jit` and `filter_jit`: turn the user's arguments into an `Options` record and a `Jitted`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.check import Checked
-from graftax._jit.compile_progress import Reported, ReportedCheck
+from graftax._jit.compile_progress import ProgressChecked, ProgressJitted
 from graftax._jit.jitted import Jitted
-from graftax._jit.jitted_pytree import JittedTree
+from graftax._jit.jitted_pytree import JittedPytree
 from graftax._jit.options import (
     FilterJitOptions,
     JitOptions,
@@ -21,7 +21,7 @@ from graftax._jit.options import (
     one_or_more,
     several,
 )
-from graftax._jit.pytree_callable import is_tree
+from graftax._jit.pytree_callable import is_pytree
 from graftax._sharding.frozen_specs import freeze
 
 P = ParamSpec("P")
@@ -32,9 +32,9 @@ def _wrap(function: Any, options: Options) -> Any:
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_wrap(function.__func__, options))
     if options.progress:
-        return (ReportedCheck if options.check else Reported)(function, options)
-    if not options.captured and is_tree(function):
-        return JittedTree(function, options)
+        return (ProgressChecked if options.check else ProgressJitted)(function, options)
+    if not options.captured and is_pytree(function):
+        return JittedPytree(function, options)
     return (Checked if options.check else Jitted)(function, options)
 
 

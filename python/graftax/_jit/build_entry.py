@@ -12,13 +12,13 @@ from jax.tree_util import SequenceKey
 from graftax import _core
 from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
-from graftax._jit.call_plan import Layout, Plan, covered_places, refuse_vain_patterns
+from graftax._jit.call_plan import Layout, Plan, covered_leaves, refuse_unmatched_patterns
 from graftax._jit.donation import DonationWarnings, donated_leaves
 from graftax._jit.leaf_names import LeafNames
-from graftax._jit.multihost_check import Agreeing
-from graftax._jit.multihost_rendezvous import compares
+from graftax._jit.multihost_check import CrossHostCheck
+from graftax._jit.multihost_rendezvous import compares_hosts
 from graftax._jit.number_policy import SymbolicNumbers
-from graftax._jit.output_shardings import Placing, spread
+from graftax._jit.output_shardings import OutputPlacement, may_use_mesh
 from graftax._jit.trace import Flat, definition_of, flat_function
 from graftax._sharding.leaf_shardings import Shardings
 
@@ -35,38 +35,49 @@ def build_entry(
     staged: bool = False,
     numbers: SymbolicNumbers | None = None,
 ) -> _core.Entry:
-    """Makes the jit object for one structure. Nothing is traced yet.
+    """Makes the cache entry of one structure, with its `jax.jit` object. Nothing is traced yet.
 
-    With many leaves the flat function takes one tuple of them, where no option speaks of single leaves: JAX traces a
-    tuple of a thousand twice as fast as a thousand arguments. A `staged` entry is lowered or traced, not called.
+    Args:
+        plan, layout, recording: of the call that needs the entry.
+        caller: whose call it is.
+        roots: the bound arguments and captures of that call.
+        context: the settings of JAX that are part of the cache key.
+        staged: the entry will be lowered or traced and never called.
+        numbers: the Python numbers of this entry that are symbolic.
     """
     options, graphdef, leaves = plan.options, recording.graphdef, recording.leaves
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(plan, roots, layout, graphdef, leaves)
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged, numbers)
+    # JAX traces one tuple of a thousand leaves twice as fast as a thousand arguments. Options for single leaves
+    # (donation, shardings) need separate arguments.
     tupled = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
-    unasked = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
+    # Who donates everything, or a handle, does not claim that each single buffer can be reused: no warning for those.
+    donates_handles = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
     donation_warnings = (
-        DonationWarnings() if (unasked or options.donate_word in ("all", "all-except-first")) and not staged else None
+        DonationWarnings()
+        if (donates_handles or options.donate_word in ("all", "all-except-first")) and not staged
+        else None
     )
     if donation_warnings is not None:
         flat = donation_warnings.around(flat)
-    given: Any = taking_tuple(flat) if tupled else flat
+    flat_program: Any = taking_tuple(flat) if tupled else flat
     if numbers is not None and "in_shardings" in jit_options:
-        of_leaves = enumerate(jit_options["in_shardings"])
-        given_ones = [None if leaf in numbers.leaves else sharding for leaf, sharding in of_leaves]
-        jit_options["in_shardings"] = (*given_ones, None, None)  # of what the host computes
+        indexed = enumerate(jit_options["in_shardings"])
+        leaf_shardings = [None if leaf in numbers.leaves else sharding for leaf, sharding in indexed]
+        jit_options["in_shardings"] = (*leaf_shardings, None, None)  # the last two are computed by the host
+    # The entry lives in a table on the function: strong references to identity statics would keep them alive.
     weak = _core.weaken(graphdef)
-    given.__signature__ = LeafNames(weak, recording.names, tupled)
-    placed = options.in_shardings is not None or spread(recording)
+    flat_program.__signature__ = LeafNames(weak, recording.names, tupled)
+    placed = options.in_shardings is not None or may_use_mesh(recording)
     if options.out_shardings is None and (options.by_value or not placed):
-        compiled: Any = jax.jit(given, **jit_options)
+        compiled: Any = jax.jit(flat_program, **jit_options)
     else:
-        compiled = Placing(plan, layout, graphdef, given, jit_options, outcomes, tupled)
+        compiled = OutputPlacement(plan, layout, graphdef, flat_program, jit_options, outcomes, tupled)
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
-    if not staged and compares():
-        compiled = Agreeing(compiled, plan, layout, outcomes, numbers, tupled)
+    if not staged and compares_hosts():
+        compiled = CrossHostCheck(compiled, plan, layout, outcomes, numbers, tupled)
     entry = _core.Entry(weak, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
     if numbers is not None:
         program = numbers.begin()
@@ -76,7 +87,7 @@ def build_entry(
 
 
 def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:
-    """The flat function over one tuple of leaves."""
+    """The flat function, taking one tuple of leaves instead of separate arguments."""
 
     def tupled(leaves: tuple[Any, ...]) -> Flat:
         return flat(*leaves)
@@ -89,49 +100,53 @@ def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]
 def leaf_options(
     plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef, leaves: Sequence[Any]
 ) -> tuple[list[bool], dict[str, Any]]:
-    """jit's options, spelled for the flat leaves: (which leaves are donated, keyword arguments of `jax.jit`)."""
-    options, out = plan.options, dict[str, Any]()
+    """The options resolved for the flat leaves: (one donation flag a leaf, keyword arguments of `jax.jit`)."""
+    options, jit_options = plan.options, dict[str, Any]()
     donated: list[bool] = []
     if plan.dynamic_patterns:
-        covered_places(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
-    refuse_vain_patterns(plan, graphdef, plan.signature.root_names(layout))
+        covered_leaves(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
+    refuse_unmatched_patterns(plan, graphdef, plan.signature.root_names(layout))
     donates = plan.donates(roots, layout)
     if donates or options.in_shardings is not None:
-        where = graphdef.leaf_places()
+        paths = graphdef.leaf_places()
         if donates:
             donated = donated_leaves(plan, roots, layout, graphdef)
-            out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
+            jit_options["donate_argnums"] = tuple(i for i, is_donated in enumerate(donated) if is_donated)
         if options.in_shardings is not None:
-            numbers = argument_numbers(plan, layout, [root for root, _ in where])
+            argument_indices = argument_numbers(plan, layout, [root for root, _ in paths])
             names = plan.signature.root_names(layout)
-            of_argument = {i: root for root, i in enumerate(argument_numbers(plan, layout, list(range(len(roots)))))}
-            read = Shardings(
+            root_of_argument = {
+                i: root for root, i in enumerate(argument_numbers(plan, layout, list(range(len(roots)))))
+            }
+            shardings = Shardings(
                 plan.name,
                 "in_shardings",
                 options.in_shardings,
                 "the arguments",
-                part=lambda path: Path(path[1:]).get(roots[of_argument[path[0].idx]]),
+                part=lambda path: Path(path[1:]).get(roots[root_of_argument[path[0].idx]]),
                 by_argument=True,
             )
-            out["in_shardings"] = tuple(
-                None if i is None else read.of_leaf((SequenceKey(i), *path), (*root_entries(names[root]), *path))
-                for i, (root, path) in zip(numbers, where, strict=True)
+            jit_options["in_shardings"] = tuple(
+                None if i is None else shardings.of_leaf((SequenceKey(i), *path), (*root_entries(names[root]), *path))
+                for i, (root, path) in zip(argument_indices, paths, strict=True)
             )
-            given = {i: names[root] for i, root in of_argument.items() if i is not None}
-            read.check_arguments([given[i] for i in sorted(given)])
-            read.check()
+            argument_names = {i: names[root] for i, root in root_of_argument.items() if i is not None}
+            shardings.check_arguments([argument_names[i] for i in sorted(argument_names)])
+            shardings.check()
     if options.keep_unused:
-        out["keep_unused"] = True
+        jit_options["keep_unused"] = True
     if options.inline:
-        out["inline"] = True
+        jit_options["inline"] = True
     if options.compiler_options:
-        out["compiler_options"] = dict(options.compiler_options)
-    return donated, out
+        jit_options["compiler_options"] = dict(options.compiler_options)
+    return donated, jit_options
 
 
 def argument_numbers(plan: Plan, layout: Layout, roots: list[int]) -> list[int | None]:
-    """Which element of `in_shardings` is for each of these roots: as in JAX, static arguments do not count; none is for
-    what the function captures, and for `self` of a bound method."""
+    """For each root, its index in `in_shardings`, where static arguments do not count (as in JAX).
+
+    None for what the function captures and for the `self` of a bound method: `in_shardings` has no entry for them.
+    """
     skip, arguments = plan.signature.skip, plan.signature.arguments(layout)
     static = plan.signature.flags(layout, plan.options.static)
     return [None if root < skip or root >= arguments else sum(not s for s in static[skip:root]) for root in roots]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled for one function: bounded, shared by every `jit` of it with equal options, gone when it goes."""
+"""The compile cache of one function: bounded, shared by every `jit` of it with equal options, freed with it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from graftax._jit.advice import Advice
 from graftax._jit.number_policy import Numbers, SymbolicNumbers
 from graftax._jit.options import Options
 
-SOMETHING_GONE = "an object that it counted by identity is gone"
-NO_ROOM = "more structures came than cache_size={size} keeps"
+IDENTITY_COLLECTED = "an object that was compared by identity no longer exists"
+CACHE_FULL = "there were more structures than cache_size={size}"
 TOO_MANY_VARIANTS = "too many programs of one structure"
-OTHER_CODE = "the function was given other code"
+CODE_REPLACED = "the code of the function was replaced"
 NUMPY_IS_CONSTANT = "its code asks for values of the NumPy arrays that it captures"
-MORE_IS_READ = "its code was seen to read more than was known"
+NEW_READS_FOUND = "its code was found to read more globals or captures than before"
 
-_MOST_VARIANTS = 64  # of one structure: bindings that changed in between, sets of another order
+_MAX_VARIANTS = 64  # entries of one structure, which differ in global bindings or in the order of sets
 _TABLES = "__graftax_tables__"
 
 
@@ -42,35 +42,35 @@ class CacheInfo(NamedTuple):
 
 
 class LoadedPrograms(Protocol):
-    """Programs that were compiled in another process, which calls run in place of compiling their own."""
+    """Programs compiled in another process, which calls run instead of compiling their own."""
 
     def make_entry(self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any) -> bool:
-        """Makes the entry for a call whose structure could not be known beforehand. False: there is none."""
+        """Makes the entry of a call whose structure was unknown when the file was loaded. False if no program fits."""
         ...
 
     def find(
         self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None = None
     ) -> Any | None:
-        """What was loaded for a structure and its numbers, as long as all that the code reads is as it was."""
+        """The program for a structure and its numbers, if everything that the code reads is unchanged."""
         ...
 
     def entry(
-        self, entry: _core.Entry, context: Any, arguments: int, found: Any, numbers: SymbolicNumbers | None
+        self, entry: _core.Entry, context: Any, arguments: int, program: Any, numbers: SymbolicNumbers | None
     ) -> _core.Entry:
-        """The entry that runs what `find` gave; what it has no program for, it compiles as `entry` would."""
+        """An entry that runs the `program` from `find`, and compiles for other leaves as `entry` does."""
         ...
 
     def runs_only(self, entry: _core.Entry) -> bool:
-        """Can this entry run the loaded programs and do nothing else? A structure that needs more gets another one."""
+        """Is this entry unable to compile anything besides its loaded programs? It is then replaced where needed."""
         ...
 
     def forget_unbound(self) -> None:
-        """Drops what `make_entry` would make entries of."""
+        """Drops the programs that `make_entry` has not bound to a structure yet."""
         ...
 
 
 class FunctionTable(_core.Table):
-    """The entries of one function under one set of options: bounded, the least recently used goes first."""
+    """The entries of one function under one set of options. The least recently used entry is dropped first."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -78,25 +78,28 @@ class FunctionTable(_core.Table):
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.advice = Advice()
         self.history = History()
-        self.loaded: LoadedPrograms | None = None  # what `load_compiled` has taken from a file
+        self.loaded: LoadedPrograms | None = None  # from `load_compiled`
         self.frozen = False  # a call that would compile raises instead
         self.numpy_is_constant = False  # of captured arrays: the code asks for their values
-        self.untied = False  # a warning that shared arrays come back apart was given
+        self.warned_of_lost_sharing = False
         self.numbers = Numbers()
-        self._makes_reads = reads_of(options)
-        self.reads = self._makes_reads()
-        self.heard = Overheard()
+        self._make_read_set = read_set_factory(options)
+        self.reads = self._make_read_set()
+        self.impure_calls_only = Overheard()
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
-        self.misses = self.found = self.traces = 0
-        self.asked: dict[int, dict[int, int]] = {}  # ids that a trace asked for, by that of its Outcome
-        self.waiting: set[int] = set()  # the Outcomes of traces with errors of a library in them, by their ids
-        self.made: weakref.ref[Any] | None = None  # the first jitted function of it that is alive: a pickle's
-        self._roots: tuple[Any, ...] = (0,)  # which origins are roots of its entries, and how many variables are none
+        self.misses = self.slow_hits = self.traces = 0
+        self.requested_ids: dict[int, dict[int, int]] = {}  # ids that user code read in a trace, by id(Outcome)
+        self.blocking_outcomes: set[int] = set()  # id(Outcome): an error check of a library needs its result
+        self.original: weakref.ref[Any] | None = None  # the first live jitted function: unpickling returns it
+        self._roots: tuple[Any, ...] = (0,)  # the origins that are roots now, and the number of hidden ones
 
     @property
     def origins(self) -> list[Origin]:
-        """The roots that code under its traces reads. Entries with fewer do not know what the new ones hold, and go."""
+        """The globals and captures that traced code reads: they are roots of every call.
+
+        Entries made before a root was known do not check its value, so they are dropped when one is added.
+        """
         if self.reads is None:
             return []
         roots = *(origin.what for origin in self.reads.origins), len(self.reads.hidden)
@@ -108,57 +111,57 @@ class FunctionTable(_core.Table):
 
     @property
     def calls(self) -> int:
-        """How many there were."""
-        return self.hits + self.found + self.misses
+        """The number of calls so far."""
+        return self.hits + self.slow_hits + self.misses
 
     def entry_of(self, outcomes: list[_core.Outcome]) -> _core.Entry | None:
-        """The entry that has these Outcomes."""
+        """The entry that owns this list of Outcomes."""
         return next((entry for entry in list(self.entries.values()) if entry.outcomes is outcomes), None)
 
     def loaded_for(
         self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None = None
     ) -> Any | None:
-        """What was loaded from a file for a structure and its numbers."""
+        """The program that was loaded from a file for a structure and its numbers, if there is one."""
         return None if self.loaded is None else self.loaded.find(recording, context, name, numbers)
 
     def store(self, key: tuple[Any, ...], entry: _core.Entry) -> _core.Entry:
-        known = self.entries.copy()  # other threads add and drop meanwhile
-        for dead in [k for k in known if not k[0]._alive()]:
-            self.drop(dead, SOMETHING_GONE)
-            del known[dead]
-        too_many = len(known) + 1 - self.maxsize
-        for oldest in sorted(known, key=lambda k: known[k].used)[:too_many] if too_many > 0 else ():
-            self.drop(oldest, NO_ROOM.format(size=self.maxsize))
+        entries = self.entries.copy()  # other threads add and drop meanwhile
+        for dead in [k for k in entries if not k[0]._alive()]:
+            self.drop(dead, IDENTITY_COLLECTED)
+            del entries[dead]
+        too_many = len(entries) + 1 - self.maxsize
+        for oldest in sorted(entries, key=lambda k: entries[k].used)[:too_many] if too_many > 0 else ():
+            self.drop(oldest, CACHE_FULL.format(size=self.maxsize))
         return self.entries.setdefault(key, entry)
 
     def find(self, recording: _core.Recording, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
-        """The entry that serves a structure with the bindings of now, and where it stands, or one would."""
+        """(entry, key): the entry that serves this recording, or None and the key to store a new one under."""
         graphdef = recording.graphdef
         key: tuple[Any, ...] = (graphdef, context)
-        for number in range(1, _MOST_VARIANTS):
+        for number in range(1, _MAX_VARIANTS):
             entry = self.entries.get(key)
             if entry is None or entry.serves(recording):
                 return entry, key
             key = (graphdef, context, number)
-        for number in range(1, _MOST_VARIANTS):
+        for number in range(1, _MAX_VARIANTS):
             self.drop((graphdef, context, number), TOO_MANY_VARIANTS)
         return None, (graphdef, context, 1)
 
-    def knows(self, recording: _core.Recording, context: Any) -> bool:
-        """Is there an entry that serves it? An error of a static's own `__eq__` is for `find` to raise."""
+    def has_entry_for(self, recording: _core.Recording, context: Any) -> bool:
+        """Is there an entry that serves it?"""
         try:
             return self.find(recording, context)[0] is not None
-        except Exception:
+        except Exception:  # raised by the `__eq__` of a static value: the caller's own `find` reports it
             return True
 
-    def drop(self, key: tuple[Any, ...], why: str = "") -> None:
+    def drop(self, key: tuple[Any, ...], reason: str = "") -> None:
         entry = self.entries.pop(key, None)
         if entry is not None:
-            self.history.dropped(entry, why)
+            self.history.dropped(entry, reason)
             self._forget(entry)
 
-    def clear_entries(self, why: str = MORE_IS_READ) -> None:
-        self.history.all_dropped(why)
+    def clear_entries(self, reason: str = NEW_READS_FOUND) -> None:
+        self.history.all_dropped(reason)
         if self.loaded is not None:
             self.loaded.forget_unbound()
         self.entries.clear()
@@ -178,35 +181,38 @@ class FunctionTable(_core.Table):
         return True
 
     def replace_code(self) -> None:
-        """The function has other code: no entry is one of it."""
+        """Drops all entries, because the function's `__code__` was replaced."""
         self.generation += 1
-        self.clear_entries(OTHER_CODE)
+        self.clear_entries(CODE_REPLACED)
 
     def clear(self) -> None:
         self.clear_entries()
-        self.reads = self._makes_reads()  # it holds classes and functions
-        self.advice, self.untied = Advice(), False
-        self.history = self.history.anew()
+        self.reads = self._make_read_set()  # a new one, because the old one keeps classes and functions alive
+        self.advice, self.warned_of_lost_sharing = Advice(), False
+        self.history = self.history.fresh()
         self.loaded = None
         self.numpy_is_constant = False
         self.numbers = Numbers()
-        self.misses = self.found = self.traces = 0
+        self.misses = self.slow_hits = self.traces = 0
 
 
-def reads_of(options: Options) -> Callable[[], ReadSet | None]:
-    """What makes the read set of a function with these options."""
+def read_set_factory(options: Options) -> Callable[[], ReadSet | None]:
+    """A function that makes the empty read set of a function with these options."""
     if options.captured:
         return ReadSet
     return OfSymbols if options.numbers == "symbolic" else lambda: None
 
 
 class _Tables:
-    """What hangs on a function. `owner` tells it from one that `functools.update_wrapper` copied."""
+    """The tables of a function, kept in its `__dict__`.
+
+    `functools.update_wrapper` copies that dict to wrappers: `owner` tells the original from such a copy.
+    """
 
     def __init__(self, owner: types.FunctionType) -> None:
         self.owner = weakref.ref(owner)
         self.tables: dict[tuple[Options, tuple[Any, ...]], FunctionTable] = {}
-        self.made: tuple[types.FunctionType, tuple[Any, ...]] | None = None  # what it is made of, and how
+        self.transform_of: tuple[types.FunctionType, tuple[Any, ...]] | None = None  # (source function, options)
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -215,23 +221,26 @@ class _Tables:
         return (types.NoneType, ())
 
 
-def table_of(function: types.FunctionType, may_hang: bool, options: Options) -> FunctionTable:
-    if not may_hang:
+def table_of(function: types.FunctionType, can_hold_table: bool, options: Options) -> FunctionTable:
+    if not can_hold_table:
         return FunctionTable(options)
+    # The function that a transform returns is new on each use. Its tables are found under the function it was made of.
     tables, key = _tables_of(function), ()
-    while tables.made is not None and not options.captured:  # what it captures is no part of the key
-        of, by = tables.made
-        tables, key = _tables_of(of), (*by, *key)
+    while (
+        tables.transform_of is not None and not options.captured
+    ):  # with captures, its closure would be part of the key
+        source, transform = tables.transform_of
+        tables, key = _tables_of(source), (*transform, *key)
     try:
         return tables.tables.setdefault((options, key), FunctionTable(options))
-    except TypeError:  # an option that does not hash
+    except TypeError:  # an unhashable option
         return FunctionTable(options)
 
 
-def note_made(function: types.FunctionType, of: Any, *by: Any) -> None:
-    """Says what a transform made a function of, and with which options: where these are equal, so is what they do."""
-    if isinstance(of, types.FunctionType):
-        _tables_of(function).made = of, by
+def record_transform_of(function: types.FunctionType, source: Any, *transform: Any) -> None:
+    """Records that a transform made `function` of `source`, with these options: equal ones share compiled code."""
+    if isinstance(source, types.FunctionType):
+        _tables_of(function).transform_of = source, transform
 
 
 def _tables_of(function: types.FunctionType) -> _Tables:
@@ -241,6 +250,6 @@ def _tables_of(function: types.FunctionType) -> _Tables:
     return tables
 
 
-def without_table(attributes: dict[str, Any]) -> None:
-    """Takes a table away that `functools.update_wrapper` copied from a function to its wrapper."""
+def remove_copied_table(attributes: dict[str, Any]) -> None:
+    """Removes the table that `functools.update_wrapper` copied from a function to its wrapper."""
     attributes.pop(_TABLES, None)

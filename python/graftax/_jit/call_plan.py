@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a function, worked out once for the roots of its calls."""
+"""The options of a function, resolved once for the roots of its calls."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from graftax._graph.structure import Place, Structure, place_name
 from graftax._graph.types.ignored import Ignoring, Test, covering
 from graftax._jit.options import Options, split_patterns
 
-NOWHERE = (
-    "{name}: the pattern {pattern!r} of {option} matches nothing that is there. There is: {paths}. Name one of these, "
-    "or what they are in, or leave the pattern out. .w is an attribute, [w] a key."
+PATTERN_UNMATCHED = (
+    "{name}: the pattern {pattern!r} of {option} matches nothing that is there. There is: {paths}. Name one of these "
+    "or a part that contains one, or remove the pattern. .w is an attribute, [w] a key."
 )
 
 _NUMBERS = (bool, int, float, complex)
-_MOST_LAYOUTS = 64  # each as long as a call has arguments
+_MAX_LAYOUTS = 64  # each is as long as the argument list of a call
 
 Layout = tuple[Any, ...]
 
 
 class Plan:
-    """Everything a trace needs besides the live objects of a call. Holds nothing of the user's but options."""
+    """Everything a trace needs besides the live objects of a call. Of the user's objects it holds only options."""
 
     def __init__(
         self,
@@ -61,32 +61,34 @@ class Plan:
         """The roots of a call, recorded.
 
         Args:
-            opened: what the call has asked registered classes before.
-            symbolic: places of Python numbers that are leaves, though no option says so.
+            roots, layout: as `Binding.bind` returns them.
+            shapes: `jax.ShapeDtypeStruct` counts as an array.
+            opened: what the registered classes were flattened to earlier in this call: they are not called again.
+            symbolic: paths of Python numbers to record as leaves although no option asks for it.
         """
         opened = opened or _core.Opened()
-        names, flags = self._spelled(layout)
+        names, flags = self._names_and_flags(layout)
         ignored = self.ignoring.test(names)
-        named = dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened, ignored)
+        named = number_test(self.dynamic_patterns, roots, names, flags, shapes, opened, ignored)
 
         donates = self.donates(roots, layout)
         return _core.Recording(roots, names, flags, layout, donates, shapes, named, opened, ignored, symbolic or None)
 
-    def _spelled(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:
+    def _names_and_flags(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:
         """(names, flags) of the roots of calls with this layout."""
-        known = self._layouts.get(layout)
-        if known is None:
+        spelled = self._layouts.get(layout)
+        if spelled is None:
             flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-            if not self.options.captured:  # a function counts by identity, and so do those that a callable object holds
+            if not self.options.captured:  # functions are compared by identity, also those in a callable object
                 for i in range(self.signature.skip):
                     flags[i] |= _core.RootFlag.target
-            known = self.signature.root_names(layout), flags
-            if len(self._layouts) < _MOST_LAYOUTS:
-                self._layouts[layout] = known
-        return known
+            spelled = self.signature.root_names(layout), flags
+            if len(self._layouts) < _MAX_LAYOUTS:
+                self._layouts[layout] = spelled
+        return spelled
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
-        """One flag a root: is it a handle whose memory a call may use?"""
+        """One flag a root: is it a handle whose memory the call may reuse?"""
         arguments = self.signature.arguments(layout) if self.options.mutation == "propagate" else 0
         return [i < arguments and is_donated(root) for i, root in enumerate(roots)]
 
@@ -94,7 +96,7 @@ class Plan:
         return self.options.donates or any(self.handles(roots, layout))
 
 
-def dynamic_in(
+def number_test(
     patterns: Sequence[Pattern],
     roots: tuple[Any, ...],
     names: tuple[str, ...],
@@ -103,9 +105,10 @@ def dynamic_in(
     opened: _core.Opened | None = None,
     ignored: Test | None = None,
 ) -> Callable[[Place], bool] | None:
-    """A test of places: do patterns cover the Python number there?
+    """A predicate of paths: do the patterns cover the Python number there? None if they cannot cover any.
 
-    A recording asks with the first path of a number. Where its object is reached again, a pattern may mean another.
+    A recording tests a number under the first path that leads to it. In a graph with shared objects a pattern may name
+    another path to the same number, so all of its paths are expanded beforehand.
     """
     test = tester(patterns, names)
     if test is None:
@@ -115,16 +118,16 @@ def dynamic_in(
         return test
     covering = Covering(graphdef, names)
     structure = covering.structure
-    covered = {structure.rows[at] for pattern in patterns for at in covering.of(pattern).statics}
-    again = {place_name(structure.place(row), names) for row in covered if type(row.value) in _NUMBERS}
-    return (lambda place: test(place) or place_name(place, names) in again) if again else test
+    covered = {structure.rows[index] for pattern in patterns for index in covering.of(pattern).statics}
+    other_paths = {place_name(structure.place(row), names) for row in covered if type(row.value) in _NUMBERS}
+    return (lambda path: test(path) or place_name(path, names) in other_paths) if other_paths else test
 
 
-def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...], option: str) -> list[bool]:
-    """One flag a place of a leaf: do the patterns of `donate=` or `dynamic=` cover it?
+def covered_leaves(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...], option: str) -> list[bool]:
+    """One flag for each path to a leaf: do the patterns of `donate=` or `dynamic=` cover it?
 
     Raises:
-        StructureError: where a pattern matches nothing. Spelt wrong, it would have no effect.
+        StructureError: if a pattern matches nothing. A misspelled one would silently have no effect.
     """
     patterns = plan.donate_patterns if option == "donate=" else plan.dynamic_patterns
     covering = Covering(graphdef, names)
@@ -134,26 +137,30 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
         if not cover.anything:
             structure = covering.structure
             if option == "donate=":
-                there, what = structure.leaves, "no array"
+                rows, nothing = structure.leaves, "no array"
             else:
-                there = [row for row, value in structure.statics() if type(value) in _NUMBERS]
-                what = "no static number"
-            paths = nearest(pattern.text, (place_name(structure.place(row), names) for row in there)) or what
-            raise StructureError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
+                rows = [row for row, value in structure.statics() if type(value) in _NUMBERS]
+                nothing = "no static number"
+            paths = nearest(pattern.text, (place_name(structure.place(row), names) for row in rows)) or nothing
+            raise StructureError(
+                PATTERN_UNMATCHED.format(name=plan.name, option=option, pattern=pattern.text, paths=paths)
+            )
         covered |= cover.leaves
     return [pc in covered for pc in covering.leaves]
 
 
-def refuse_vain_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
+def refuse_unmatched_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
     """Raises where a pattern of `ignore=` names an argument and matches nothing, not even a None.
 
-    What helpers read is not known yet, so that any other pattern may mean something in the next trace.
+    Other patterns are not checked: they may match a capture that is found only when a helper is traced.
     """
-    wanted = [pattern for pattern in plan.ignoring.patterns if pattern.root in names]
-    rows = Structure(graphdef) if wanted else None
-    places = [rows.place(row) for row in rows.rows] if rows else []
-    for pattern in wanted:
+    patterns = [pattern for pattern in plan.ignoring.patterns if pattern.root in names]
+    rows = Structure(graphdef) if patterns else None
+    paths = [rows.place(row) for row in rows.rows] if rows else []
+    for pattern in patterns:
         covers = covering([pattern], names)
-        if covers is None or not any(map(covers, places)):
-            paths = nearest(pattern.text, (place_name(place, names) for place in places)) or "nothing"
-            raise StructureError(NOWHERE.format(name=plan.name, option="ignore=", pattern=pattern.text, paths=paths))
+        if covers is None or not any(map(covers, paths)):
+            nearby = nearest(pattern.text, (place_name(path, names) for path in paths)) or "nothing"
+            raise StructureError(
+                PATTERN_UNMATCHED.format(name=plan.name, option="ignore=", pattern=pattern.text, paths=nearby)
+            )

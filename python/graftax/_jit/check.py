@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`jit(f, check=True)`: runs plain `f` beside every compiled call and reports the first difference."""
+"""`jit(f, check=True)`: runs plain `f` alongside every compiled call and reports the first difference."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from graftax._graph.object_diff import equal_numbers, numbers_of
 from graftax._graph.structure_diff import Difference, differences
 from graftax._jax.compat import ref_types
 from graftax._jax.tracebacks import boundary
-from graftax._jit.call_plan import dynamic_in
+from graftax._jit.call_plan import number_test
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names
 
 CHECK_FAILED = (
-    "{name} does something else when it is compiled:\n{difference}\n(expected is what the plain function did). What is "
-    "read from time, environ, Python's random numbers or a file is read once, when the function is traced; print and "
-    "warn run then only."
+    "{name} does something else when it is compiled:\n{difference}\n(expected is what the plain function did). The "
+    "clock, os.environ, Python's random numbers and files are read once, when the function is traced; print and warn "
+    "run only then, too."
 )
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# How far apart two runs of one computation may be, relative to the largest number; by bits of the mantissa.
+# Tolerance between two runs of one computation, relative to the largest number, by bits of the mantissa.
 _TOLERANCE = {52: 1e-9, 23: 1e-4, 10: 2e-2, 7: 5e-2}
 _NUMBER = re.compile(r"True|False|\(?[-+\d.einfaj]+\)?")
 _COARSE = 0.3  # dtypes of eight bits and less
@@ -57,92 +57,97 @@ class Checked(Jitted[P, R]):
         compiled: Callable[..., Any] = super().__call__
         if jax.config.jax_disable_jit:
             return compiled(*args, **kwargs)
-        plain, copies, roots, layout = self._anew(lambda: self._plainly(args, kwargs))
+        plain, copies, roots, layout = self._retry_with_new_roots(lambda: self._run_plain(args, kwargs))
         if plain is None:
-            return compiled(*args, **kwargs)  # part of another trace: there are no numbers to compare
-        fast = _run(lambda: compiled(*args, **kwargs))
-        self._plan.signature.look_again(roots)  # the compiled call has made cells of its own
-        self._compare(plain, fast, copies, roots, layout)
+            return compiled(*args, **kwargs)  # inside another trace there are no values to compare
+        actual = _run(lambda: compiled(*args, **kwargs))
+        self._plan.signature.look_again(roots)  # the compiled call has made new cells
+        self._compare(plain, actual, copies, roots, layout)
         sys.stdout.write(plain.printed)
-        for w in fast.warned:
-            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno, source=w.source)
-        if fast.error is not None:
-            raise fast.error
-        return fast.result
+        for warning in actual.warned:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno, source=warning.source
+            )
+        if actual.error is not None:
+            raise actual.error
+        return actual.result
 
-    def _plainly(
+    def _run_plain(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[_Run | None, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-        """(the run of the plain function, the copies that it was given, the roots, their layout).
+        """(the run of the plain function, the copies it ran on, the roots, their layout).
 
-        What it reads is found as in a trace, so that helpers run on copies too.
+        Its reads are collected as in a trace, so that helper functions run on copies as well. The run is None inside
+        another trace.
         """
-        roots, layout = self._bound(args, kwargs)
+        roots, layout = self._bind_arguments(args, kwargs)
         plan = self._plan
         recording = plan.record(roots, layout)
-        self._look_at(recording, plan)
+        self._restart_if_reads_changed(recording, plan)
         leaves, graphdef = recording.leaves, recording.graphdef
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return None, (), roots, layout
-        copies = _core.unflatten_roots(graphdef, [_copied(x) for x in leaves])
+        copies = _core.unflatten_roots(graphdef, [_copy_leaf(x) for x in leaves])
         graph, signature = Rebuilt(), self._plan.signature
         graph.functions.update(map(id, self._plan.record(copies, layout).functions))
         propagates, name = self._options.mutation == "propagate", self._plan.name
-        given = self._function, roots, list(copies), layout, name, propagates, self._table.reads, graph
-        handed_over = _core.Trace(recording)  # what is no copy, such as a function without arrays
+        call_arguments = self._function, roots, list(copies), layout, name, propagates, self._table.reads, graph
+        handed_over = _core.Trace(recording)  # nodes that are shared, not copied, such as functions without arrays
         try:
             handed_over.rebuild(leaves)
-            plain = _run(lambda: signature.call(*given))
+            plain = _run(lambda: signature.call(*call_arguments))
         finally:
             handed_over.restore()
             handed_over.close()
         return plain, copies, roots, layout
 
     def _compare(
-        self, plain: _Run, fast: _Run, copies: tuple[Any, ...], roots: tuple[Any, ...], layout: tuple[Any, ...]
+        self, plain: _Run, actual: _Run, copies: tuple[Any, ...], roots: tuple[Any, ...], layout: tuple[Any, ...]
     ) -> None:
-        if isinstance(fast.error, GraftaxError) and type(plain.error) is not type(fast.error):
-            return  # its message says why the call cannot be compiled
-        if type(plain.error) is not type(fast.error):
-            self._fail(f"  the exception: expected {_said(plain.error)}, given {_said(fast.error)}", fast.error)
+        if isinstance(actual.error, GraftaxError) and type(plain.error) is not type(actual.error):
+            return  # graftax's own message says why the call cannot be compiled
+        if type(plain.error) is not type(actual.error):
+            self._fail(
+                f"  the exception: expected {_error_text(plain.error)}, given {_error_text(actual.error)}", actual.error
+            )
         if plain.error is None:
-            self._compare_graphs((plain.result, *copies), (fast.result, *roots), layout)
-        if plain.printed != fast.printed:
-            self._fail(f"  print: expected {plain.printed!r}, given {fast.printed!r}")
-        warned = [(w.category, str(w.message)) for w in fast.warned]
-        for w in plain.warned:
-            if (w.category, str(w.message)) not in warned:
-                self._fail(f"  warnings: expected {w.category.__name__}({str(w.message)!r}), given none")
+            self._compare_graphs((plain.result, *copies), (actual.result, *roots), layout)
+        if plain.printed != actual.printed:
+            self._fail(f"  print: expected {plain.printed!r}, given {actual.printed!r}")
+        warned = [(warning.category, str(warning.message)) for warning in actual.warned]
+        for warning in plain.warned:
+            if (warning.category, str(warning.message)) not in warned:
+                self._fail(f"  warnings: expected {warning.category.__name__}({str(warning.message)!r}), given none")
 
-    def _compare_graphs(self, expected: tuple[Any, ...], given: tuple[Any, ...], layout: tuple[Any, ...]) -> None:
+    def _compare_graphs(self, expected: tuple[Any, ...], actual: tuple[Any, ...], layout: tuple[Any, ...]) -> None:
         plan, count = self._plan, 1 if self._options.by_value else len(expected)
         names = ("result", *plan.signature.root_names(layout))[:count]
         flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
 
         def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
             ignored = plan.ignoring.test(names)
-            dynamic = dynamic_in(plan.dynamic_patterns, roots[:count], names, flags, False, ignored=ignored)
+            dynamic = number_test(plan.dynamic_patterns, roots[:count], names, flags, False, ignored=ignored)
             return _core.record(roots[:count], names, flags, dynamic=dynamic, ignored=ignored)
 
-        (one, first), (other, second) = flat(expected), flat(given)
-        if first != second:
-            # A traced number is an array in the plain run; one that nobody touched comes back as the caller's number.
+        (expected_leaves, expected_graphdef), (actual_leaves, actual_graphdef) = flat(expected), flat(actual)
+        if expected_graphdef != actual_graphdef:
+            # A traced number is an array in the plain run, but is returned as the caller's number if it was not used.
             traced, numbers = ("an array", "a traced number"), bool(self._options.dynamic)
-            found = [
+            difference = [
                 d
-                for d in differences(first, second, names)
+                for d in differences(expected_graphdef, actual_graphdef, names)
                 if d[1:3] != traced and not (numbers and _is_forwarded(d)) and d.one != "Ignored"  # of `ignore=`
             ]
-            if found:
-                self._fail(f"  {found[0].line()}")
+            if difference:
+                self._fail(f"  {difference[0].line()}")
         arrays: dict[str, list[Any]] = {}
-        for path, b in zip(leaf_names(second, names), other, strict=True):
-            arrays.setdefault(path, []).append(b)
-        for path, a in zip(leaf_names(first, names), one, strict=True):
-            there = arrays.get(path)  # a number that is a leaf in one of the two only
-            found = _array_difference(a, there.pop(0)) if there else None
-            if found is not None:
-                self._fail(f"  {path}: expected {found[0]}, given {found[1]}")
+        for path, leaf in zip(leaf_names(actual_graphdef, names), actual_leaves, strict=True):
+            arrays.setdefault(path, []).append(leaf)
+        for path, expected_leaf in zip(leaf_names(expected_graphdef, names), expected_leaves, strict=True):
+            candidates = arrays.get(path)  # None: a number that is a leaf in only one of the two
+            difference = _array_difference(expected_leaf, candidates.pop(0)) if candidates else None
+            if difference is not None:
+                self._fail(f"  {path}: expected {difference[0]}, given {difference[1]}")
 
     def _fail(self, difference: str, cause: BaseException | None = None) -> None:
         raise CheckError(CHECK_FAILED.format(name=self._plan.name, difference=difference)) from cause
@@ -152,12 +157,12 @@ def _is_forwarded(difference: Difference[str]) -> bool:
     return difference.one == "an array" and bool(_NUMBER.fullmatch(difference.other))
 
 
-def _said(error: BaseException | None) -> str:
+def _error_text(error: BaseException | None) -> str:
     return "none" if error is None else f"{type(error).__name__}: {error}"
 
 
 def _run(call: Callable[[], Any]) -> _Run:
-    """Runs it with what it prints and warns held back."""
+    """Calls it, and captures its result or exception, its printed text and its warnings."""
     printed = io.StringIO()
     result, failure = None, None
     with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(printed):
@@ -169,40 +174,40 @@ def _run(call: Callable[[], Any]) -> _Run:
     return _Run(result, failure, printed.getvalue(), warned or [])
 
 
-def _copied(leaf: Any) -> Any:
-    """An array that neither a donation nor an assignment to the caller's reaches."""
+def _copy_leaf(leaf: Any) -> Any:
+    """A copy that neither donation nor an assignment to the caller's array can affect."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return leaf.copy()
     if isinstance(leaf, ref_types):
         return jax.new_ref(leaf[...])
-    return jnp.copy(leaf) if isinstance(leaf, jax.Array) else jnp.asarray(leaf)  # a number that is traced
+    return jnp.copy(leaf) if isinstance(leaf, jax.Array) else jnp.asarray(leaf)  # a traced number
 
 
-def _array_difference(expected: Any, given: Any) -> tuple[str, str] | None:
-    """How two arrays differ, as texts; None where they agree."""
-    expected, given = (jnp.asarray(x) if isinstance(x, (bool, int, float, complex)) else x for x in (expected, given))
-    if isinstance(expected, ref_types) and isinstance(given, ref_types):
-        expected, given = expected[...], given[...]
-    both_jax = isinstance(expected, jax.Array) and isinstance(given, jax.Array)
-    one, other = _kind(expected, weak=both_jax), _kind(given, weak=both_jax)
-    if one != other:
-        return one, other
-    a, b = numbers_of(expected), numbers_of(given)
+def _array_difference(expected: Any, actual: Any) -> tuple[str, str] | None:
+    """(expected, actual) as texts where two arrays differ; None where they agree."""
+    expected, actual = (jnp.asarray(x) if isinstance(x, (bool, int, float, complex)) else x for x in (expected, actual))
+    if isinstance(expected, ref_types) and isinstance(actual, ref_types):
+        expected, actual = expected[...], actual[...]
+    both_jax = isinstance(expected, jax.Array) and isinstance(actual, jax.Array)
+    expected_type, actual_type = _type_text(expected, weak=both_jax), _type_text(actual, weak=both_jax)
+    if expected_type != actual_type:
+        return expected_type, actual_type
+    a, b = numbers_of(expected), numbers_of(actual)
     tolerance, largest = 0.0, 0.0
     if a.dtype.kind in "fc":
         wide = np.complex128 if a.dtype.kind == "c" else np.float64
-        tolerance = _TOLERANCE.get(jnp.finfo(given.dtype).nmant, _COARSE)
+        tolerance = _TOLERANCE.get(jnp.finfo(actual.dtype).nmant, _COARSE)
         a, b = a.astype(wide), b.astype(wide)
         largest = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
     wrong = ~np.asarray(equal_numbers(b, a, tolerance, tolerance * largest))
     if not wrong.any():
         return None
-    at = tuple(int(i) for i in np.argwhere(wrong)[0])
-    where = f" at {list(at)}, and {int(wrong.sum())} of {wrong.size} numbers differ" if at else ""
-    return str(a[at]), f"{b[at]}{where}"
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    position = f" at {list(index)}, and {int(wrong.sum())} of {wrong.size} numbers differ" if index else ""
+    return str(a[index]), f"{b[index]}{position}"
 
 
-def _kind(x: Any, weak: bool) -> str:
-    """Shape, dtype and weak type; of a NumPy array the dtype that JAX makes of it."""
+def _type_text(x: Any, weak: bool) -> str:
+    """Dtype, shape and weak type as a text. A NumPy dtype is canonicalized as JAX does it."""
     dtype = jax.dtypes.canonicalize_dtype(x.dtype) if isinstance(x, (np.ndarray, np.generic)) else x.dtype
     return f"{dtype}{list(x.shape)}{', weakly typed' if weak and getattr(x, 'weak_type', False) else ''}"

@@ -17,18 +17,18 @@ from graftax._jit.jitted import Jitted
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Tell = Callable[[str, float], Any]  # a part that is done, and its seconds
+ProgressCallback = Callable[[str, float], Any]  # (stage that has finished, seconds)
 
-NEXT = {"recorded": "tracing", "traced": "lowering", "lowered": "compiling"}
+NEXT_STAGE = {"recorded": "tracing", "traced": "lowering", "lowered": "compiling"}
 
-_MOST_WAITING = 16  # calls in one thread that are in each other, or that failed on their way
-_waiting = threading.local()
-_listening = threading.Lock()
-_listens = False
+_MAX_REPORTS = 16  # nested or failed calls of one thread
+_active_reports = threading.local()
+_listen_lock = threading.Lock()
+_is_listening = False
 
 
-class Reported(Jitted[P, R]):
-    """A jitted function that says what a call does which compiles."""
+class ProgressJitted(Jitted[P, R]):
+    """A jitted function that reports the stages of each call that compiles."""
 
     def _entry(
         self,
@@ -40,80 +40,81 @@ class Reported(Jitted[P, R]):
     ) -> tuple[_core.Entry, _core.Recording]:
         misses, begin = self._table.misses, time.perf_counter()
         progress = self._options.progress
-        report = _Report(self._plan.name, progress if callable(progress) else _Printed(self._plan.name))
+        report = _Report(self._plan.name, progress if callable(progress) else _PrintProgress(self._plan.name))
         entry, recording = super()._entry(roots, layout, context, opened, binding)
-        if self._table.misses != misses:  # else it is known, and compiled
-            report.wait()
-            report.done("recorded", time.perf_counter() - begin)
+        if self._table.misses != misses:  # otherwise the entry was compiled earlier
+            report.start()
+            report.finish_stage("recorded", time.perf_counter() - begin)
         return entry, recording
 
 
-class ReportedCheck(Reported[P, R], Checked[P, R]):
-    """Both: it is compared with the plain function, and says what it does."""
+class ProgressChecked(ProgressJitted[P, R], Checked[P, R]):
+    """`progress=` together with `check=True`."""
 
 
 class _Report:
-    """One call that compiles, from the end of its recording on."""
+    """The progress of one compiling call, from the end of its recording on."""
 
-    def __init__(self, name: str, tell: Any) -> None:
-        self._name, self._tell = name, cast(Tell, tell)
+    def __init__(self, name: str, callback: Any) -> None:
+        self._name, self._callback = name, cast(ProgressCallback, callback)
 
-    def wait(self) -> None:
-        """JAX says when it has traced, lowered and compiled this function in this thread."""
+    def start(self) -> None:
+        """Waits for JAX's events: it announces when it has traced, lowered and compiled a function in this thread."""
         _listen()
         self._during = sys.exception()
-        reports: list[_Report] = _waiting.__dict__.setdefault("reports", [])
+        reports: list[_Report] = _active_reports.__dict__.setdefault("reports", [])
         reports.append(self)
-        del reports[:-_MOST_WAITING]
+        del reports[:-_MAX_REPORTS]
 
     def is_of(self, name: str) -> bool:
         return name == self._name
 
     def has_failed(self) -> bool:
-        """JAX tells of a trace that has raised, too: while the error is on its way."""
+        """JAX also announces a trace that has raised, while the exception propagates."""
         return sys.exception() is not self._during
 
-    def done(self, stage: str, seconds: float) -> None:
-        self._tell(stage, seconds)
+    def finish_stage(self, stage: str, seconds: float) -> None:
+        self._callback(stage, seconds)
 
 
 def _listen() -> None:
-    global _listens
-    with _listening:
-        if not _listens:
+    global _is_listening
+    with _listen_lock:
+        if not _is_listening:
             on_compile_stages(_stage)
-            _listens = True
+            _is_listening = True
 
 
-def _stage(event: str, seconds: float, **about: Any) -> None:
-    """Called by JAX at the end of each part of each compilation, of whatever function."""
-    reports: list[_Report] = _waiting.__dict__.get("reports", [])
-    found = compile_stage(event, about) if reports else None
-    if found is None:
+def _stage(event: str, seconds: float, **metadata: Any) -> None:
+    """JAX calls this at the end of each stage of every compilation in the process."""
+    reports: list[_Report] = _active_reports.__dict__.get("reports", [])
+    finished = compile_stage(event, metadata) if reports else None
+    if finished is None:
         return
-    stage, name = found
+    stage, name = finished
+    # The innermost call of that name: a jitted function may call itself or others while it is traced.
     for i in reversed(range(len(reports))):
         if reports[i].is_of(name):
             report = reports[i]
             failed = report.has_failed()
             if failed or stage == "compiled":
                 del reports[i:]
-            report.done("failed" if failed else stage, seconds)
+            report.finish_stage("failed" if failed else stage, seconds)
             return
 
 
-class _Printed:
-    """A line for each part on the standard error; on a terminal, what is going on stands there meanwhile."""
+class _PrintProgress:
+    """Prints a line for each finished stage on standard error; a terminal also shows the stage that runs."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._all = name, 0.0
+        self._name, self._total = name, 0.0
 
     def __call__(self, stage: str, seconds: float) -> None:
-        self._all += seconds
-        following = NEXT.get(stage)
-        whole = f"; {self._all:.2f} s in all" if stage == "compiled" else ""
+        self._total += seconds
+        next_stage = NEXT_STAGE.get(stage)
+        total = f"; {self._total:.2f} s in all" if stage == "compiled" else ""
         live = sys.stderr.isatty()
-        text = f"{self._name}: {stage} {'after' if stage == 'failed' else 'in'} {seconds:.2f} s{whole}"
+        text = f"{self._name}: {stage} {'after' if stage == 'failed' else 'in'} {seconds:.2f} s{total}"
         print(f"\r\x1b[K{text}" if live else text, file=sys.stderr)
-        if live and following:
-            print(f"{self._name}: {following} …", end="", file=sys.stderr, flush=True)
+        if live and next_stage:
+            print(f"{self._name}: {next_stage} …", end="", file=sys.stderr, flush=True)

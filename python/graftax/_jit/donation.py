@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Donation: which leaves of a call JAX may use for its results."""
+"""Donation: whose buffers JAX may reuse for the results."""
 
 from __future__ import annotations
 
@@ -16,55 +16,60 @@ from graftax._base.handles import is_donated_place
 from graftax._graph.structure import Structure, place_name
 from graftax._jax.compat import DONATION_UNUSED
 from graftax._jax.tracebacks import boundary
-from graftax._jit.call_plan import Layout, Plan, covered_places
+from graftax._jit.call_plan import Layout, Plan, covered_leaves
 
 DONATED_AND_KEPT = (
-    "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then passed "
-    "once), pass a copy (jnp.copy) for one of them, or donate neither."
+    "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then "
+    "passed once), pass a copy (jnp.copy) for one of them, or donate neither."
 )
 
 
 def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
-    """One flag a leaf. An array in two places is one leaf: both places have to be donated, or neither."""
-    whole, handles = donated_roots(plan, layout), plan.handles(roots, layout)
+    """One flag a leaf.
+
+    Raises:
+        StructureError: if an array is donated under one of its paths and not under another.
+    """
+    root_flags, handles = donated_roots(plan, layout), plan.handles(roots, layout)
     names = plan.signature.root_names(layout)
     structure = Structure(graphdef)
-    found = structure.leaves
-    covered = covered_places(plan, graphdef, names, "donate=") if plan.donate_patterns else [False] * len(found)
+    leaf_rows = structure.leaves
+    covered = covered_leaves(plan, graphdef, names, "donate=") if plan.donate_patterns else [False] * len(leaf_rows)
     donated: dict[int, tuple[bool, str]] = {}
-    for row, is_covered in zip(found, covered, strict=True):
-        place = root, below = structure.place(row)
-        name = place_name(place, names)
-        flag = is_covered or whole[root] or (handles[root] and is_donated_place(roots[root], below))
+    for row, is_covered in zip(leaf_rows, covered, strict=True):
+        path = root, subpath = structure.place(row)
+        name = place_name(path, names)
+        flag = is_covered or root_flags[root] or (handles[root] and is_donated_place(roots[root], subpath))
         if donated.setdefault(row.leaf, (flag, name))[0] != flag:
-            first, second = donated[row.leaf][1], name
-            gone, kept = (second, first) if flag else (first, second)
-            raise StructureError(DONATED_AND_KEPT.format(name=plan.name, donated=gone, kept=kept))
+            first_name, second_name = donated[row.leaf][1], name
+            donated_name, kept_name = (second_name, first_name) if flag else (first_name, second_name)
+            raise StructureError(DONATED_AND_KEPT.format(name=plan.name, donated=donated_name, kept=kept_name))
     return [donated[i][0] for i in range(len(donated))]
 
 
 def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
-    """One flag a root: are its arrays donated?"""
+    """One flag a root: are all of its arrays donated?"""
     signature, options = plan.signature, plan.options
     flags = signature.flags(layout, plan.donate)
     if options.donate_word != "none":
-        first = options.donate_word.endswith("except-first")
+        keeps_first = options.donate_word.endswith("except-first")
         arguments = signature.arguments(layout)
-        flags = [i < arguments and not (first and i == 0) for i in range(len(flags))]
+        flags = [i < arguments and not (keeps_first and i == 0) for i in range(len(flags))]
     return flags
 
 
 class DonationWarnings:
-    """Silences JAX's warning of donated buffers that it could not reuse, from a trace until its call has returned.
+    """Silences JAX's warning about donated buffers that it could not reuse, from a trace until its call has returned.
 
-    Only a trace leads to a compilation, so a call that needs none pays nothing.
+    JAX warns when it compiles, which it does only after a trace. So the filter is installed in the trace, and calls of
+    compiled code do not pay for it.
     """
 
     def __init__(self) -> None:
         self._local = threading.local()
 
     def around(self, flat: Callable[..., Any]) -> Callable[..., Any]:
-        """`flat`, with the filter set up once it is traced."""
+        """`flat`, which installs the filter when it is traced."""
 
         @functools.wraps(flat)
         def traced(*leaves: Any) -> Any:
@@ -78,7 +83,7 @@ class DonationWarnings:
         return traced
 
     def run(self, compiled: Any) -> Any:
-        """`compiled`, with the filter taken down at the end."""
+        """`compiled`, which removes the filter when it returns."""
 
         run: Any = self._within(compiled)
         run.lower, run.trace = self._within(compiled.lower), self._within(compiled.trace)

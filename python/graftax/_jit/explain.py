@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`explain` and `assert_max_traces`: what is asked of a jitted function about its compilations."""
+"""`explain` and `assert_max_traces`: why and how often a jitted function was compiled."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, ParamSpec, overload
 
 from graftax import _core
 from graftax._explain import CallExplanation, Explanation, Variant
-from graftax._explain.log import described
+from graftax._explain.log import describe
 from graftax._jit.jitted import Jitted
 
 P = ParamSpec("P")
 
-NO_FUNCTION = "graftax.{name} takes a function that graftax.jit made, and {function!r} is none"
+NO_FUNCTION = "graftax.{name} takes a function that graftax.jit returned, not {function!r}"
 TOO_MANY_TRACES = "{name} was traced {count} times here, and at most {limit} were expected:\n{variants}"
 
 
@@ -51,26 +51,26 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallEx
     if not args and not kwargs:
         history = table.history
         return Explanation(caller._plan.name, tuple(history.variants), table.calls, history.count, history.seconds)
-    return _of_call(caller, table, args, kwargs)
+    return _explain_call(caller, table, args, kwargs)
 
 
-def _of_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallExplanation:
-    recording, explanations = caller._recorded(args, kwargs), []
-    for found in (recording, caller._recorded_symbolic(args, kwargs)):
-        if found is not None:
-            explanations.append(_of_recording(caller._plan.name, table, found))
+def _explain_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallExplanation:
+    recording, explanations = caller._record_call(args, kwargs), []
+    for candidate in (recording, caller._record_call_with_symbols(args, kwargs)):
+        if candidate is not None:
+            explanations.append(_explain_recording(caller._plan.name, table, candidate))
     hits = [explanation for explanation in explanations if explanation.hit]
     return (hits or explanations[-1:])[0]
 
 
-def _of_recording(name: str, table: Any, recording: _core.Recording) -> CallExplanation:
-    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
-    for known in reversed(table.history.variants):
-        entry = known.entry()
-        if not known.is_live or entry is None or known.graphdef != variant.graphdef:
+def _explain_recording(name: str, table: Any, recording: _core.Recording) -> CallExplanation:
+    variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads)
+    for earlier in reversed(table.history.variants):
+        entry = earlier.entry()
+        if not earlier.is_live or entry is None or earlier.graphdef != variant.graphdef:
             continue
-        if entry.serves(recording) and not known.differences_to(variant):
-            return CallExplanation(name, True, known.number, ())
+        if entry.serves(recording) and not earlier.differences_to(variant):
+            return CallExplanation(name, True, earlier.number, ())
     number, causes = table.history.explain(variant)
     return CallExplanation(name, False, number, causes)
 
@@ -95,10 +95,12 @@ def assert_max_traces(function: Jitted[..., Any], limit: int) -> Generator[None]
     if not hasattr(caller, "_plan"):
         raise TypeError(NO_FUNCTION.format(name="assert_max_traces", function=function))
     table = caller._table
-    traces, known = table.traces, table.history.count
+    traces_before, variants_before = table.traces, table.history.count
     yield
-    count = table.traces - traces
+    count = table.traces - traces_before
     if count > limit:
-        variants = "\n".join(described(variant) for variant in table.history.variants if variant.number > known)
+        variants = "\n".join(
+            describe(variant) for variant in table.history.variants if variant.number > variants_before
+        )
         name = caller._plan.name
         raise AssertionError(TOO_MANY_TRACES.format(name=name, count=count, limit=limit, variants=variants))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call, in the order it runs: bind -> flatten -> dispatch -> run -> unflatten -> write back.
+"""The callable that `jit` returns. A call: bind -> flatten -> find the entry -> run -> unflatten -> write back.
 
-The hit path is C++ (`core/call/call.cpp`): it binds, replays a recent GraphDef, runs the executable and applies its
-Outcome. What is left for Python is a structure not met before, and everything that is asked for by name.
+A cache hit runs in C++ alone (`core/call/call.cpp`): it binds, replays a recent GraphDef, runs the executable and
+applies its Outcome. Python handles a miss, `jax.disable_jit`, errors, and the methods that users call by name.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from graftax._capture.signature import Signature, global_names, is_called_by_its
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
 from graftax._explain import compile_events, frozen
 from graftax._jax.compat import (
-    has_this_sharding,
-    is_of_a_deleted_array,
-    is_of_another_sharding,
-    is_of_shardings,
+    is_deleted_array_error,
+    is_mismatched_leaf,
+    is_placement_error,
+    is_sharding_mismatch,
     lacks_symbols,
 )
 from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jit.advice import note_comparison
 from graftax._jit.build_entry import build_entry
-from graftax._jit.cache import CacheInfo, FunctionTable, table_of, without_table
+from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
 from graftax._jit.call_plan import Plan
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import DONATE, Options, split_patterns
-from graftax._jit.pytree_callable import is_tree
+from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.stages import Stageable
 from graftax._jit.trace import definition_of
 from graftax.interop import own_error, refuse_around
@@ -65,11 +65,12 @@ class Jitted(Stageable[P, R]):
     """A function compiled by graftax: what `graftax.jit` returns."""
 
     __wrapped__: Callable[P, R]
-    # (name, function, args, kwargs, mutation): a call as a part of the trace around it. Set by what stands above.
+    # (name, function, args, kwargs, mutation): runs a call as a part of the trace around it. Assigned in
+    # transforms/_engine/lift.py, because importing it here would be circular.
     _as_program: ClassVar[Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str], Any]]
-    _method_of_a_tree: ClassVar[type[Jitted[Any, Any]]]  # what stands above sets it
+    _pytree_method_class: ClassVar[type[Jitted[Any, Any]]]  # assigned in jitted_pytree.py, which imports this module
     __self__: Any  # of a bound method
-    _method_of: Jitted[Any, R]  # of a bound method: the one on the class
+    _method_of: Jitted[Any, R]  # of a bound method: the Jitted on the class
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         warn_of_unknown_interpreter()
@@ -80,16 +81,16 @@ class Jitted(Stageable[P, R]):
         # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
         is_function = isinstance(function, types.FunctionType)
         functools.update_wrapper(self, function, updated=("__dict__",) if is_function else ())
-        without_table(self.__dict__)
+        remove_copied_table(self.__dict__)
         table = self._table
-        if not self._prefix and (table.made is None or table.made() is None):
-            table.made = weakref.ref(self)
+        if not self._prefix and (table.original is None or table.original() is None):
+            table.original = weakref.ref(self)
 
     def _resolve(self, function: Any, name: str, options: Options) -> None:
-        """Finds what runs, its table and its signature."""
-        plain, prefix, may_hang = resolve(function)
+        """Finds the function to run, its table and its signature. Checks the options against the signature."""
+        plain, prefix, can_hold_table = resolve(function)
         refuse_generators(plain)
-        table = table_of(plain, may_hang, options)
+        table = table_of(plain, can_hold_table, options)
         signature = self._signature(plain, len(prefix), options, table)
         signature.check(options.static, "static_arg", name)
         for option in ("donate", "dynamic"):
@@ -128,12 +129,12 @@ class Jitted(Stageable[P, R]):
         return dataclasses.replace(signature, numpy_is_constant=table.numpy_is_constant)
 
     def _rebind(self) -> None:
-        """Reads the function's signature anew: its code or defaults were replaced, or there are more roots."""
+        """Reads the function's signature again: its code or defaults were replaced, or there are new roots."""
         if self._is_bound and self._method_of._options is self._options:
-            self._method_of._rebind()  # the next access binds what stands on the class
+            self._method_of._rebind()  # the next attribute access binds the method of the class
         plan, plain = self._plan, self._function
         if self._method is not None and resolve(self.__wrapped__)[0] is not plain:
-            self._resolve(self.__wrapped__, plan.name, self._options)  # its class has another `__call__` now
+            self._resolve(self.__wrapped__, plan.name, self._options)  # the `__call__` of its class was replaced
             return
         if plan.signature.code is not plain.__code__:
             self._table.replace_code()
@@ -145,7 +146,7 @@ class Jitted(Stageable[P, R]):
 
         def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    # ---- a structure not met before
+    # ---- a miss
 
     @boundary
     def _entry(
@@ -156,24 +157,30 @@ class Jitted(Stageable[P, R]):
         opened: _core.Opened,
         binding: _core.Binding,
     ) -> tuple[_core.Entry, _core.Recording]:
+        """The entry and the recording for a call that no recent entry fits. The core calls this on a miss.
+
+        Raises:
+            NewReads: the roots are out of date, so the core binds them again and retries.
+        """
         table, plan = self._table, self._plan
         if plan.signature.binding is not binding:
-            raise NewReads  # another thread has read the signature anew since these roots were bound
+            raise NewReads  # another thread has read the signature again since these roots were bound
         refuse_around(plan.name)
         if table.loaded is not None and table.loaded.make_entry(roots, layout, context):
             raise NewReads
+        # The one recording of this call: building the entry and the trace reuse it.
         try:
             recording = plan.record(roots, layout, opened=opened)
         except UnsupportedValueError:
             if table.reads is not None and table.reads.hide_inner(self._function.__code__):
                 raise NewReads from None
             raise
-        self._look_at(recording, plan)
-        numbers, symbolic = self._with_symbols(plan, roots, layout, recording, context, opened)
+        self._restart_if_reads_changed(recording, plan)
+        numbers, symbolic = self._record_with_symbols(plan, roots, layout, recording, context, opened)
         recording = symbolic or recording
-        return self._shared_entry(plan, roots, layout, recording, context, numbers), recording
+        return self._find_or_build_entry(plan, roots, layout, recording, context, numbers), recording
 
-    def _shared_entry(
+    def _find_or_build_entry(
         self,
         plan: Plan,
         roots: tuple[Any, ...],
@@ -182,18 +189,19 @@ class Jitted(Stageable[P, R]):
         context: Any,
         numbers: SymbolicNumbers | None = None,
     ) -> _core.Entry:
-        """The entry that a call with these roots runs, made where there is none."""
+        """The cache entry that a call with these roots runs. Builds and stores one if there is none."""
         table, graphdef = self._table, recording.graphdef
         try:
             entry, key = table.find(recording, context)
-        except Exception as error:  # a static's own __eq__ raised
+        except Exception as error:  # raised by the `__eq__` of a static value
             note_comparison(error, graphdef, recording.names)
             raise
+        # An entry of loaded programs cannot compile: replace it by one that can.
         if entry is not None and table.loaded is not None and table.loaded.runs_only(entry):
             table.drop(key)
             entry = None
         if entry is not None:
-            table.found += 1
+            table.slow_hits += 1
             return entry
         table.misses += 1
         loaded = table.loaded_for(recording, context, plan.name, numbers)
@@ -204,17 +212,18 @@ class Jitted(Stageable[P, R]):
         entry = self._build(plan, roots, layout, recording, context, numbers)
         if loaded is not None and table.loaded is not None:
             entry = table.loaded.entry(entry, context, plan.signature.arguments(layout), loaded, numbers)
+        # Keep the entry's own GraphDef, which holds identity statics weakly, and not that of the recording.
         key = (entry.graphdef, *key[1:])
         if numbers is not None:
             numbers.stored(table, key)
         entry = table.store(key, entry)
-        given = recording.leaves if numbers is None else numbers.given(recording.leaves)
-        if loaded is not None and entry.compiled.stage_for(given) is not None:
-            compile_events.loaded(table, entry, plan.name, recording)
+        leaves = recording.leaves if numbers is None else numbers.given(recording.leaves)
+        if loaded is not None and entry.compiled.stage_for(leaves) is not None:
+            compile_events.record_loaded(table, entry, plan.name, recording)
         return entry
 
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
-        """Warns of what keeps this function from being fast, before one more structure is compiled."""
+        """Warns about inputs that make this function slow, before another structure is compiled."""
         name, table, graphdef, names = self._plan.name, self._table, recording.graphdef, recording.names
         table.history.warns = True
         table.advice.captured(name, recording.leaves, graphdef, names, arguments)
@@ -230,7 +239,7 @@ class Jitted(Stageable[P, R]):
     ) -> _core.Entry:
         return build_entry(plan, self, roots, layout, recording, context, numbers=numbers)
 
-    def _with_symbols(
+    def _record_with_symbols(
         self,
         plan: Plan,
         roots: tuple[Any, ...],
@@ -239,15 +248,18 @@ class Jitted(Stageable[P, R]):
         context: Any,
         opened: _core.Opened,
     ) -> tuple[SymbolicNumbers, _core.Recording] | tuple[None, None]:
-        """What is symbolic in a call that differs from others in Python numbers alone, and its recording with that."""
+        """(symbolic numbers, a recording with them as leaves) if a call differs from others only in Python numbers.
+
+        (None, None) if its numbers stay static.
+        """
         table = self._table
-        if not self._takes_symbols or table.knows(static, context):
+        if not self._takes_symbols or table.has_entry_for(static, context):
             return None, None
         if table.numbers.expects and table.loaded_for(static, context, plan.name) is not None:
             return None, None
-        places, reads = plan.signature.origins, table.reads
-        known = reads.changing if reads is not None else ()
-        changing = {i for i, place in enumerate(places, len(roots) - len(places)) if place.key in known}
+        origins, reads = plan.signature.origins, table.reads
+        changing_globals = reads.changing if reads is not None else ()
+        changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
         while (numbers := table.numbers.symbolic(static, context, changing)) is not None:
             try:
                 recording = plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
@@ -264,9 +276,9 @@ class Jitted(Stageable[P, R]):
         symbolic = self._options.numbers == "symbolic" and reads is not None and reads.builtins.tells_types
         return symbolic and not lacks_symbols()
 
-    def _recorded_symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
-        """A call that is not made, recorded with the symbols that it would have."""
-        roots, layout, recording = self._anew(lambda: self._prepare(args, kwargs))
+    def _record_call_with_symbols(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
+        """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
+        roots, layout, recording = self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))
         numbers = self._table.numbers.would_be_symbolic(recording) if self._takes_symbols else None
         if numbers is None:
             return None
@@ -275,14 +287,14 @@ class Jitted(Stageable[P, R]):
         except GraftaxError:
             return None
 
-    def _look_at(self, recording: _core.Recording, plan: Plan) -> None:
-        """Begins anew where what the function reads, or what its code is, has changed since its signature was read."""
+    def _restart_if_reads_changed(self, recording: _core.Recording, plan: Plan) -> None:
+        """Raises NewReads if the function's code or what it reads has changed since its signature was read."""
         if self._table.reads is not None and self._table.reads.is_large:
             self._table.clear()
         reads, signature = self._table.reads, plan.signature
         if reads is None:
             return
-        grown = reads.see_receivers(self._function)  # before its own code is noted, which would make them roots
+        grown = reads.see_receivers(self._function)  # before note_itself, which would make them roots
         reads.has(recording.functions)
         code = self._function.__code__
         reads.note_itself(self._function)
@@ -291,12 +303,13 @@ class Jitted(Stageable[P, R]):
             raise NewReads
 
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
-        """What an entry that was traced just now depends on."""
+        """The reads that an entry which was just traced depends on. The core calls this after a trace."""
+        # A trace leaves what belongs to its entry under the id of its Outcome: move it to the entry.
         for outcome in entry.outcomes:
-            entry.waits = entry.waits or id(outcome) in self._table.waiting
-            self._table.waiting.discard(id(outcome))
-            entry.note_identities(self._table.asked.pop(id(outcome), {}))
-        compile_events.finished(self._table)
+            entry.waits = entry.waits or id(outcome) in self._table.blocking_outcomes
+            self._table.blocking_outcomes.discard(id(outcome))
+            entry.note_identities(self._table.requested_ids.pop(id(outcome), {}))
+        compile_events.finish_trace(self._table)
         if entry.host is None:
             self._table.numbers.settle()
         else:
@@ -305,7 +318,7 @@ class Jitted(Stageable[P, R]):
 
     @boundary
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
-        """A call under `jax.disable_jit` or in another's trace: the function, with objects in place of handles."""
+        """Calls the plain function under `jax.disable_jit` or inside another trace, with objects instead of handles."""
         if self._method is not None and self._has_changed():
             self._rebind()
         if self._options.mutation != "propagate" and _core.is_watched():
@@ -313,44 +326,44 @@ class Jitted(Stageable[P, R]):
             return Jitted._as_program(self._plan.name, bound, args, kwargs, self._options.mutation)
         if not any(map(is_handle, (*args, *kwargs.values()))):
             return self._function(*self._prefix, *args, **kwargs)
-        roots, layout = self._bound(args, kwargs)
+        roots, layout = self._bind_arguments(args, kwargs)
         plan, uses_up = self._plan, self._options.mutation == "propagate"
         return plan.signature.call(self._function, roots, list(roots), layout, plan.name, uses_up)
 
     def _explain(
         self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...], traced: _core.Entry | None = None
     ) -> BaseException:
-        """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array.
+        """The exception to raise for a failed call, with key paths where JAX names flat leaves or a deleted array.
 
-        What a library raised from inside of the computation is that library's own error. Where the program of a call
-        with symbols cannot be compiled, the call begins anew without them.
+        An error that a library such as Equinox raised inside the computation is returned as that library's own. If a
+        program with symbolic numbers cannot be compiled, the call is retried with static numbers.
         """
-        own = own_error(error)
-        if own is not None:
-            own.__suppress_context__ = True
-            return own
+        library_error = own_error(error)
+        if library_error is not None:
+            library_error.__suppress_context__ = True
+            return library_error
         has_run = isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
         if traced is not None and traced.host is not None and isinstance(error, Exception) and not has_run:
             traced.host.give_up(error)
         if is_unexpected(error):
             return ended_among(self._plan.name, roots, self._plan.signature.root_names(layout)) or error
-        if is_of_a_deleted_array(error):
+        if is_deleted_array_error(error):
             recording = self._plan.record(roots, layout)
             for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
                 if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                     error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
                     break
-        elif is_of_shardings(error):
+        elif is_placement_error(error):
             recording = self._plan.record(roots, layout)
             rename_leaves(error, leaf_names(recording.graphdef, recording.names))
-        elif is_of_another_sharding(error):
+        elif is_sharding_mismatch(error):
             recording = self._plan.record(roots, layout)
-            named = zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True)
-            if found := [path for leaf, path in named if has_this_sharding(error, leaf)]:
-                error.args = (f"{error} (of {self._plan.name} that is {' or '.join(found)})",)
+            named_leaves = zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True)
+            if paths := [path for leaf, path in named_leaves if is_mismatched_leaf(error, leaf)]:
+                error.args = (f"{error} (of {self._plan.name} that is {' or '.join(paths)})",)
         return error
 
-    # ---- asked for by name
+    # ---- public methods
 
     def clear_cache(self) -> None:
         """Drops every compiled entry of the function under these options."""
@@ -372,7 +385,7 @@ class Jitted(Stageable[P, R]):
         Raises:
             GraftaxError: where there is none, or the code reads what no other process finds by name.
         """
-        from graftax._export import save  # it needs all of this class
+        from graftax._export import save  # circular: it imports this class
 
         return save(self, path)
 
@@ -404,11 +417,12 @@ class Jitted(Stageable[P, R]):
     def cache_info(self) -> CacheInfo:
         """Hits, misses, bound and size of the function's table, and how often it was traced."""
         t = self._table
-        return CacheInfo(t.hits + t.found, t.misses, t.maxsize, len(t.entries), t.traces)
+        return CacheInfo(t.hits + t.slow_hits, t.misses, t.maxsize, len(t.entries), t.traces)
 
     # ---- as a method, a pickle, a copy
 
-    # A type checker asks for a classmethod and a staticmethod here too, whose first parameters tell them from a method.
+    # Type checkers resolve classmethods and staticmethods through these overloads too: the type of the first parameter
+    # tells them apart.
     @overload
     def __get__(self: Jitted[Concatenate[type[T], Q], R], instance: T | None, owner: type[T]) -> Jitted[Q, R]: ...
     @overload
@@ -420,14 +434,14 @@ class Jitted(Stageable[P, R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
             return self  # as plain Python: only functions become methods
-        of_a_tree = not self._options.captured and is_tree(instance)
-        kind: Any = self._method_of_a_tree if of_a_tree else type(self)
-        bound = kind.__new__(kind)
+        is_pytree_method = not self._options.captured and is_pytree(instance)
+        bound_class: Any = self._pytree_method_class if is_pytree_method else type(self)
+        bound = bound_class.__new__(bound_class)
         self.bind(bound, instance)
         return bound
 
     def bind(self, bound: Jitted[..., R], instance: Any) -> None:
-        """Makes `bound` this method of an object."""
+        """Sets up `bound` as this method, bound to `instance`."""
         bound._configure(self._function, (*self._prefix, instance), self._table, self._binding)
         bound.__dict__.update(self.__dict__)
         bound.__self__, bound._method_of = instance, self
@@ -439,12 +453,12 @@ class Jitted(Stageable[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name == "__signature__" and self._is_bound:  # without self, as that of any bound method
+            if name == "__signature__" and self._is_bound:  # without self, as for any bound method
                 return inspect.signature(self.__wrapped__.__get__(self.__self__))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __eq__(self, other: object) -> bool:
-        """As methods of Python: they are equal where they are the same method of one object."""
+        """Bound methods are equal if they are the same method of the same object, as in Python."""
         if self is other or not (self._is_bound and isinstance(other, Jitted) and other._is_bound):
             return self is other
         return self.__self__ is other.__self__ and self._method_of is other._method_of
@@ -455,17 +469,17 @@ class Jitted(Stageable[P, R]):
     def __repr__(self) -> str:
         if not self._is_bound:
             return f"<graftax.jit of {self.__wrapped__!r}>"
-        # Not the object's own repr, which may read its arrays from a device.
+        # The object's own repr may copy its arrays from a device.
         return f"<bound graftax.jit of {self.__wrapped__!r}, of {object.__repr__(self.__self__)}>"
 
     def __reduce__(self) -> Any:
         if self._is_bound:
             return (_bind_to, (self._method_of, self.__self__))
         module, name = getattr(self, "__module__", None), getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(module or "")
+        target: Any = sys.modules.get(module or "")
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self:
+            target = getattr(target, part, None)
+        if target is self:
             return name
         return (_from_pickle, (type(self), self.__wrapped__, self._options))
 
@@ -481,35 +495,35 @@ class Jitted(Stageable[P, R]):
 
 
 class _Annotations:
-    """The function's own annotations, which `functools.update_wrapper` copies before Python 3.14 only."""
+    """The wrapped function's annotations. From Python 3.14 on `functools.update_wrapper` no longer copies them."""
 
-    def __init__(self, own: dict[str, Any]) -> None:
-        self._own = own
+    def __init__(self, annotations: dict[str, Any]) -> None:
+        self._annotations = annotations
 
     def __get__(self, jitted: Any, owner: type | None = None) -> dict[str, Any]:
-        return self._own if jitted is None else jitted.__wrapped__.__annotations__
+        return self._annotations if jitted is None else jitted.__wrapped__.__annotations__
 
 
 Jitted.__annotations__ = cast(Any, _Annotations(Jitted.__annotations__))
 
 
 def _from_pickle(cls: type[Jitted[P, R]], function: Callable[P, R], options: Options) -> Jitted[P, R]:
-    """The one that is alive, as a function is found by its name: a graph that holds it is equal to its pickle."""
+    """Unpickles to the live jitted function, as a plain function does, so that a graph equals its own pickle."""
     loaded = cls(function, options)
-    alive: Jitted[P, R] | None = loaded._table.made and loaded._table.made()
-    if alive is None or loaded._prefix or type(alive) is not cls:
+    original: Jitted[P, R] | None = loaded._table.original and loaded._table.original()
+    if original is None or loaded._prefix or type(original) is not cls:
         return loaded
-    return alive if vars(alive._options) == vars(options) else loaded
+    return original if vars(original._options) == vars(options) else loaded
 
 
 def _bind_to(jitted: Jitted[P, R], instance: Any) -> Jitted[Any, R]:
-    """What a pickled bound method is loaded through."""
+    """Unpickles a bound method."""
     return jitted.__get__(instance)
 
 
 def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | None], lost: list[str]) -> None:
-    alive = table()
-    if alive is not None:
-        alive.traces += 1
+    live_table = table()
+    if live_table is not None:
+        live_table.traces += 1
     if lost and options.warn_lost:
         warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

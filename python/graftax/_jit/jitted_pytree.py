@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `filter_jit` makes of a callable that JAX knows as a tree: a compiled function that is a tree, as in Equinox."""
+"""`filter_jit` of a callable pytree: a compiled function that is a pytree itself, as in Equinox."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ R = TypeVar("R")
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class JittedTree(Jitted[P, R]):
+class JittedPytree(Jitted[P, R]):
     """Its leaves are those of the callable, so that a compiled layer is trained, saved and moved as the layer is.
 
-    JAX opens it and makes it again of other leaves, which may be no arrays. What then is no function is not called.
+    JAX may unflatten it with leaves that are not arrays, and so with a part that is not callable. Such an instance
+    only carries its part.
     """
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -35,14 +36,14 @@ class JittedTree(Jitted[P, R]):
     def tree_unflatten(cls, options: Options, parts: tuple[Any]) -> Self:
         if callable(*parts):
             return cls(*parts, options)
-        made = cls.__new__(cls)
-        made.__wrapped__, made._options = *parts, options
-        return made
+        jitted = cls.__new__(cls)
+        jitted.__wrapped__, jitted._options = *parts, options
+        return jitted
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class MethodOfATree(Jitted[P, R]):
-    """A compiled method of an object that JAX knows as a tree: its leaves are the object's."""
+class JittedPytreeMethod(Jitted[P, R]):
+    """A compiled method of a pytree object: its leaves are those of the object."""
 
     def tree_flatten(self) -> tuple[tuple[Any], Jitted[Any, R]]:
         return (self.__self__,), self._method_of
@@ -52,9 +53,9 @@ class MethodOfATree(Jitted[P, R]):
 
     @classmethod
     def tree_unflatten(cls, method: Jitted[Any, R], parts: tuple[Any]) -> Self:
-        made = cls.__new__(cls)
-        method.bind(made, *parts)
-        return made
+        bound = cls.__new__(cls)
+        method.bind(bound, *parts)
+        return bound
 
 
-Jitted._method_of_a_tree = MethodOfATree  # pyright: ignore[reportPrivateUsage]
+Jitted._pytree_method_class = JittedPytreeMethod  # pyright: ignore[reportPrivateUsage]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flat leaves under their key paths: what JAX calls them in programs, profiles, logs and errors."""
+"""Key paths as the names of flat leaves in JAX's programs, profiles, logs and errors."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[st
 
 
 _TUPLED = [inspect.Parameter("leaves", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-_APART = [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
+_SEPARATE = [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
 
 
 class LeafNames(inspect.Signature):
-    """The signature of a flat function, as JAX asks it which argument a leaf is: while it traces, and never in a call.
+    """The signature of a flat function: JAX binds it, once a trace, to find the name of each leaf.
 
-    A name such as `model.enc['w']` is none that a parameter may have, so it is the binding that names the leaves. JAX
-    keeps it as long as the function, so it refers to the structure of the entry weakly: that leads to the caller's
-    classes. The names are spelled when they are asked for, once a trace; JAX keeps texts of its own.
+    A parameter cannot be called `model.enc['w']`, so `bind` puts such names into the bound arguments instead. JAX keeps
+    the signature as long as the function. It refers to the GraphDef weakly, because that leads to the user's classes.
     """
 
     def __init__(self, graphdef: _core.GraphDef, roots: tuple[str, ...], tupled: bool) -> None:
-        super().__init__(_TUPLED if tupled else _APART)
+        super().__init__(_TUPLED if tupled else _SEPARATE)
         self._tupled, self._roots = tupled, roots
         self._graphdef = weakref.ref(graphdef)
 
     @property
     def names(self) -> list[str]:
-        """One a leaf, all different; none once the entry is gone."""
+        """One distinct name a leaf; empty once the entry is gone."""
         graphdef = self._graphdef()
-        found = [] if graphdef is None else leaf_names(graphdef, self._roots)
-        # An array that is a leaf again under another donated name would else take its place.
-        same = len(set(found)) < len(found)
-        return [f"{name} ({i})" for i, name in enumerate(found)] if same else found
+        names = [] if graphdef is None else leaf_names(graphdef, self._roots)
+        # One array may be two leaves of the same name. `bind` makes a dict, which would lose one of them.
+        has_duplicates = len(set(names)) < len(names)
+        return [f"{name} ({i})" for i, name in enumerate(names)] if has_duplicates else names
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         (leaves,) = args if self._tupled and len(args) == 1 else (args,)
         bound = super().bind(*args, **kwargs)
         names = self.names
-        if isinstance(leaves, tuple) and len(leaves) == len(names) + 2:  # what the host computes of symbolic numbers
+        if (
+            isinstance(leaves, tuple) and len(leaves) == len(names) + 2
+        ):  # two vectors that the host computes from symbolic numbers
             names = [*names, "whole numbers", "floating numbers"]
         if isinstance(leaves, tuple) and len(leaves) == len(names):
             bound.arguments = dict(zip(names, leaves, strict=True))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was shared and comes back as several: a tree function copies a shared object for each of its places.
+"""Warns when shared arrays come back as separate copies: tree functions copy a shared object once for each path to it.
 
-From then on the copies are trained apart, and nothing fails. A trace is looked at once: the arrays that the caller
-shares are compared with what the function leaves in the same places of a new container.
+The copies then diverge in training, and nothing fails. Each trace is checked once: where the caller has one array at
+two key paths, the new container that the function returns should have one array there, too.
 """
 
 from __future__ import annotations
@@ -25,137 +25,154 @@ from graftax._jax.tracebacks import caller_level
 
 UNTIED = (
     "{name}: {first} and {second} are {what}, and the call makes two of it: {one} and {other}, which then change "
-    "apart. jax.tree.map, optax.apply_updates and their like make a tree, where what is shared is there several times. "
-    "{remedy} (Where it is not meant to be one, make it two before the call: jnp.array(x, copy=True).)"
+    "independently. jax.tree.map, optax.apply_updates and the like build a tree, which holds a shared array once for "
+    "each path to it. {remedy} (If it is not meant to be shared, copy it before the call: jnp.array(x, copy=True).)"
 )
-OF_AN_ARRAY = "graftax.optimizer, made before the call, keeps it one; so does an object that holds it for both."
-OF_AN_OBJECT = "graftax.optimizer and graftax.map_leaves keep it one."
+OF_AN_ARRAY = "graftax.optimizer, made before the call, keeps it shared; so does an object that holds it for both."
+OF_AN_OBJECT = "graftax.optimizer and graftax.map_leaves keep it shared."
 
-_MOST = 64  # shared arrays that are looked at
+_MAX_PAIRS = 64  # how many aliases are checked
 
 
-class Tie(NamedTuple):
-    """Two places of one array."""
+class AliasPair(NamedTuple):
+    """Two key paths to one array."""
 
     leaves: tuple[int, int]
-    places: tuple[Place, Place]
-    is_object: bool  # what holds the array is shared, and not the array alone
+    paths: tuple[Place, Place]
+    is_object: bool  # the object that holds the array is shared, not only the array
 
 
-def tell_untied(
+def warn_of_lost_sharing(
     name: str,
     recording: _core.Recording,
     outcome: _core.Outcome,
     leaves: Sequence[Any],
-    out: Sequence[Any],
+    output_leaves: Sequence[Any],
 ) -> bool:
-    """Warns where a trace leaves unshared copies of what the caller shares, all of them made in the same way.
+    """Warns if a trace returns separate copies of an array that the caller shares, both computed in the same way.
 
     Args:
         name: of the function.
-        recording: what the caller gave.
-        outcome: what the trace found.
-        leaves: those that the function was given.
-        out: the output leaves.
+        recording: of the caller's arguments.
+        outcome: of the trace.
+        leaves: the tracers that the function was traced with.
+        output_leaves: those of the Outcome.
 
     Returns:
-        Whether it has warned: once for a function is enough.
+        Whether it has warned. The caller asks no more then: one warning a function is enough.
     """
-    ties = list(itertools.islice(_ties(recording), _MOST))
-    if not ties:
+    pairs = list(itertools.islice(_alias_pairs(recording), _MAX_PAIRS))
+    if not pairs:
         return False
-    together = _kept(outcome, recording.leaves)
-    places = outcome.leaf_places()
-    ending: dict[Any, list[int]] = defaultdict(list)
-    at: dict[tuple[int, tuple[Any, ...]], int] = {}
-    for i, (write, path) in enumerate(places):
-        at[write, path] = i
+    alias_groups = _alias_groups(outcome, recording.leaves)
+    output_paths = outcome.leaf_places()
+    # Candidates are found by the last key of the first path: comparing all pairs of outputs would be quadratic.
+    by_last_key: dict[Any, list[int]] = defaultdict(list)
+    index_of: dict[tuple[int, tuple[Any, ...]], int] = {}
+    for i, (write, path) in enumerate(output_paths):
+        index_of[write, path] = i
         if path:
-            ending[path[-1]].append(i)
-    for tie in ties:
-        first, second = _apart(tie)
-        for one in ending[first[-1]] if first else ():
-            write, path = places[one]
-            above = path[: len(path) - len(first)]
-            if path[len(above) :] != first or (write and not above):  # an object that is written stays itself
+            by_last_key[path[-1]].append(i)
+    for pair in pairs:
+        first_tail, second_tail = _tails(pair)
+        for index in by_last_key[first_tail[-1]] if first_tail else ():
+            write, path = output_paths[index]
+            prefix = path[: len(path) - len(first_tail)]
+            if path[len(prefix) :] != first_tail or (write and not prefix):  # a mutated object keeps its identity
                 continue
-            other = at.get((write, (*above, *second)))
-            if other is None or out[one] is out[other] or (one in together and together[one] == together.get(other)):
+            twin = index_of.get((write, (*prefix, *second_tail)))
+            if (
+                twin is None
+                or output_leaves[index] is output_leaves[twin]
+                or (index in alias_groups and alias_groups[index] == alias_groups.get(twin))
+            ):
                 continue
-            if same_step(out[one], out[other], leaves[tie.leaves[0]], leaves[tie.leaves[1]]):
-                _warn(name, recording, outcome, tie, (places[one], places[other]))
+            if same_step(output_leaves[index], output_leaves[twin], leaves[pair.leaves[0]], leaves[pair.leaves[1]]):
+                _warn(name, recording, outcome, pair, (output_paths[index], output_paths[twin]))
                 return True
     return False
 
 
-def _kept(outcome: _core.Outcome, leaves: Sequence[Any]) -> dict[int, Any]:
-    """Output leaves that the call makes one array of, by what tells them apart from others."""
+def _alias_groups(outcome: _core.Outcome, leaves: Sequence[Any]) -> dict[int, Any]:
+    """For output leaves that the call returns as one array, a value that is equal for the leaves of one array."""
     groups = enumerate(outcome.alike)
-    return {out: (i, *(id(leaves[at]) for at in inputs)) for i, group in groups for out, inputs in group}
+    return {output: (number, *(id(leaves[i]) for i in inputs)) for number, group in groups for output, inputs in group}
 
 
-def _warn(name: str, recording: _core.Recording, outcome: _core.Outcome, tie: Tie, new: Sequence[Place]) -> None:
-    first, second = (place_name(place, recording.names) for place in tie.places)
-    one, other = (output_path(recording, outcome, place) for place in new)
-    what, remedy = ("of one object", OF_AN_OBJECT) if tie.is_object else ("one array", OF_AN_ARRAY)
-    text = UNTIED.format(name=name, first=first, second=second, what=what, one=one, other=other, remedy=remedy)
+def _warn(
+    name: str, recording: _core.Recording, outcome: _core.Outcome, pair: AliasPair, new_paths: Sequence[Place]
+) -> None:
+    first_path, second_path = (place_name(path, recording.names) for path in pair.paths)
+    first_output, second_output = (output_path(recording, outcome, path) for path in new_paths)
+    description, remedy = ("of one object", OF_AN_OBJECT) if pair.is_object else ("one array", OF_AN_ARRAY)
+    text = UNTIED.format(
+        name=name,
+        first=first_path,
+        second=second_path,
+        what=description,
+        one=first_output,
+        other=second_output,
+        remedy=remedy,
+    )
     warnings.warn(text, UntiedWarning, caller_level())
 
 
-def output_path(recording: _core.Recording, outcome: _core.Outcome, place: Place) -> str:
-    """The text of a place of an Outcome, of its result or of a write."""
-    write, path = place
+def output_path(recording: _core.Recording, outcome: _core.Outcome, output: Place) -> str:
+    """The key path of an output leaf as a text, in the result or below the argument that is written."""
+    write, path = output
     if write == 0:
         return f"result{keystr(path)}"
-    root, before = recording.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
-    return place_name((root, (*before, *path)), recording.names)
+    root, node_path = recording.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
+    return place_name((root, (*node_path, *path)), recording.names)
 
 
-def _apart(tie: Tie) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The two paths below the last node that the places have in common."""
-    (_, one), (_, other) = tie.places
-    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-    return one[common:], other[common:]
+def _tails(pair: AliasPair) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The two paths of a pair without their common prefix."""
+    (_, first), (_, second) = pair.paths
+    common = sum(1 for _ in itertools.takewhile(lambda keys: keys[0] == keys[1], zip(first, second, strict=False)))
+    return first[common:], second[common:]
 
 
-def _ties(recording: _core.Recording) -> Iterator[Tie]:
-    """Each two places, below one root, of a floating array: of the array itself, or of an object that holds it."""
+def _alias_pairs(recording: _core.Recording) -> Iterator[AliasPair]:
+    """All pairs of key paths below one root that lead to one floating array or to one object that holds it."""
     leaves, graphdef = recording.leaves, recording.graphdef
     ids = [id(leaf) for leaf in leaves]
     if len(set(ids)) < len(ids):
-        places = graphdef.leaf_places()
+        paths = graphdef.leaf_places()
         shared: dict[int, list[int]] = defaultdict(list)
-        for i, which in enumerate(ids):
+        for i, leaf_id in enumerate(ids):
             if _is_parameter(leaves[i]):
-                shared[which].append(i)
-        for same in shared.values():
-            for one, other in itertools.combinations(same, 2):
-                if places[one][0] == places[other][0]:
-                    yield Tie((one, other), (places[one], places[other]), False)
+                shared[leaf_id].append(i)
+        for aliases in shared.values():
+            for i, j in itertools.combinations(aliases, 2):
+                if paths[i][0] == paths[j][0]:
+                    yield AliasPair((i, j), (paths[i], paths[j]), False)
     if graphdef._shares:  # pyright: ignore[reportPrivateUsage]
-        for leaf, same in _shared_objects(leaves, Structure(graphdef)):
-            for two in itertools.combinations(same, 2):
-                yield Tie((leaf, leaf), two, True)
+        for leaf, aliases in _shared_objects(leaves, Structure(graphdef)):
+            for pair in itertools.combinations(aliases, 2):
+                yield AliasPair((leaf, leaf), pair, True)
 
 
 def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[tuple[int, list[Place]]]:
-    """The first floating array of each object that stands in several places, and the places of that array."""
-    again: dict[int, list[Row]] = defaultdict(list)
+    """For each object with several paths: the leaf number of its first floating array, and the paths to that array."""
+    refs_to: dict[int, list[Row]] = defaultdict(list)
     for row in structure.rows:
         if row.op is not Op.ref:
             continue
         node = structure.target(row)
-        if node.root == row.root and not node.number < row.number < node.end:  # within itself it is a cycle
-            again[node.number].append(row)
-    for number, refs in again.items():
+        if (
+            node.root == row.root and not node.number < row.number < node.end
+        ):  # a reference from inside the object is a cycle
+            refs_to[node.number].append(row)
+    for number, refs in refs_to.items():
         node = structure.rows[number]
         leaf = next((r for r in structure.below(node) if r.op is Op.leaf and _is_parameter(leaves[r.leaf])), None)
         if leaf is not None:
             root, path = structure.place(leaf)
-            inside = path[len(structure.place(node)[1]) :]
-            yield leaf.leaf, [(root, path), *((root, (*structure.place(ref)[1], *inside)) for ref in refs)]
+            tail = path[len(structure.place(node)[1]) :]
+            yield leaf.leaf, [(root, path), *((root, (*structure.place(ref)[1], *tail)) for ref in refs)]
 
 
 def _is_parameter(leaf: Any) -> bool:
-    """Scalars are shared for no reason: one zero for all counters."""
+    """Is it a floating array with axes? Scalars do not count: code shares one zero among counters by accident."""
     return isinstance(leaf, jax.Array) and leaf.ndim > 0 and jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several hosts run one program: before a structure runs for the first time they compare what they are about to run."""
+"""Multi-host: before a structure runs for the first time, the hosts compare what they are about to run."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from graftax._graph.structure import Op, Structure, place_name
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import boundary
 from graftax._jit.call_plan import Layout, Plan
-from graftax._jit.multihost_rendezvous import Line, Meeting, packed, store
+from graftax._jit.multihost_rendezvous import HostComparison, Line, coordinator, pack_description
 from graftax._jit.number_policy import SymbolicNumbers
 
-_MOST = 200  # characters of a value
-_SHOWN = 6  # numbers
-_HOST_FUNCTION = re.compile(r'backend_config = "\d+"|index = \d+ : ui64')  # its address or number in this process
+_MAX_TEXT = 200  # characters of a static value
+_MAX_SHOWN = 6  # numbers of an array
+_HOST_FUNCTION = re.compile(
+    r'backend_config = "\d+"|index = \d+ : ui64'
+)  # addresses and indices of callbacks differ between processes
 
 
-class Agreeing:
-    """Stands around an entry's `jax.jit` object: compares the hosts before leaves of a kind that is new here run.
+class CrossHostCheck:
+    """Wraps an entry's `jax.jit` object: compares the hosts before leaves of new shapes or shardings run.
 
     Args:
-        compiled: the object, or what stands in its place.
+        compiled: the `jax.jit` object or a wrapper of it.
         plan, layout: of the function and of the call.
         outcomes, numbers: of the entry.
-        tupled: does it take one tuple of leaves?
+        tupled: it takes one tuple of leaves.
     """
 
     def __init__(
@@ -51,37 +53,40 @@ class Agreeing:
     ) -> None:
         self._compiled, self._plan, self._layout = compiled, plan, layout
         self._outcomes, self._numbers, self._tupled = outcomes, numbers, tupled
-        self._met: set[Any] = set()
+        self._checked: set[Any] = set()
         self.lower, self.trace = compiled.lower, compiled.trace
 
-    def __call__(self, *given: Any) -> Any:
-        leaves = given[0] if self._tupled else given
-        self._before(leaves, lambda: self._own_program(given, leaves))
-        return self._compiled(*given)
+    def __call__(self, *arguments: Any) -> Any:
+        leaves = arguments[0] if self._tupled else arguments
+        self._check_once(leaves, lambda: self._own_program(arguments, leaves))
+        return self._compiled(*arguments)
 
-    def before_loaded(self, leaves: Sequence[Any], program: str, devices: Sequence[int]) -> None:
-        """Compares hosts before a program that was loaded runs, by the digest in its file: others may compile it."""
-        self._before(leaves, lambda: (program, "") if fast_dispatch.are_of_several(devices) else None)
+    def check_loaded(self, leaves: Sequence[Any], program: str, devices: Sequence[int]) -> None:
+        """Compares the hosts before a loaded program runs, by its digest in the file: other hosts may compile it."""
+        self._check_once(leaves, lambda: (program, "") if fast_dispatch.are_of_several(devices) else None)
 
-    def _before(self, leaves: Sequence[Any], program: Callable[[], tuple[str, str] | None]) -> None:
-        """`program`: its digest and its text; None where it is of this host alone."""
-        key = tuple(map(_kind, leaves))
-        if key not in self._met and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            found = program()
-            if found is not None:
-                self._agree(*found)
-            self._met.add(key)
+    def _check_once(self, leaves: Sequence[Any], program: Callable[[], tuple[str, str] | None]) -> None:
+        """Compares the hosts the first time that leaves like these run.
 
-    def _own_program(self, given: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[str, str] | None:
-        lowered = self._compiled.lower(*given)
+        `program()` gives the digest and the text of the program, or None if it runs on this host only.
+        """
+        key = tuple(map(_signature_of, leaves))
+        if key not in self._checked and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            description = program()
+            if description is not None:
+                self._compare(*description)
+            self._checked.add(key)
+
+    def _own_program(self, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[str, str] | None:
+        lowered = self._compiled.lower(*arguments)
         if not fast_dispatch.spans_processes(lowered, leaves):
             return None
         text = program_text(lowered)
         return digest(text.encode()), text
 
-    def _agree(self, program: str, text: str) -> None:
-        there, active = store(), _core.active_call(self._outcomes)
-        if there is None or active is None:
+    def _compare(self, program: str, text: str) -> None:
+        store, active = coordinator(), _core.active_call(self._outcomes)
+        if store is None or active is None:
             return
         plan = self._plan
         _, roots, recording, _ = active
@@ -89,18 +94,18 @@ class Agreeing:
             symbolic = self._numbers.places.keys() if self._numbers else ()
             recording = plan.record(roots, self._layout, symbolic=symbolic)
         texts = [_array_text(leaf) for leaf in recording.leaves]
-        lines = [("the function", plan.name), *lines_of(recording.graphdef, recording.names, texts)]
+        lines = [("the function", plan.name), *describe_rows(recording.graphdef, recording.names, texts)]
         parts = {"the structure": digest(json.dumps(lines).encode()), "the program": program}
-        Meeting(there, plan.name).agree(parts, lambda: packed(lines, text))
+        HostComparison(store, plan.name).compare_digests(parts, lambda: pack_description(lines, text))
 
 
 def program_text(lowered: Any) -> str:
-    """A lowered program, without what is this process's own in it."""
+    """The text of a lowered program without the parts that differ between processes."""
     return _HOST_FUNCTION.sub("", lowered.as_text())
 
 
-def lines_of(graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[str]) -> list[Line]:
-    """What a structure is, row by row, in texts that do not depend on the process."""
+def describe_rows(graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[str]) -> list[Line]:
+    """A structure as (key path, text) lines that are the same in every process."""
     structure = Structure(graphdef)
     lines: list[Line] = []
     for row in structure.rows:
@@ -118,29 +123,29 @@ def lines_of(graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[
 
 def _text(value: Any) -> str:
     try:
-        text = stable_text(value, lambda other: f"a {type_name(other)}")  # what has no name elsewhere: by its class
+        text = stable_text(value, lambda unnamed: f"a {type_name(unnamed)}")  # without a stable text: its class
     except Exception:
         text = f"a {type_name(value)}"
-    return text if len(text) <= _MOST else f"{text[:_MOST]}... ({digest(text.encode())[:8]})"
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}... ({digest(text.encode())[:8]})"
 
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _kind(leaf: Any) -> Any:
-    """What a program is compiled for, of a leaf."""
+def _signature_of(leaf: Any) -> Any:
+    """The properties of a leaf that JAX compiles for."""
     return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), getattr(leaf, "sharding", None)
 
 
 def _array_text(leaf: Any) -> str:
-    """Type and sharding of a leaf. Where an array of this host alone lies is no matter of the others."""
+    """Type and sharding of a leaf. The devices of an array on this host alone may differ between hosts."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
         return type_name(leaf)
     weakly = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
-    known = jax.dtypes.canonicalize_dtype(dtype) if isinstance(leaf, (np.ndarray, np.generic)) else dtype
-    text = f"{known}{list(shape)}{weakly}"
+    dtype_text = jax.dtypes.canonicalize_dtype(dtype) if isinstance(leaf, (np.ndarray, np.generic)) else dtype
+    text = f"{dtype_text}{list(shape)}{weakly}"
     sharding = getattr(leaf, "sharding", None)
     if sharding is None or sharding.is_fully_addressable:
         return text
@@ -151,7 +156,7 @@ def _array_text(leaf: Any) -> str:
     return f"{text}, {sharding_text(sharding)} (order {devices})" if devices else f"{text}, {sharding_text(sharding)}"
 
 
-# ---- asked for by hand
+# ---- the public function
 
 
 @boundary
@@ -172,27 +177,28 @@ def check_hosts(obj: Any, values: bool = True) -> None:
     Example:
         >>> graftax.check_hosts({"w": jnp.ones(3), "steps": 1000})
     """
-    there = store()
-    if there is None:
+    store = coordinator()
+    if store is None:
         return
     leaves, graphdef = _core.flatten(obj)
     texts = [_array_text(leaf) + (_value_text(leaf) if values else "") for leaf in leaves]
-    lines = lines_of(graphdef, ("obj",), texts)
-    Meeting(there, "check_hosts").agree(
-        {"the structure": digest(json.dumps(lines).encode())}, lambda: packed(lines, "")
+    lines = describe_rows(graphdef, ("obj",), texts)
+    HostComparison(store, "check_hosts").compare_digests(
+        {"the structure": digest(json.dumps(lines).encode())}, lambda: pack_description(lines, "")
     )
-    copies = {place: part for place, part in _copies(graphdef, leaves)} if values else {}
+    # Every host has to take part if any does, whether it holds copies or not.
+    copies = {path: part for path, part in _copies(graphdef, leaves)} if values else {}
     if any(_is_shared(leaf) for leaf in leaves) and values:
-        Meeting(there, "check_hosts").compare(copies)
+        HostComparison(store, "check_hosts").compare_copies(copies)
 
 
 def _value_text(leaf: Any) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
         return ""
-    whole = _numbers(leaf)
-    if whole.size <= _SHOWN:
-        return f" {whole.tolist()}"
-    return f" with values {digest(np.ascontiguousarray(whole).tobytes())[:12]}"
+    values = _numbers(leaf)
+    if values.size <= _MAX_SHOWN:
+        return f" {values.tolist()}"
+    return f" with values {digest(np.ascontiguousarray(values).tobytes())[:12]}"
 
 
 def _numbers(array: Any) -> Any:
@@ -202,7 +208,7 @@ def _numbers(array: Any) -> Any:
 
 
 def _is_shared(leaf: Any) -> bool:
-    """Do several hosts hold copies of one part of an array? All hosts answer alike."""
+    """Do several hosts hold copies of one part of an array? The answer is the same on all hosts."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return False
     holders: dict[str, set[int]] = {}
@@ -212,9 +218,9 @@ def _is_shared(leaf: Any) -> bool:
 
 
 def _copies(graphdef: _core.GraphDef, leaves: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    """(place and part, digest) of what this host holds of arrays whose parts several hosts hold."""
-    places = graphdef.leaf_places()
-    for place, leaf in zip(places, leaves, strict=True):
+    """(key path and slice, digest) of each shard on this host of arrays that several hosts hold copies of."""
+    paths = graphdef.leaf_places()
+    for path, leaf in zip(paths, leaves, strict=True):
         if not _is_shared(leaf):
             continue
         if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -222,7 +228,7 @@ def _copies(graphdef: _core.GraphDef, leaves: Iterable[Any]) -> Iterator[tuple[s
         for shard in leaf.addressable_shards:
             index = [(part.start or 0, part.stop) for part in shard.index]
             data = np.ascontiguousarray(np.asarray(shard.data)).tobytes()
-            yield f"{place_name(place, ('obj',))}{_part_text(index)}", digest(data)[:16]
+            yield f"{place_name(path, ('obj',))}{_part_text(index)}", digest(data)[:16]
 
 
 def _part_text(index: list[tuple[int, int | None]]) -> str:

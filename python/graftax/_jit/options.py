@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One frozen record of jit's options, passed along as a whole."""
+"""The options of `jit` as one frozen record."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none")  # equ
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `jit` was asked for. Hashable: two `jit(f)` with equal options share one table."""
+    """The options of one `jit`. Hashable: two `jit(f)` with equal options share one table."""
 
     mutation: str = "propagate"
-    warn_lost: bool = False  # filter_jit: a change that is dropped earns one warning
+    warn_lost: bool = False  # filter_jit: warn once about a change that is dropped
     captured: bool = True  # the function's closure and globals are part of the program
-    check: bool = dataclasses.field(default=False, compare=False)  # the plain function runs beside
-    progress: Any = dataclasses.field(default=False, compare=False)  # says what a first call does
-    warn_impure: bool = dataclasses.field(default=False, compare=False)  # calls that cannot be replayed are named
+    check: bool = dataclasses.field(default=False, compare=False)  # run the plain function alongside
+    progress: Any = dataclasses.field(default=False, compare=False)  # report the stages of a compilation
+    warn_impure: bool = dataclasses.field(default=False, compare=False)  # warn about calls that cannot be repeated
     numbers: str = "static"  # "symbolic": Python numbers that change between calls do not compile
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
@@ -78,7 +78,7 @@ class Options:
 
     @property
     def warns_impure(self) -> bool:
-        return self.warn_impure and not self.check  # which compares what these calls did
+        return self.warn_impure and not self.check  # `check` compares the effects of such calls
 
     @property
     def shards(self) -> bool:
@@ -90,13 +90,13 @@ class Options:
 
 
 def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
-    """JAX's `*_argnums` and `*_argnames` as one tuple."""
-    out: list[int | str] = []
+    """JAX's `*_argnums` and `*_argnames` merged into one tuple."""
+    arguments: list[int | str] = []
     if numbers is not None:
-        out += [numbers] if isinstance(numbers, int) else list(numbers)
+        arguments += [numbers] if isinstance(numbers, int) else list(numbers)
     if names is not None:
-        out += [names] if isinstance(names, str) else list(names)
-    return tuple(out)
+        arguments += [names] if isinstance(names, str) else list(names)
+    return tuple(arguments)
 
 
 def one_or_more(chosen: Any) -> tuple[int | str, ...]:
@@ -123,12 +123,12 @@ def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:
     return {"donate": (*chosen, *one_or_more(donate))}
 
 
-def is_path(which: int | str) -> bool:
-    """Is it a pattern of key paths (`state.opt`, `**.bias`), rather than a position or a name?"""
-    return isinstance(which, str) and not which.isidentifier()
+def is_path(argument: int | str) -> bool:
+    """Is it a pattern of key paths (`state.opt`, `**.bias`) and not a position or a name?"""
+    return isinstance(argument, str) and not argument.isidentifier()
 
 
 def split_patterns(chosen: Sequence[int | str]) -> tuple[tuple[int | str, ...], tuple[str, ...]]:
-    """Positions and names of arguments apart from patterns of key paths."""
+    """(positions and names of arguments, patterns of key paths)."""
     patterns = tuple(c for c in chosen if isinstance(c, str) and is_path(c))
     return tuple(c for c in chosen if c not in patterns), patterns

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where outputs go: what `out_shardings` says of a result with parts, and the shardings that written arrays had."""
+"""Shardings of outputs: `out_shardings` for a result with parts, and the previous shardings of written arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from graftax._graph.patterns import root_entries
 from graftax._graph.prefix_tree import ABSENT
 from graftax._graph.structure import Place, Structure, path_text, place_name
 from graftax._jax import fast_dispatch
-from graftax._jax.compat import array_class, is_of_an_output
+from graftax._jax.compat import array_class, is_output_error
 from graftax._jax.tracebacks import hide
 from graftax._jit.call_plan import Layout, Plan
 from graftax._sharding.frozen_specs import FrozenDict, UnhashableSpec
@@ -29,33 +29,34 @@ from graftax._sharding.leaf_shardings import Shardings, has_parts
 
 RETURN = "return"
 NO_ROOT = (
-    "{name}: out_shardings has an entry for {keys}, and {name} is given {known}. The result has the entry 'return', "
-    "and what is written has those of arguments, or patterns of key paths."
+    "{name}: out_shardings has an entry for {keys}, and {name} is given {known}. The entry 'return' is for the result; "
+    "entries for written arrays are names of arguments or patterns of key paths."
 )
 
 
-def by_place(spec: Any) -> dict[Any, Any] | None:
-    """`{"m": …, "return": …}`: what is said of written arrays, by the places of arguments, and of the result."""
+def by_argument_spec(spec: Any) -> dict[Any, Any] | None:
+    """The dict `{"m": …, "return": …}` with one entry for each argument and for the result; None for any other spec."""
     return cast("dict[Any, Any]", spec) if isinstance(spec, dict) and RETURN in spec else None
 
 
-def of_result(spec: Any) -> Any:
-    named = by_place(spec)
+def result_spec(spec: Any) -> Any:
+    """The part of `out_shardings` that is for the result."""
+    named = by_argument_spec(spec)
     return spec if named is None else named[RETURN]
 
 
-class Placing:
-    """Stands in the place of an entry's `jax.jit` object. Each call has one whose `out_shardings` are spelled out.
+class OutputPlacement:
+    """Replaces an entry's `jax.jit` object: picks one whose `out_shardings` are resolved for the leaves of the call.
 
-    Which output is what is known after a trace: it is made once for the shapes, and JAX takes the same for the call. An
-    array that is written where one was that a mesh has, of the same shape, gets the sharding of that one, or what
-    `in_shardings` says: XLA would put it anywhere, and the next call compile again, or be refused.
+    Which outputs there are is known only after a trace. So the function is traced once for the shapes, and JAX reuses
+    that trace for the call. An array that replaces one of the same shape on a mesh gets its sharding, or the one in
+    `in_shardings`. Otherwise XLA would choose one, and the next call would compile again or be refused.
 
     Args:
         plan: of the function.
         layout, graphdef: of the call.
-        flat: the function that JAX sees, of leaves or, `tupled`, of one tuple of them.
-        options: of `jax.jit`, without `out_shardings`.
+        flat: the flat function, which takes leaves or, if `tupled`, one tuple of them.
+        options: keyword arguments of `jax.jit`, without `out_shardings`.
         outcomes: of the entry.
     """
 
@@ -72,267 +73,291 @@ class Placing:
         self._plan, self._layout, self._graphdef = plan, layout, graphdef
         self._flat, self._options, self._outcomes, self._tupled = flat, options, outcomes, tupled
         self._spec = plan.options.out_shardings
-        self._parts = by_place(self._spec) is not None or has_parts(self._spec)
+        self._parts = by_argument_spec(self._spec) is not None or has_parts(self._spec)
         self._begin()
-        self._known: dict[Any, Any] = {}
+        self._jits: dict[Any, Any] = {}
 
     def _begin(self) -> None:
-        """With a function new to JAX: of one whose first trace has raised it keeps no trace, and makes two."""
-        self._flat = _copied(self._flat)
-        one: dict[str, Any] = {} if self._spec is None or self._parts else {"out_shardings": (self._spec, None, None)}
-        self._plain: Any = jax.jit(self._flat, **self._options, **one)
+        """Starts over with a copy of the flat function.
 
-    def __call__(self, *given: Any) -> Any:
+        JAX caches traces by function. After a trace that raised it would trace the same function twice.
+        """
+        self._flat = _copy_function(self._flat)
+        out_shardings: dict[str, Any] = (
+            {} if self._spec is None or self._parts else {"out_shardings": (self._spec, None, None)}
+        )
+        self._plain: Any = jax.jit(self._flat, **self._options, **out_shardings)
+
+    def __call__(self, *arguments: Any) -> Any:
         try:
-            run, given = self._run(given)
-            return self._settled(run, given, run)
+            run, arguments = self._select(arguments)
+            return self._run_and_recheck(run, arguments, run)
         except Exception as error:
             self._name_outputs(error)
             hide(error)  # nothing of JAX is above this frame
             raise
 
-    def lower(self, *given: Any) -> Any:
-        run, given = self._run(given)
+    def lower(self, *arguments: Any) -> Any:
+        run, arguments = self._select(arguments)
         try:
-            return self._settled(run, given, run.lower)
+            return self._run_and_recheck(run, arguments, run.lower)
         except ValueError as error:
             self._name_outputs(error)
             raise
 
-    def trace(self, *given: Any) -> Any:
-        run, given = self._run(given)
-        return self._settled(run, given, run.trace)
+    def trace(self, *arguments: Any) -> Any:
+        run, arguments = self._select(arguments)
+        return self._run_and_recheck(run, arguments, run.trace)
 
-    def _settled(self, run: Any, given: tuple[Any, ...], use: Callable[..., Any]) -> Any:
-        """Uses a `jax.jit` object. Where JAX has forgotten its trace, what the new one found is looked at as well."""
+    def _run_and_recheck(self, run: Any, arguments: tuple[Any, ...], use: Callable[..., Any]) -> Any:
+        """Calls or stages with `use`. If JAX had dropped its trace, the new Outcome's shardings are resolved again."""
         count = len(self._outcomes)
-        out = use(*given)
+        result = use(*arguments)
         if len(self._outcomes) > count and run is not self._plain:
-            self._known.clear()
-            self._run(given)
-        return out
+            self._jits.clear()
+            self._select(arguments)
+        return result
 
     def _name_outputs(self, error: Exception) -> None:
-        """The key paths of outputs in JAX's error about a sharding: the flat function returns results and writes."""
-        if not self._outcomes or not isinstance(error, ValueError) or not is_of_an_output(error):
+        """Puts the key paths of outputs into JAX's error about a sharding, which names outputs of the flat function."""
+        if not self._outcomes or not isinstance(error, ValueError) or not is_output_error(error):
             return
-        places = self._places(self._outcomes[-1])
-        results = [f"result{path_text(path)}" for root, path in places if root == 0]
+        paths = self._output_paths(self._outcomes[-1])
+        results = [f"result{path_text(path)}" for root, path in paths if root == 0]
         names = self._plan.signature.root_names(self._layout)
-        written = [place_name(place, names) for place in self._full(self._outcomes[-1], places[len(results) :])]
+        written = [place_name(path, names) for path in self._root_paths(self._outcomes[-1], paths[len(results) :])]
         rename_leaves(error, results, "result[0]")
         rename_leaves(error, written, "result[1]")
 
-    def _run(self, given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """The `jax.jit` object for these leaves, and what it is given."""
-        leaves = given[0] if self._tupled else given
-        shardings = self._before(leaves)
+    def _select(self, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """(the `jax.jit` object for these leaves, its arguments)."""
+        leaves = arguments[0] if self._tupled else arguments
+        shardings = self._input_shardings(leaves)
+        # With one input on a mesh, scalars without a device are put there too: see _replicate_scalar.
         mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
         if mesh is not None:
-            pairs = zip(leaves, self._wanted(leaves), strict=True)
-            leaves = tuple(_on_mesh(leaf, mesh) if wanted is None else leaf for leaf, wanted in pairs)
-            given = (leaves,) if self._tupled else leaves
-            shardings = self._before(leaves)
+            pairs = zip(leaves, self._requested_inputs(leaves), strict=True)
+            leaves = tuple(_replicate_scalar(leaf, mesh) if requested is None else leaf for leaf, requested in pairs)
+            arguments = (leaves,) if self._tupled else leaves
+            shardings = self._input_shardings(leaves)
         elif not self._parts:
-            return self._plain, given
-        key = shardings, tuple(map(_shape, leaves))
-        run = self._known.get(key)
+            return self._plain, arguments
+        key = shardings, tuple(map(_aval_key, leaves))
+        run = self._jits.get(key)
         if run is None:
-            run = self._known[key] = self._made(given, leaves, shardings)
-        return run, given
+            run = self._jits[key] = self._build(arguments, leaves, shardings)
+        return run, arguments
 
-    def _before(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """The sharding of each leaf when the function begins, as far as a mesh has it."""
-        pairs = zip(leaves, self._wanted(leaves), strict=True)
-        return tuple(_kept(leaf) if wanted is None else _usual(wanted) for leaf, wanted in pairs)
+    def _input_shardings(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The sharding of each input leaf that is on a mesh; None for the others."""
+        pairs = zip(leaves, self._requested_inputs(leaves), strict=True)
+        return tuple(
+            _mesh_sharding(leaf) if requested is None else _if_on_auto_mesh(requested) for leaf, requested in pairs
+        )
 
-    def _wanted(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    def _requested_inputs(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         return self._options.get("in_shardings") or (None,) * len(leaves)
 
-    def _made(self, given: tuple[Any, ...], leaves: Sequence[Any], shardings: tuple[Any, ...]) -> Any:
+    def _build(self, arguments: tuple[Any, ...], leaves: Sequence[Any], shardings: tuple[Any, ...]) -> Any:
         try:
-            looked_at = jax.jit(self._flat, **self._options) if self._parts else self._plain
-            result, written, code = looked_at.eval_shape(*given)
+            traced = jax.jit(self._flat, **self._options) if self._parts else self._plain
+            result, written, code = traced.eval_shape(*arguments)
         except BaseException:
             self._begin()
             raise
         outcome = self._outcomes[_core.decode(code)]
-        places = self._places(outcome)
-        assert len(places) == len(result) + len(written)
-        after = _After(self._graphdef, outcome, (*result, *written), leaves) if self._parts else None
-        of_written = self._of_written(outcome, places[len(result) :], written, shardings, after)
-        if after is None:
-            wanted = self._spec if self._spec is not None else self._of_shared(outcome, result, shardings)
-            if not any(of_written) and wanted is self._spec:
+        paths = self._output_paths(outcome)
+        assert len(paths) == len(result) + len(written)
+        state = _StateAfterCall(self._graphdef, outcome, (*result, *written), leaves) if self._parts else None
+        of_writes = self._shardings_of_writes(outcome, paths[len(result) :], written, shardings, state)
+        if state is None:
+            requested = (
+                self._spec if self._spec is not None else self._shardings_of_shared_results(outcome, result, shardings)
+            )
+            if not any(of_writes) and requested is self._spec:
                 return self._plain
-            return self._placed(outcome, wanted, of_written, (*result, *written))
-        spec = of_result(self._spec)
+            return self._jit_with_out_shardings(outcome, requested, of_writes, (*result, *written))
+        spec = result_spec(self._spec)
         if has_parts(spec):
-            paths = [path for _, path in places[: len(result)]]
-            read = Shardings(self._plan.name, "out_shardings", spec, "the result", part=after.result)
-            spec = tuple(read.of_leaf(path, path) for path in paths)
-            read.check()
-            self._refuse_misfits(paths, spec, result)
+            result_paths = [path for _, path in paths[: len(result)]]
+            resolver = Shardings(self._plan.name, "out_shardings", spec, "the result", part=state.result)
+            spec = tuple(resolver.of_leaf(path, path) for path in result_paths)
+            resolver.check()
+            self._refuse_misfits(result_paths, spec, result)
         elif isinstance(spec, UnhashableSpec):
             spec = spec.value
-        return self._placed(outcome, spec, of_written, (*result, *written))
+        return self._jit_with_out_shardings(outcome, spec, of_writes, (*result, *written))
 
-    def _placed(self, outcome: _core.Outcome, spec: Any, of_written: list[Any], out: tuple[Any, ...]) -> Any:
-        """The `jax.jit` object whose outputs go where they are asked to be.
+    def _jit_with_out_shardings(
+        self, outcome: _core.Outcome, spec: Any, of_writes: list[Any], arrays: tuple[Any, ...]
+    ) -> Any:
+        """The `jax.jit` object with these `out_shardings`.
 
-        An array in several places is one where all ask for the same, or for nothing. Of other places each has its own.
+        An array under several paths stays one array if all of them request one sharding or none; otherwise the paths
+        get separate arrays.
         """
         if outcome.ties:
-            count = len(out) - len(of_written)
-            asked = [*(spec if isinstance(spec, tuple) else [spec] * count), *of_written]
-            outcome.ties = _kept_ties(outcome, asked, out)
-            spec, of_written = tuple(asked[:count]), asked[count:]
-        return jax.jit(self._flat, **self._options, out_shardings=(spec, tuple(of_written), None))
+            count = len(arrays) - len(of_writes)
+            requested = [*(spec if isinstance(spec, tuple) else [spec] * count), *of_writes]
+            outcome.ties = _ties_with_one_sharding(outcome, requested, arrays)
+            spec, of_writes = tuple(requested[:count]), requested[count:]
+        return jax.jit(self._flat, **self._options, out_shardings=(spec, tuple(of_writes), None))
 
-    def _refuse_misfits(self, paths: list[tuple[Any, ...]], wanted: tuple[Any, ...], arrays: Sequence[Any]) -> None:
-        """Raises for a sharding that does not divide its array: not every version of JAX says which."""
-        for path, sharding, array in zip(paths, wanted, arrays, strict=True):
+    def _refuse_misfits(self, paths: list[tuple[Any, ...]], requested: tuple[Any, ...], arrays: Sequence[Any]) -> None:
+        """Raises for a sharding that does not divide its array: some versions of JAX do not name the output."""
+        for path, sharding, array in zip(paths, requested, arrays, strict=True):
             if isinstance(sharding, NamedSharding):
                 try:
                     sharding.shard_shape(tuple(array.shape))
                 except ValueError as error:
-                    place = f"{self._plan.name}: out_shardings of key path result{path_text(path)}"
-                    error.args = (f"{place}: {error}",)
+                    location = f"{self._plan.name}: out_shardings of key path result{path_text(path)}"
+                    error.args = (f"{location}: {error}",)
                     raise
 
     @staticmethod
-    def _places(outcome: _core.Outcome) -> list[Place]:
-        numbers = {leaf for leaf, _ in outcome.numbers}  # symbols are no outputs
-        return [place for i, place in enumerate(outcome.leaf_places()) if i not in numbers]
+    def _output_paths(outcome: _core.Outcome) -> list[Place]:
+        numbers = {leaf for leaf, _ in outcome.numbers}  # symbolic numbers are not outputs of the program
+        return [path for i, path in enumerate(outcome.leaf_places()) if i not in numbers]
 
-    def _full(self, outcome: _core.Outcome, places: list[Place]) -> list[Place]:
-        """The places of what is written, from the roots of the call on."""
-        nodes, full = outcome.inputs()[2], list[Place]()
-        for write, path in places:
-            root, above = self._graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
-            full.append((root, (*above, *path)))
-        return full
+    def _root_paths(self, outcome: _core.Outcome, paths: list[Place]) -> list[Place]:
+        """The paths of written arrays, from the roots of the call."""
+        nodes, root_paths = outcome.inputs()[2], list[Place]()
+        for write, path in paths:
+            root, node_path = self._graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
+            root_paths.append((root, (*node_path, *path)))
+        return root_paths
 
-    def _of_written(
+    def _shardings_of_writes(
         self,
         outcome: _core.Outcome,
-        places: list[tuple[int, tuple[Any, ...]]],
+        paths: list[tuple[int, tuple[Any, ...]]],
         written: Sequence[Any],
         shardings: tuple[Any, ...],
-        after: _After | None,
+        state: _StateAfterCall | None,
     ) -> list[Any]:
-        structure, full = Structure(self._graphdef), self._full(outcome, places)
-        before = {structure.place(row): row.leaf for row in structure.leaves}
-        said = self._said(full, after)
-        out: list[Any] = []
-        for place, array, wanted in zip(full, written, said, strict=True):
-            at = before.get(place)
-            kept = shardings[at] if at is not None else None
-            out.append(wanted if wanted is not None else kept if kept is not None and _fits(kept, array) else None)
-        return out
+        structure, root_paths = Structure(self._graphdef), self._root_paths(outcome, paths)
+        leaf_at = {structure.place(row): row.leaf for row in structure.leaves}
+        requested = self._requested_for_writes(root_paths, state)
+        shardings_out: list[Any] = []
+        for path, array, sharding in zip(root_paths, written, requested, strict=True):
+            leaf = leaf_at.get(path)
+            previous = shardings[leaf] if leaf is not None else None
+            if sharding is None and previous is not None and _fits(previous, array):
+                sharding = previous
+            shardings_out.append(sharding)
+        return shardings_out
 
-    def _of_shared(
+    def _shardings_of_shared_results(
         self, outcome: _core.Outcome, result: Sequence[Any], shardings: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
-        """What arrays of the result have to keep where they are written as well; None where there are none."""
-        structure, before = Structure(outcome), Structure(self._graphdef)
-        at = {leaf: i for leaf, i in _outputs(outcome).items() if i < len(result)}
-        known = {before.place(row): row.leaf for row in before.leaves}
-        out: list[Any] = [None] * len(result)
+        """The shardings of result arrays that are written to the caller's objects, too; None if there are none."""
+        structure, graph = Structure(outcome), Structure(self._graphdef)
+        output_of = {leaf: i for leaf, i in _output_of_leaf(outcome).items() if i < len(result)}
+        leaf_at = {graph.place(row): row.leaf for row in graph.leaves}
+        result_shardings: list[Any] = [None] * len(result)
         for row in structure.leaves:
-            if row.root == 0 or row.leaf not in at:
+            if row.root == 0 or row.leaf not in output_of:
                 continue
-            leaf = known.get(self._full(outcome, [structure.place(row)])[0])
-            kept = shardings[leaf] if leaf is not None else None
-            if kept is not None and _fits(kept, result[at[row.leaf]]):
-                out[at[row.leaf]] = kept
-        return tuple(out) if any(out) else None
+            leaf = leaf_at.get(self._root_paths(outcome, [structure.place(row)])[0])
+            previous = shardings[leaf] if leaf is not None else None
+            if previous is not None and _fits(previous, result[output_of[row.leaf]]):
+                result_shardings[output_of[row.leaf]] = previous
+        return tuple(result_shardings) if any(result_shardings) else None
 
-    def _said(self, places: list[Place], after: _After | None) -> list[Any]:
-        """What `out_shardings={"m": …, "return": …}` says of the written arrays."""
-        named = by_place(self._spec)
-        if named is None or after is None:
-            return [None] * len(places)
+    def _requested_for_writes(self, paths: list[Place], state: _StateAfterCall | None) -> list[Any]:
+        """The entries of `out_shardings={"m": …, "return": …}` for the written arrays; None for each without one."""
+        named = by_argument_spec(self._spec)
+        if named is None or state is None:
+            return [None] * len(paths)
         names = self._plan.signature.root_names(self._layout)
         parts = {key: value for key, value in named.items() if key != RETURN}
-        known = {entry.name for name in names for entry in root_entries(name)[:1]}
-        if strange := [key for key in parts if isinstance(key, str) and key.isidentifier() and key not in known]:
-            raise ValueError(NO_ROOT.format(name=self._plan.name, keys=some(strange), known=some(sorted(known))))
-        about = self._plan.name, "out_shardings", FrozenDict(parts.items()), "what is written"
-        read = Shardings(*about, part=after.root, by_argument=True)
-        out = [
-            read.of_leaf((SequenceKey(root), *path), (*root_entries(names[root]), *path), silent=True)
-            for root, path in places
+        argument_names = {entry.name for name in names for entry in root_entries(name)[:1]}
+        if unknown := [
+            key for key in parts if isinstance(key, str) and key.isidentifier() and key not in argument_names
+        ]:
+            raise ValueError(
+                NO_ROOT.format(name=self._plan.name, keys=some(unknown), known=some(sorted(argument_names)))
+            )
+        description = self._plan.name, "out_shardings", FrozenDict(parts.items()), "what is written"
+        resolver = Shardings(*description, part=state.root, by_argument=True)
+        resolved = [
+            resolver.of_leaf((SequenceKey(root), *path), (*root_entries(names[root]), *path), silent=True)
+            for root, path in paths
         ]
-        read.check()
-        return [None if wanted is ABSENT else wanted for wanted in out]
+        resolver.check()
+        return [None if sharding is ABSENT else sharding for sharding in resolved]
 
 
-class _After:
-    """The roots of a call and its result as they are after it, with shapes in place of new arrays."""
+class _StateAfterCall:
+    """The roots of a call and its result as they will be after it, with shapes instead of new arrays."""
 
     def __init__(
-        self, graphdef: _core.GraphDef, outcome: _core.Outcome, out: tuple[Any, ...], leaves: Sequence[Any]
+        self, graphdef: _core.GraphDef, outcome: _core.Outcome, outputs: tuple[Any, ...], leaves: Sequence[Any]
     ) -> None:
         self._graphdef, self._outcome = graphdef, outcome
-        self._leaves = leaves[: graphdef.num_leaves]  # without what the host computes
-        numbers, arrays = {leaf for leaf, _ in outcome.numbers}, iter(out)
-        self._out = [0 if i in numbers else next(arrays) for i in range(len(out) + len(numbers))]
+        self._leaves = leaves[: graphdef.num_leaves]  # without the two vectors that the host computes
+        numbers, arrays = {leaf for leaf, _ in outcome.numbers}, iter(outputs)
+        self._outputs_of_call = [0 if i in numbers else next(arrays) for i in range(len(outputs) + len(numbers))]
 
     @functools.cached_property
-    def _both(self) -> tuple[tuple[Any, ...], Any]:
+    def _roots_and_result(self) -> tuple[tuple[Any, ...], Any]:
         roots = _core.unflatten_roots(self._graphdef, list(self._leaves))
         walked = _core.walk(self._graphdef, roots)
         assert walked is not None
-        known = [_abstract(leaf) for leaf in self._leaves]
-        return roots, self._outcome.apply(self._out, known, walked[1])
+        avals = [_abstract(leaf) for leaf in self._leaves]
+        return roots, self._outcome.apply(self._outputs_of_call, avals, walked[1])
 
     def result(self, path: Sequence[Any]) -> Any:
-        return Path(path).get(self._both[1])
+        return Path(path).get(self._roots_and_result[1])
 
     def root(self, path: Sequence[Any]) -> Any:
-        return Path(path[1:]).get(self._both[0][path[0].idx])
+        return Path(path[1:]).get(self._roots_and_result[0][path[0].idx])
 
 
-def _copied(function: Any) -> Any:
-    out = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
-    vars(out).update(vars(function))
-    return out
+def _copy_function(function: Any) -> Any:
+    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
+    vars(copy).update(vars(function))
+    return copy
 
 
-def _outputs(outcome: _core.Outcome) -> dict[int, int]:
-    """Which output each leaf of an Outcome is. Symbols are none."""
+def _output_of_leaf(outcome: _core.Outcome) -> dict[int, int]:
+    """The output number of each leaf of an Outcome. Symbolic numbers are not outputs."""
     numbers = {leaf for leaf, _ in outcome.numbers}
     return {leaf: i for i, leaf in enumerate(i for i in range(outcome.num_leaves) if i not in numbers)}
 
 
-def _kept_ties(outcome: _core.Outcome, asked: list[Any], out: Sequence[Any]) -> list[tuple[int, int]]:
-    """The ties of an Outcome whose places ask for one sharding. `asked`, of each output, is told for which."""
-    at, groups = _outputs(outcome), dict[int, list[int]]()
-    for leaf, first in outcome.ties:
-        groups.setdefault(first, [first]).append(leaf)
-    kept: list[tuple[int, int]] = []
+def _ties_with_one_sharding(
+    outcome: _core.Outcome, requested: list[Any], arrays: Sequence[Any]
+) -> list[tuple[int, int]]:
+    """The ties of an Outcome whose paths request compatible shardings. Completes `requested`, one for each output."""
+    output_of, groups = _output_of_leaf(outcome), dict[int, list[int]]()
+    for leaf, source in outcome.ties:
+        groups.setdefault(source, [source]).append(leaf)
+    ties: list[tuple[int, int]] = []
     for group in groups.values():
         leaders: list[int] = []
         for leaf in group:
-            wanted, ndim = asked[at[leaf]], out[at[leaf]].ndim
-            lead = next((one for one in leaders if _agree(asked[at[one]], wanted, ndim)), None)
+            sharding, ndim = requested[output_of[leaf]], arrays[output_of[leaf]].ndim
+            lead = next(
+                (candidate for candidate in leaders if _compatible(requested[output_of[candidate]], sharding, ndim)),
+                None,
+            )
             if lead is None:
                 leaders.append(leaf)
                 continue
-            kept.append((leaf, lead))
-            asked[at[lead]] = wanted if asked[at[lead]] is None else asked[at[lead]]
-    return sorted(kept)
+            ties.append((leaf, lead))
+            requested[output_of[lead]] = sharding if requested[output_of[lead]] is None else requested[output_of[lead]]
+    return sorted(ties)
 
 
-def _agree(one: Any, other: Any, ndim: int) -> bool:
-    if one is None or other is None or one == other:
+def _compatible(first: Any, second: Any, ndim: int) -> bool:
+    if first is None or second is None or first == second:
         return True
-    return isinstance(one, Sharding) and isinstance(other, Sharding) and one.is_equivalent_to(other, ndim)
+    return isinstance(first, Sharding) and isinstance(second, Sharding) and first.is_equivalent_to(second, ndim)
 
 
-def _shape(leaf: Any) -> tuple[Any, ...]:
-    """What of a leaf JAX compiles for; of a Python number that is traced, its type."""
+def _aval_key(leaf: Any) -> tuple[Any, ...]:
+    """The properties of a leaf that JAX compiles for; for a traced Python number, its type."""
     return np.shape(leaf), getattr(leaf, "dtype", type(leaf)), getattr(leaf, "weak_type", True)
 
 
@@ -341,21 +366,21 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(leaf), dtype)
 
 
-def spread(recording: _core.Recording) -> bool:
-    """Can one of its leaves be on a mesh, or become so?"""
+def may_use_mesh(recording: _core.Recording) -> bool:
+    """Can a leaf be on a mesh, now or in a later call with this entry?"""
     if jax.device_count() > 1:
         return True
     kinds = recording.kinds_of_shardings()
     return NamedSharding in (fast_dispatch.kinds_of_shardings(recording.leaves) if kinds is None else kinds)
 
 
-def _kept(leaf: Any) -> Any:
-    """The sharding of a leaf that a mesh has; None where what is written in its place may go anywhere."""
-    return None if isinstance(leaf, jax.core.Tracer) else _usual(getattr(leaf, "sharding", None))
+def _mesh_sharding(leaf: Any) -> Any:
+    """The sharding of a leaf on a mesh; None if a new array in its place may go to any device."""
+    return None if isinstance(leaf, jax.core.Tracer) else _if_on_auto_mesh(getattr(leaf, "sharding", None))
 
 
-def _usual(sharding: Any) -> Any:
-    """The sharding, where it is one of a mesh that JAX assigns by itself; None for others."""
+def _if_on_auto_mesh(sharding: Any) -> Any:
+    """The sharding if it is on a mesh with automatic axes and the default memory; None otherwise."""
     if type(sharding) is not NamedSharding:
         return None
     if not isinstance(sharding.mesh, Mesh):
@@ -364,10 +389,11 @@ def _usual(sharding: Any) -> Any:
     return sharding if usual and AxisType.Explicit not in sharding.mesh.axis_types else None
 
 
-def _on_mesh(leaf: Any, mesh: Mesh) -> Any:
-    """A leaf; a scalar that was put nowhere (the count of an optimizer) as the copies of it that the call makes anyway.
+def _replicate_scalar(leaf: Any, mesh: Mesh) -> Any:
+    """Replicates an uncommitted scalar, such as an optimizer's count, over the mesh; returns other leaves unchanged.
 
-    What replaces it is on the mesh: without this the next call would compile again. Of larger arrays XLA may split one.
+    The call would replicate it anyway. Its new value is on the mesh, so without this the next call would compile again.
+    Larger arrays are left alone, because XLA may shard them.
     """
     if type(leaf) is not array_class() or leaf.shape != () or leaf.committed:
         return leaf

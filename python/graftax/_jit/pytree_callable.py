@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transformed callable that is itself a tree of JAX, as Equinox's wrappers are: what a layer of a model may be."""
+"""A transformed callable that is a pytree itself, as Equinox's wrappers are, and so can be a layer of a model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NAMES = frozenset(("__signature__", "__annotations__", *functools.WRAPPER_ASSIGNMENTS))
 
 
-class MadeBy:
-    """A transform and its options: what is static of a `TreeFunction`. Equality is exact, the hash weak."""
+class TransformCall:
+    """A transform and its options: the aux data of a `PytreeFunction`.
+
+    The options may be unhashable, so the hash covers the transform only.
+    """
 
     def __init__(self, transform: Any, options: dict[str, Any]) -> None:
         self.transform, self.options = transform, options
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MadeBy):
+        if not isinstance(other, TransformCall):
             return NotImplemented
         return self.transform == other.transform and self.options == other.options
 
@@ -35,18 +38,18 @@ class MadeBy:
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class TreeFunction:
-    """What a `filter_*` transform makes of a callable that JAX knows as a tree: a tree with the same leaves.
+class PytreeFunction:
+    """A `filter_*` transform of a callable pytree: a pytree with the same leaves.
 
-    So `filter_vmap(linear)` is trained, saved and moved as `linear` is. JAX opens it and makes it again of other
-    leaves, which may be no arrays: what then is no function is not transformed.
+    So `filter_vmap(linear)` is trained, saved and moved as `linear` is. JAX may unflatten it with leaves that are not
+    arrays, and so with a part that is not callable, which is then not transformed.
     """
 
-    __slots__ = ("__weakref__", "_applied", "_made_by", "_part")
+    __slots__ = ("__weakref__", "_applied", "_part", "_transform_call")
 
-    def __init__(self, part: Any, made_by: MadeBy) -> None:
-        self._part, self._made_by = part, made_by
-        self._applied = made_by.transform.__wrapped__(part, **made_by.options) if callable(part) else part
+    def __init__(self, part: Any, transform_call: TransformCall) -> None:
+        self._part, self._transform_call = part, transform_call
+        self._applied = transform_call.transform.__wrapped__(part, **transform_call.options) if callable(part) else part
 
     @property
     def __wrapped__(self) -> Any:
@@ -56,7 +59,7 @@ class TreeFunction:
         return self._applied(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """In the body of a class it is a method, as Equinox's wrappers are."""
+        """In a class body it becomes a method, as Equinox's wrappers do."""
         return self if instance is None else jax.tree_util.Partial(self, instance)
 
     def __getattr__(self, name: str) -> Any:
@@ -65,36 +68,36 @@ class TreeFunction:
         return getattr(self._applied, name)
 
     def __repr__(self) -> str:
-        return f"<graftax.{self._made_by.transform.__name__} of {self._part!r}>"
+        return f"<graftax.{self._transform_call.transform.__name__} of {self._part!r}>"
 
     def __reduce__(self) -> Any:
-        return type(self), (self._part, self._made_by)
+        return type(self), (self._part, self._transform_call)
 
-    def tree_flatten(self) -> tuple[tuple[Any], MadeBy]:
-        return (self._part,), self._made_by
+    def tree_flatten(self) -> tuple[tuple[Any], TransformCall]:
+        return (self._part,), self._transform_call
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], MadeBy]:
-        return ((GetAttrKey("__wrapped__"), self._part),), self._made_by
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], TransformCall]:
+        return ((GetAttrKey("__wrapped__"), self._part),), self._transform_call
 
     @classmethod
-    def tree_unflatten(cls, made_by: MadeBy, parts: tuple[Any]) -> TreeFunction:
-        return cls(*parts, made_by)
+    def tree_unflatten(cls, transform_call: TransformCall, parts: tuple[Any]) -> PytreeFunction:
+        return cls(*parts, transform_call)
 
 
-def is_tree(function: Any) -> bool:
-    """Does JAX open this callable?"""
+def is_pytree(function: Any) -> bool:
+    """Is this callable a pytree with children?"""
     return type(function) is not types.FunctionType and not jax.tree_util.all_leaves([function])
 
 
-def of_trees(transform: F) -> F:
-    """A transform whose result for a tree is a tree."""
+def preserves_pytree(transform: F) -> F:
+    """Decorates a transform: its result for a callable pytree is a pytree, too."""
 
     @functools.wraps(transform)
-    def given(fun: Any = None, /, *args: Any, **options: Any) -> Any:
-        if fun is None:  # a decorator, which comes back here
+    def wrapper(fun: Any = None, /, *args: Any, **options: Any) -> Any:
+        if fun is None:  # a decorator, which calls this again with the function
             return transform(*args, **options)
-        if args or not is_tree(fun):
+        if args or not is_pytree(fun):
             return transform(fun, *args, **options)
-        return TreeFunction(fun, MadeBy(given, options))
+        return PytreeFunction(fun, TransformCall(wrapper, options))
 
-    return cast("F", given)
+    return cast("F", wrapper)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What JAX's stages say of flat leaves, in the structures of the arguments and of the result."""
+"""The attributes of JAX's stages, from flat leaves to the structures of the arguments and of the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graftax._base.errors import GraftaxError
 if TYPE_CHECKING:
     from graftax._jit.stages import Staging
 
-NO_COPY = "{name} returns or changes an object that has no copy, so its result cannot be told without a call."
+NO_COPY = "{name} returns or changes an object that cannot be copied, so its result is not known without a call."
 
 OF_ARGUMENTS = frozenset({"args_info", "in_avals", "input_shardings", "input_formats"})
 _OF_RESULT = {
@@ -28,39 +28,39 @@ NAMES = OF_ARGUMENTS | _OF_RESULT.keys() | _TREES.keys()
 
 
 def info(staging: Staging, stage: Any, name: str) -> Any:
-    """The attribute of a stage of JAX's, for the arguments and the result of the user's function."""
+    """An attribute of a JAX stage, in the structure of the user function's arguments or result."""
     if name in _TREES:
         return jax.tree.structure(info(staging, stage, _TREES[name]))
-    flat: Callable[[str], list[Any]] = lambda of: _flat_arguments(staging, getattr(stage, of))  # noqa: E731
+    flat: Callable[[str], list[Any]] = lambda attribute: _flat_arguments(staging, getattr(stage, attribute))  # noqa: E731
     if name in OF_ARGUMENTS:
         return _of_arguments(staging, flat(name))
     forwarded: list[Any] = flat(_OF_RESULT[name])
     if name == "out_info":
-        forwarded = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in forwarded]
+        forwarded = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in forwarded]
     return _of_result(staging, flat("args_info"), forwarded, getattr(stage, name))
 
 
-def _flat_arguments(staging: Staging, given: Any) -> list[Any]:
-    return list(given[0][0] if staging.entry.tupled else given[0])
+def _flat_arguments(staging: Staging, arguments: Any) -> list[Any]:
+    return list(arguments[0][0] if staging.entry.tupled else arguments[0])
 
 
 def _of_arguments(staging: Staging, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) around these; None in place of what is static."""
+    """(args, kwargs) with these leaves, and None in place of static values."""
     signature, layout = staging.plan.signature, staging.layout
     roots = _core.unflatten_roots(staging.graphdef, leaves, True)
     positional = signature.positional + (layout[0] if layout else 0)
     named = (*signature.names[signature.positional :], *layout[1:])
     keywords = roots[positional : positional + len(named)]
-    return roots[staging.before : positional], dict(zip(named, keywords, strict=True))
+    return roots[staging.bound_count : positional], dict(zip(named, keywords, strict=True))
 
 
 def _of_result(staging: Staging, arguments: list[Any], forwarded: list[Any], flat: Any) -> Any:
     result, written, code = flat
     outcome = staging.entry.outcomes[_core.decode(code)]
-    known = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arguments]
-    _core.record(tuple(known))  # a walk knows the types that a recording has met
-    copies = [_core.walk(staging.graphdef, _core.unflatten_roots(staging.graphdef, known)) for _ in range(2)]
-    (_, nodes), (_, others) = [copy or ([], []) for copy in copies]
-    if None in copies or any(nodes[i] is others[i] for i in outcome.inputs()[2]):
+    avals = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arguments]
+    _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
+    copies = [_core.walk(staging.graphdef, _core.unflatten_roots(staging.graphdef, avals)) for _ in range(2)]
+    (_, first_nodes), (_, second_nodes) = [copy or ([], []) for copy in copies]
+    if None in copies or any(first_nodes[i] is second_nodes[i] for i in outcome.inputs()[2]):
         raise GraftaxError(NO_COPY.format(name=staging.plan.name))
-    return outcome.apply([*result, *written], forwarded, nodes)
+    return outcome.apply([*result, *written], forwarded, first_nodes)

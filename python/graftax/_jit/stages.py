@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ahead of time: `trace`, `lower` and `compile`, with the structure and the statics of every call checked."""
+"""Ahead-of-time stages: `trace`, `lower` and `compile`. A compiled stage checks the structure of its arguments."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from graftax._jit.warm import warm
 
 COMPILED_FOR_OTHERS = (
     "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
-    "what it is given."
+    "any arguments."
 )
-OTHER_ORDER = "  a set with the same elements iterates in another order, or would after a change"
-NOT_KEPT = (
+OTHER_ORDER = "  a set with the same elements iterates in a different order, or would after a change"
+NOT_PICKLABLE = (
     "a {what} belongs to this process and cannot be pickled or copied. graftax.export(f)(*args).serialize() makes "
     "bytes that another process can call; a copy of the jitted function can be lowered again."
 )
@@ -41,28 +41,29 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Staging:
-    """What later arguments of a staged function are checked against, and what its result is built with."""
+    """What a stage needs to check later arguments and to build the result."""
 
     caller: Any  # the Jitted
-    plan: Plan  # as it was then: the caller's may have more roots by now
+    plan: Plan  # of that time: the caller's plan may have more roots by now
     graphdef: _core.GraphDef
     layout: tuple[Any, ...]
     names: tuple[str, ...]  # of the roots
-    entry: _core.Entry  # that of the call
-    before: int = 0  # how many of the roots a bound method has given
+    entry: _core.Entry  # the one that a call would run
+    bound_count: int = 0  # how many roots the bound method provides
 
 
 class _Stage(Generic[P, R]):
-    """JAX's own stage, with what graftax adds. All that JAX's offers is reachable by attribute.
+    """Wraps a stage of JAX, whose attributes are available here.
 
-    What it says of arguments and result (`args_info`, `out_info`, `in_tree`, `output_shardings`) has their structures.
+    Those about arguments and result (`args_info`, `out_info`, `in_tree`, `output_shardings`) have the structures of the
+    user function instead of the flat ones.
     """
 
     def __init__(self, staging: Staging, stage: Any) -> None:
         self._staging, self._stage = staging, stage
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_stage", "_staging"):  # an instance that was never set up
+        if name in ("_stage", "_staging"):  # during copy or unpickle, before __init__
             raise AttributeError(name)
         return info(self._staging, self._stage, name) if name in NAMES else getattr(self._stage, name)
 
@@ -73,11 +74,11 @@ class _Stage(Generic[P, R]):
         return f"<graftax {type(self).__name__} of {self._staging.plan.name}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise UnpicklableError(NOT_KEPT.format(what=f"{type(self).__name__} function"))
+        raise UnpicklableError(NOT_PICKLABLE.format(what=f"{type(self).__name__} function"))
 
 
 class Traced(_Stage[P, R]):
-    """A traced function. Its `jaxpr`, like all of JAX's `Traced`, speaks of the flat leaves."""
+    """A traced function. Its `jaxpr` takes and returns flat leaves."""
 
     @boundary
     def lower(self, **options: Any) -> Lowered[P, R]:
@@ -90,7 +91,7 @@ class Lowered(_Stage[P, R]):
 
     @property
     def lowered(self) -> Any:
-        """JAX's own stage, under the name that it has in Equinox."""
+        """JAX's own stage, under the name that Equinox uses."""
         return self._stage
 
     @boundary
@@ -101,11 +102,11 @@ class Lowered(_Stage[P, R]):
 
 
 class Compiled(_Stage[P, R]):
-    """A compiled function: takes arguments of the structure and the statics that it was lowered for."""
+    """A compiled function: takes arguments with the structure and the static values that it was lowered for."""
 
     @property
     def compiled(self) -> Any:
-        """JAX's own stage, under the name that it has in Equinox."""
+        """JAX's own stage, under the name that Equinox uses."""
         return self._stage
 
     @boundary
@@ -113,25 +114,27 @@ class Compiled(_Stage[P, R]):
         """Runs it.
 
         Raises:
-            StructureError: where the arguments differ from those it was compiled for, naming the places.
-            TypeError: where an array has another shape or dtype, naming its path.
+            StructureError: if the structure or a static value differs; it names the key paths.
+            TypeError: if an array has a different shape or dtype; it names its path.
         """
         staging, plan = self._staging, self._staging.plan
-        roots, layout = staging.caller._bound(args, kwargs, plan)  # pyright: ignore[reportPrivateUsage]
-        names, wanted, held = staging.names, staging.layout, plan.signature.held(roots)
-        leaves, nodes = matched(plan.name, staging.graphdef, wanted, names, roots, layout, plan.record, in_order=True)
+        roots, layout = staging.caller._bind_arguments(args, kwargs, plan)  # pyright: ignore[reportPrivateUsage]
+        names, layout_expected, captures = staging.names, staging.layout, plan.signature.held(roots)
+        leaves, nodes = match_structure(
+            plan.name, staging.graphdef, layout_expected, names, roots, layout, plan.record, in_order=True
+        )
         try:
-            given = own_copies(leaves)
-            result, written, code = self._stage(tuple(given)) if staging.entry.tupled else self._stage(*given)
+            arguments = copy_numpy_leaves(leaves)
+            result, written, code = self._stage(tuple(arguments)) if staging.entry.tupled else self._stage(*arguments)
         except (TypeError, ValueError) as error:
             rename_leaves(error, leaf_names(staging.graphdef, staging.names))
             raise
         except RuntimeError as error:
             raise staging.caller._explain(error, roots, layout) from error.__cause__  # pyright: ignore[reportPrivateUsage]
         outcome = staging.entry.outcomes[_core.decode(code)]
-        out = outcome.apply([*result, *written], leaves, nodes)
-        give_back(held)
-        return cast(R, out)
+        value = outcome.apply([*result, *written], leaves, nodes)
+        give_back(captures)
+        return cast(R, value)
 
 
 class Stageable(_core.Caller, Generic[P, R]):
@@ -140,46 +143,46 @@ class Stageable(_core.Caller, Generic[P, R]):
     _plan: Plan
 
     def _rebind(self) -> None:
-        """Reads the function's signature anew: its `__defaults__` were replaced."""
+        """Reads the function's signature again."""
         raise NotImplementedError
 
-    def _look_at(self, recording: _core.Recording, plan: Plan) -> None:
-        """Raises NewReads where what the function reads has changed since its signature was read."""
+    def _restart_if_reads_changed(self, recording: _core.Recording, plan: Plan) -> None:
+        """Raises NewReads if the set of what the function reads has changed since its signature was read."""
         raise NotImplementedError
 
-    def _shared_entry(
+    def _find_or_build_entry(
         self, plan: Plan, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
     ) -> _core.Entry:
-        """The entry that a call with these roots runs, made where there is none."""
+        """The cache entry that a call with these roots runs. Builds and stores one if there is none."""
         raise NotImplementedError
 
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
-        """What an entry that was traced just now depends on."""
+        """The reads that an entry which was just traced depends on."""
         raise NotImplementedError
 
-    def _bound(
+    def _bind_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None = None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """(roots, layout) of these arguments, with the roots of now or those of a plan.
+        """(roots, layout) of these arguments, with the current roots or those of a `plan`.
 
-        Raises the function's own TypeError where it does not take them.
+        Raises the function's own TypeError if it does not take these arguments.
         """
         if not plan and self._has_changed():
             self._rebind()
         binding = plan.signature.binding if plan else self._binding
         if plan and not binding.was_read_from(self._function):
-            places = plan.signature.origins
+            origins = plan.signature.origins
             hidden, assigned = plan.signature.hidden, plan.signature.assigned
-            given = plan.signature.skip, plan.options.captured, places, hidden, assigned
-            binding = Signature.of(self._function, *given).binding
+            signature_options = plan.signature.skip, plan.options.captured, origins, hidden, assigned
+            binding = Signature.of(self._function, *signature_options).binding
         bound = binding.bind(args, kwargs, self._prefix)
         if bound is None:
             self._function(*self._prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
         return bound
 
-    def _anew(self, run: Callable[[], T]) -> T:
-        """Runs it, anew with more roots where a trace meets code that reads what is no root yet."""
+    def _retry_with_new_roots(self, run: Callable[[], T]) -> T:
+        """Calls `run`, and retries with more roots each time that a trace finds another global or capture."""
         for _ in range(MOST_RESTARTS):
             try:
                 return run()
@@ -187,25 +190,25 @@ class Stageable(_core.Caller, Generic[P, R]):
                 self._rebind()
         return run()
 
-    def _prepare(
+    def _record_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], _core.Recording]:
-        roots, layout = self._bound(args, kwargs)
+        roots, layout = self._bind_arguments(args, kwargs)
         plan = self._plan
         if plan.signature.binding is not self._binding:
-            raise NewReads  # another thread is about to read the signature anew
+            raise NewReads  # another thread is about to read the signature again
         recording = plan.record(roots, layout, shapes=True)
-        self._look_at(recording, plan)
+        self._restart_if_reads_changed(recording, plan)
         return roots, layout, recording
 
-    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording:
-        """The roots of a call that is not made, recorded."""
-        return self._anew(lambda: self._prepare(args, kwargs))[2]
+    def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording:
+        """Records the arguments of a call without making it."""
+        return self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))[2]
 
     @boundary
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
         """Lowers the function for these arguments without running it."""
-        return Lowered(*self._anew(lambda: self._staged("lower", args, kwargs)))
+        return Lowered(*self._retry_with_new_roots(lambda: self._staged("lower", args, kwargs)))
 
     @boundary
     def warm(
@@ -234,57 +237,61 @@ class Stageable(_core.Caller, Generic[P, R]):
 
     @boundary
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
-        """Traces the function for these arguments without running it: its `jaxpr` speaks of the flat leaves."""
-        return Traced(*self._anew(lambda: self._staged("trace", args, kwargs)))
+        """Traces the function for these arguments without running it: its `jaxpr` takes and returns flat leaves."""
+        return Traced(*self._retry_with_new_roots(lambda: self._staged("trace", args, kwargs)))
 
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
         plan = self._plan
-        roots, layout, recording = self._prepare(args, kwargs)
-        entry = self._shared_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
+        roots, layout, recording = self._record_arguments(args, kwargs)
+        entry = self._find_or_build_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
         run, leaves = getattr(entry.compiled, stage), recording.leaves
-        given = (tuple(leaves),) if entry.tupled else leaves
-        staged = _core.run_active(self, roots, entry.outcomes, recording, run, *given)
+        flat_arguments = (tuple(leaves),) if entry.tupled else leaves
+        staged = _core.run_active(self, roots, entry.outcomes, recording, run, *flat_arguments)
         if entry.untold:
             entry.tell(self._reads(entry))
-        before = len(self._prefix)
-        return Staging(self, plan, recording.graphdef, layout, recording.names, entry, before), staged
+        bound_count = len(self._prefix)
+        return Staging(self, plan, recording.graphdef, layout, recording.names, entry, bound_count), staged
 
     @boundary
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
-        return self._anew(lambda: self._shapes(args, kwargs))
+        return self._retry_with_new_roots(lambda: self._shapes(args, kwargs))
 
     def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        roots, layout, recording = self._prepare(args, kwargs)
-        shared = self._shared_shapes(roots, layout, recording)
-        return shared[0] if shared else self._own_shapes(roots, layout, recording)
+        roots, layout, recording = self._record_arguments(args, kwargs)
+        shared = self._shapes_from_entry(roots, layout, recording)
+        return shared[0] if shared else self._shapes_from_own_trace(roots, layout, recording)
 
-    def _shared_shapes(
+    def _shapes_from_entry(
         self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording
     ) -> tuple[Any] | None:
-        """(the result,) by the trace that a call uses, applied to a copy of the graph. None where it is written to what
-        is handed over as itself, or there may be no such trace."""
+        """(the result,) from the trace that a call uses, applied to a copy of the graph.
+
+        None if the function may not be traced now (frozen), or changes an object that cannot be copied.
+        """
         if self._table.frozen:
             return None
-        entry = self._shared_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
+        entry = self._find_or_build_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
         run = getattr(entry.compiled, "eval_shape", None)
         if run is None:
             return None
         leaves, outcomes = recording.leaves, entry.outcomes
-        given = (tuple(leaves),) if entry.tupled else leaves
-        result, written, code = _core.run_active(self, roots, outcomes, recording, run, *given)
+        flat_arguments = (tuple(leaves),) if entry.tupled else leaves
+        result, written, code = _core.run_active(self, roots, outcomes, recording, run, *flat_arguments)
         if entry.untold:
             entry.tell(self._reads(entry))
-        outcome, known = outcomes[_core.decode(code)], [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
-        _core.record(tuple(known))  # a walk knows the types that a recording has met
+        outcome, avals = outcomes[_core.decode(code)], [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
+        _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
         rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, roots)
-        copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(known))))
+        copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(avals))))
         rebuilt.close()
         if walked is None or copied is None or any(walked[1][i] is copied[1][i] for i in outcome.inputs()[2]):
             return None
-        return (outcome.apply([*result, *written], known, copied[1]),)
+        return (outcome.apply([*result, *written], avals, copied[1]),)
 
-    def _own_shapes(self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording) -> Any:
+    def _shapes_from_own_trace(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording
+    ) -> Any:
         leaves, graphdef = recording.leaves, recording.graphdef
         outcomes: list[_core.Outcome] = []
         donated, _ = leaf_options(self._plan, roots, layout, graphdef, recording.leaves)
@@ -293,46 +300,53 @@ class Stageable(_core.Caller, Generic[P, R]):
         walked = _core.walk(graphdef, roots)
         if walked is None:
             raise GraftaxError("the arguments changed during eval_shape")
-        known = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
-        return outcomes[_core.decode(code)].apply(shapes, known, walked[1])
+        avals = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
+        return outcomes[_core.decode(code)].apply(shapes, avals, walked[1])
 
 
-def own_copies(leaves: list[Any]) -> list[Any]:
-    """The leaves with private copies of NumPy's: the executable may read them after the call has returned."""
+def copy_numpy_leaves(leaves: list[Any]) -> list[Any]:
+    """The leaves with copies of NumPy arrays, which the executable may still read after the call has returned."""
     return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
 
 
-def matched(
+def match_structure(
     name: str,
     graphdef: _core.GraphDef,
     layout: tuple[Any, ...],
     names: tuple[str, ...],
     roots: tuple[Any, ...],
-    given: tuple[Any, ...],
+    layout_given: tuple[Any, ...],
     record: Callable[[tuple[Any, ...], tuple[Any, ...]], _core.Recording],
-    done: str = "compiled",
-    again: str = "Lower it again for these",
+    verb: str = "compiled",
+    remedy: str = "Lower it again for these",
     in_order: bool = False,
 ) -> tuple[list[Any], list[Any]]:
-    """The leaves and nodes of these roots. Raises where they, or their layout `given`, are not those of `graphdef`.
+    """(leaves, nodes) of these roots. Raises if their structure is not `graphdef` or their layout is not `layout`.
 
-    `record(roots, layout)` records as `graphdef` was recorded. With `in_order` sets have to iterate in the same order.
+    Args:
+        name: of the function, for messages; so are `names`, `verb` and `remedy`.
+        graphdef, layout: what is expected.
+        roots, layout_given: the arguments.
+        record: `record(roots, layout)` records as `graphdef` was recorded.
+        in_order: sets have to iterate in the same order, too.
     """
-    walked = _core.walk(graphdef, roots, in_order=in_order) if given == layout else None
+    walked = _core.walk(graphdef, roots, in_order=in_order) if layout_given == layout else None
     if walked is not None:
         return walked
-    if given != layout:
-        extra = [layout[0] if layout else 0, given[0] if given else 0]
-        named = [", ".join(map(repr, names[1:])) or "none" for names in (layout, given)]
-        found = [
+    if layout_given != layout:
+        extra = [layout[0] if layout else 0, layout_given[0] if layout_given else 0]
+        named = [", ".join(map(repr, names[1:])) or "none" for names in (layout, layout_given)]
+        differing = [
             Difference("extra positional arguments", str(extra[0]), str(extra[1])),
             Difference("extra keyword arguments", named[0], named[1]),
         ]
-        text = "\n".join("  " + d.line() for d in found if d.one != d.other)
+        text = "\n".join("  " + difference.line() for difference in differing if difference.one != difference.other)
     else:
         recorded = record(roots, layout).graphdef
-        walked = _core.walk(graphdef, roots, in_order=in_order)  # the recording has met classes that no walk knew
+        walked = _core.walk(
+            graphdef, roots, in_order=in_order
+        )  # the recording has described classes that the walk did not know
         if walked is not None:
             return walked
         text = OTHER_ORDER if in_order and graphdef == recorded else differences_text(graphdef, recorded, names)
-    raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=done, differences=text, again=again))
+    raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=verb, differences=text, again=remedy))

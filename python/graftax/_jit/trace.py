@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trace: the function runs on the graph rebuilt around tracers, and what it did becomes an Outcome."""
+"""One trace: runs the function on its objects rebuilt around tracers, and records the effects as an Outcome."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from graftax._graph.types.opaque_values import keeping_made
 from graftax._jax.compat import (
     current_trace,
     equations,
-    hush_failed_callbacks,
     inner_frames,
-    is_of_a_traced_value,
+    is_concretization_error,
     ref_types,
+    silence_callback_logging,
 )
-from graftax._jax.nested_jit import own_caches
+from graftax._jax.nested_jit import private_caches
 from graftax._jax.tracebacks import name_operands
 from graftax._jit.call_plan import Layout, Plan
-from graftax._jit.lost_sharing import output_path, tell_untied
+from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax.interop import have_errors, raises_its_own
 
 MUTATION_FORBIDDEN = (
     "{name} changed {paths}, and mutation='error' forbids that. Return the new value instead, or use "
-    "mutation='propagate' (the change comes back to the caller) or 'discard'."
+    "mutation='propagate' (the caller's objects are changed, too) or 'discard'."
 )
 GLOBAL_ASSIGNED = (
     "{name} assigns the global {names}. A compiled call cannot repeat an assignment to a module's globals: keep the "
@@ -59,19 +59,19 @@ ATTRIBUTE_SET = (
     "{name} sets attributes of the jitted function itself. A compiled call cannot repeat that: keep the value in a "
     "list, a dict or an object that the function captures or is given."
 )
-CHANGED_BEHIND = (
+CHANGED_OUTSIDE = (
     "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
     "reaches it through its own globals or closure. Pass it to the function as an argument. (Or a registered class "
-    "flattens to something else each time it is asked: other aux data, another structure, or other numbers.)"
+    "flattens differently each time: to other aux data, another structure, or other numbers.)"
 )
 
-GIVEN_REF = (
-    "{name} leaves the jax.Ref that it was given at {path}. Under in_shardings or out_shardings JAX would have to give "
-    "it out anew, which it cannot: leave it where it was."
+REF_KEPT = (
+    "{name} leaves the jax.Ref that it was given at {path}. With in_shardings or out_shardings JAX would have to "
+    "return the Ref, which it cannot do: leave it where it was."
 )
 
-_NUMBERING = threading.Lock()
-_INNER = threading.local()  # .traces: the Running of each trace that runs, the outermost first
+_OUTCOME_LOCK = threading.Lock()
+_RUNNING = threading.local()  # .traces: the running traces of this thread, outermost first
 
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
@@ -85,10 +85,18 @@ def flat_function(
     shapes: bool = False,
     numbers: SymbolicNumbers | None = None,
 ) -> Callable[..., Flat]:
-    """The function that JAX sees: arrays to (result leaves, write-back leaves, number of the Outcome).
+    """The function that JAX traces: arrays to (result leaves, write-back leaves, number of the Outcome).
 
-    With `shapes` nothing will run, and the roots may hold `jax.ShapeDtypeStruct` in place of arrays. With `numbers` two
-    vectors of what the host has computed come after the leaves.
+    The arguments of the call are not parameters here: they come from the active call of this thread, so that the
+    function, which JAX keeps, holds no object of the user's.
+
+    Args:
+        plan, layout: of the function and of its calls.
+        donated: one flag a leaf.
+        outcomes: of the entry. Each trace appends one.
+        by_value: changes are not written back.
+        shapes: nothing will run, and the roots may hold `jax.ShapeDtypeStruct` instead of arrays.
+        numbers: symbolic ones. Two vectors that the host has computed then follow the leaves.
     """
 
     def flat(*leaves: Any) -> Flat:
@@ -100,23 +108,24 @@ def flat_function(
         if caller._table.frozen and not shapes:
             frozen.refuse(caller._table, plan.name, recording)
         if numbers is None:
-            outcome, out = trace(plan, caller, roots, recording, layout, leaves, donated, by_value)
+            outcome, outputs = trace(plan, caller, roots, recording, layout, leaves, donated, by_value)
         else:
-            around = (plan, caller, roots, recording, layout)
-            outcome, out = numbers.run(
+            run_arguments = (plan, caller, roots, recording, layout)
+            outcome, outputs = numbers.run(
                 caller._table.reads,
                 recording,
                 leaves,
                 computed,
-                lambda given: trace(*around, given, donated, by_value, True),
+                lambda values: trace(*run_arguments, values, donated, by_value, True),
             )
-        with _NUMBERING:  # two threads may trace one entry at once
+        with _OUTCOME_LOCK:  # two threads may trace one entry at once
             number = len(outcomes)
             outcomes.append(outcome)
         if not shapes:
-            compile_events.traced(caller._table, plan.name, recording, outcomes)
+            compile_events.record_trace(caller._table, plan.name, recording, outcomes)
+        # Symbolic numbers of the result are computed by the host: they are not outputs of the program.
         n = outcome.result_leaves - sum(leaf < outcome.result_leaves for leaf, _ in outcome.numbers)
-        return tuple(out[:n]), tuple(out[n:]), encode(number)
+        return tuple(outputs[:n]), tuple(outputs[n:]), encode(number)
 
     flat.__name__ = flat.__qualname__ = plan.name
     flat.__wrapped__ = plan.definition  # type: ignore[attr-defined]
@@ -134,10 +143,11 @@ def trace(
     by_value: bool,
     numbers: bool = False,
 ) -> tuple[_core.Outcome, list[Any]]:
-    """Runs the caller's function on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves.
+    """Runs the caller's function on its objects rebuilt around `leaves`. Returns the Outcome and its output leaves.
 
     Raises:
-        NewReads: where it was told to begin anew, whatever its code has done with that.
+        NewReads: the function reads a global or capture that is not a root yet. It is raised even if the function's
+            own code has caught it.
     """
     reads = caller._table.reads
     locks = Locks(recording.instances(LOCKS))
@@ -147,7 +157,7 @@ def trace(
         with read_only(constants), contextlib.nullcontext() if reads is None else reads.begun(locks):
             return _trace_once(plan, caller, roots, recording, layout, leaves, donated, by_value, numbers)
     except BaseException as error:
-        if numbers or isinstance(error, NewReads):  # it begins anew
+        if numbers or isinstance(error, NewReads):  # this trace will be repeated
             locks.give_back()
         raise
 
@@ -166,43 +176,47 @@ def _trace_once(
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
-    graph, before, arguments = Rebuilt(numbers), len(equations()), signature.arguments(layout)
+    graph, equations_before = Rebuilt(numbers), len(equations())
+    arguments = signature.arguments(layout)
 
     def call(values: list[Any]) -> Any:
-        reads, since, heard = caller._table.reads, len(equations()), caller._table.heard
+        reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
         if reads is not None:
             reads.builtins.now.symbolic = numbers
-        given = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
-        alone = own_caches(reads is not None and reads.has_inner_jit)
+        call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
+        caches = private_caches(reads is not None and reads.has_inner_jit)
         try:
-            with alone, (reads or heard).impure.named(plan.name, options.warns_impure):
+            with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure):
+                # Without a read set nobody watches the frames yet: watch them for impure calls alone.
                 if reads is not None or _core.is_watched() or not options.warns_impure:
-                    result = signature.call(*given)
+                    result = signature.call(*call_arguments)
                 else:
-                    run = functools.partial(signature.call, *given)
-                    result = _core.run_watched(run, heard.enter, heard.known, [], [], inner_frames(), quiet=True)
+                    run = functools.partial(signature.call, *call_arguments)
+                    result = _core.run_watched(
+                        run, impure_calls.enter, impure_calls.known, [], [], inner_frames(), quiet=True
+                    )
         except Exception as error:
-            if is_of_a_traced_value(error) and caller._table.make_numpy_constant(recording, arguments):
+            if is_concretization_error(error) and caller._table.make_numpy_constant(recording, arguments):
                 raise NewReads from None
             raise
         # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
         if graph.raised and caller._table.make_numpy_constant(recording, arguments):
             raise NewReads
         if reads is not None and (
-            reads.see_hosts(caller._function, host_codes(since)) or not signature.has_roots_of(reads)
+            reads.see_hosts(caller._function, host_codes(start)) or not signature.has_roots_of(reads)
         ):
-            raise NewReads  # a thread beside this one may have met what this trace took for known
+            raise NewReads  # found in host callbacks of this trace, or meanwhile by a trace in another thread
         if options.warns_impure:
             tell_of_caught(plan.name, graph.raised)
-        if options.captured and keep_attributes(caller, attributes):
+        if options.captured and restore_attributes(caller, attributes):
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
         return result
 
-    # A forwarded input would keep its own sharding, whatever the options say; each place may have one of its own.
+    # A forwarded input would keep its sharding whatever the options say, and each output may request another one.
     share = options.out_shardings is None
     forward = share and options.in_shardings is None
     with noting(recording.leaves, leaves) as ties:
-        outcome, out, changed, lost = run_trace(
+        outcome, outputs, changed, lost = run_trace(
             plan.name,
             recording,
             roots,
@@ -219,23 +233,41 @@ def _trace_once(
             keeps=not options.captured,
         )
         if share:
-            outcome.alike = groups(ties.sources(out))
-    if have_errors() and any(map(raises_its_own, host_functions(before, pure=True))):
-        caller._table.waiting.add(id(outcome))
-        hush_failed_callbacks()
+            outcome.alike = groups(ties.sources(outputs))
+    _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)
+    if not (by_value or caller._table.warned_of_lost_sharing):
+        caller._table.warned_of_lost_sharing = warn_of_lost_sharing(plan.name, recording, outcome, leaves, outputs)
+    plan.on_trace(changed if lost else [])
+    return outcome, outputs
+
+
+def _note_trace(
+    plan: Plan,
+    caller: _core.Caller,
+    recording: _core.Recording,
+    graph: Rebuilt,
+    equations_before: int,
+    outcome: _core.Outcome,
+    leaves: Sequence[Any],
+    outputs: list[Any],
+) -> None:
+    """Records what a trace that succeeded found, besides its Outcome, and replaces new Refs in `outputs`."""
+    table = caller._table
+    # The computation may raise a library's error, such as equinox.error_if: the call has to wait for the result, so
+    # that the error is raised here and not at a later use.
+    if have_errors() and any(map(raises_its_own, host_functions(equations_before, pure=True))):
+        table.blocking_outcomes.add(id(outcome))
+        silence_callback_logging()
+    # Derivative rules and callbacks outlive the trace: their captures become the caller's objects again.
     if graph.cells or graph.scopes:
         written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
-        give_own(before, graph, written)
-    _read_new_refs(plan.name, recording, outcome, leaves, out)
-    if not share:
-        outcome.ties = _ties(outcome, out)
-    # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
+        give_own(equations_before, graph, written)
+    _read_new_refs(plan.name, recording, outcome, leaves, outputs)
+    if plan.options.out_shardings is not None:
+        outcome.ties = _ties(outcome, outputs)
+    # Most ids that code reads serve one walk of a graph. They matter later only if an argument or a result holds them.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):
-        caller._table.asked[id(outcome)] = graph.asked
-    if not (by_value or caller._table.untied):
-        caller._table.untied = tell_untied(plan.name, recording, outcome, leaves, out)
-    plan.on_trace(changed if lost else [])
-    return outcome, out
+        table.requested_ids[id(outcome)] = graph.asked
 
 
 @keeping_cached
@@ -256,17 +288,18 @@ def run_trace(
     graph: Rebuilt | None = None,
     keeps: bool = False,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
-    """Runs `call` on the roots, as they were recorded, rebuilt around `leaves`.
+    """Runs `call` on the recorded roots, rebuilt around `leaves`. The caller's objects stay as they are in any case.
 
-    Whatever happens leaves the caller's objects as they were.
-
-    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants; with `numbers`, symbols are.
-    `graph` is told of the trace that `call` runs in.
-    With `keeps`, an `object()` that `call` makes is one object for as long as the trace is used, a NumPy leaf that
-    it returns is an array of JAX, and what a function in the result captures is its own, as in Equinox.
+    Args:
+        mutation: the option of `jit`: "error" raises for a change.
+        by_value, forward, share, donated: how `Trace.finish` builds the Outcome.
+        arrays: NumPy arrays that `call` makes are output leaves, not constants; with `numbers` symbols are, too.
+        graph: learns which trace `call` runs in.
+        keeps: as in Equinox. An `object()` that `call` makes is one object as long as the trace is used, a NumPy leaf
+            of the result is a `jax.Array`, and a function in the result owns its captures.
 
     Returns:
-        (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
+        (the Outcome, its output leaves, the paths of changes, whether the Outcome drops these changes).
     """
     tracing, within = _core.Trace(recording), context_of(recording)
     running = _enter_trace(tracing)
@@ -274,7 +307,7 @@ def run_trace(
         values = within(tracing.rebuild, leaves)
         if graph is not None:
             graph.begin(tracing)
-        since = len(equations())
+        start = len(equations())
         try:
             result = within(_core.run_rebuilt, call, values)
             for changes in running.copies:
@@ -282,18 +315,18 @@ def run_trace(
                 if text:
                     raise MutationError(text)
             with keeping_made(keeps):
-                given = by_value, forward, donated, arrays, numbers, share, not keeps
-                outcome, out, changed, lost = within(tracing.finish, result, *given)
-            refuse_ended(name, outcome, out, functools.partial(_path_of_output, recording, outcome), running.inner)
+                finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
+                outcome, outputs, changed, lost = within(tracing.finish, result, *finish_options)
+            refuse_ended(name, outcome, outputs, functools.partial(_path_of_output, recording, outcome), running.inner)
             refuse_tracers_in_classes(name, outcome)
             refuse_cached(name)
-            warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
+            warn_of_copies(name, [*_core.running_traces(), (roots, values)], start)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
-            if is_unexpected(error):
-                told = ended_among(name, values, recording.names)
-                if told is not None:
-                    raise told from error
-            if is_of_a_traced_value(error):
+            if is_unexpected(error):  # an ended transform left a tracer in the arguments
+                leak_error = ended_among(name, values, recording.names)
+                if leak_error is not None:
+                    raise leak_error from error
+            if is_concretization_error(error):
                 rename_leaves(error, tracing.leaf_names())
             else:
                 name_operands(error, leaves, tracing.leaf_names)
@@ -302,19 +335,21 @@ def run_trace(
             assigned = ", ".join(error.args[0])
             raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
         finally:
+            # Nodes that were handed over as themselves were changed in place: undo that, on success as well.
             tracing.restore()
         if mutation == "error" and changed:
             raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
+        # Now the caller's objects have to be as recorded. If not, a helper reached them by a path that is not a root.
         with jax.ensure_compile_time_eval():
-            same = tracing.verify(roots)
-        if not same:
+            is_unchanged = tracing.verify(roots)
+        if not is_unchanged:
             raise ConcurrentChangeError(
-                CHANGED_BEHIND.format(name=name, path="one of its arguments or captured objects")
+                CHANGED_OUTSIDE.format(name=name, path="one of its arguments or captured objects")
             )
-        return outcome, out, changed, lost
+        return outcome, outputs, changed, lost
     finally:
         clear_caches()
-        _INNER.traces, running.trace = _INNER.traces[:-1], None
+        _RUNNING.traces, running.trace = _RUNNING.traces[:-1], None
         if graph is not None:
             graph.end()
         tracing.close()
@@ -331,8 +366,14 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-class Running:
-    """A trace, as long as it runs; the traces that began inside of it, and what says how its copies have changed."""
+class RunningTrace:
+    """A trace while it runs.
+
+    Attributes:
+        trace: None once it has ended.
+        inner: the JAX traces that began inside it.
+        copies: functions that describe changes to copies that transforms made in it.
+    """
 
     def __init__(self, trace: _core.Trace) -> None:
         self.trace: _core.Trace | None = trace
@@ -340,79 +381,82 @@ class Running:
         self.copies: list[Callable[[], str]] = []
 
 
-def _enter_trace(tracing: _core.Trace) -> Running:
-    """Begins a trace, and tells the one around it."""
-    around, running, trace = getattr(_INNER, "traces", ()), Running(tracing), current_trace()
-    if around and trace is not None:
-        around[-1].inner.append(weakref.ref(trace))
-    _INNER.traces = (*around, running)
+def _enter_trace(tracing: _core.Trace) -> RunningTrace:
+    """Pushes a trace, and registers the current JAX trace with the one around it."""
+    outer, running, trace = getattr(_RUNNING, "traces", ()), RunningTrace(tracing), current_trace()
+    if outer and trace is not None:
+        outer[-1].inner.append(weakref.ref(trace))
+    _RUNNING.traces = (*outer, running)
     return running
 
 
-def owners(rebuilt: Any) -> list[tuple[Running, Any]]:
-    """Whom an object stands for: what each running trace that has rebuilt it was given, of the innermost first."""
-    out: list[tuple[Running, Any]] = []
-    for running in reversed(getattr(_INNER, "traces", ())):
-        own = running.trace.original(rebuilt) if running.trace is not None else None
-        if own is not None:
-            out.append((running, own))
-            rebuilt = own
-    return out
+def originals(rebuilt: Any) -> list[tuple[RunningTrace, Any]]:
+    """The objects that a rebuilt one is a copy of: one for each running trace that rebuilt it, innermost first."""
+    objects: list[tuple[RunningTrace, Any]] = []
+    for running in reversed(getattr(_RUNNING, "traces", ())):
+        original = running.trace.original(rebuilt) if running.trace is not None else None
+        if original is not None:
+            objects.append((running, original))
+            rebuilt = original
+    return objects
 
 
 def _read_new_refs(
-    name: str, recording: _core.Recording, outcome: _core.Outcome, leaves: Sequence[Any], out: list[Any]
+    name: str, recording: _core.Recording, outcome: _core.Outcome, leaves: Sequence[Any], outputs: list[Any]
 ) -> None:
-    """JAX gives none out of a compiled function: what is in one goes out, and each call makes a new one of it."""
-    made: dict[int, int] = {}
+    """Replaces each new `jax.Ref` in the outputs by its content: each call makes a new Ref of it.
+
+    JAX cannot return a Ref from a compiled function.
+    """
+    first_output: dict[int, int] = {}
     refs: list[tuple[int, int]] = []
-    for i, leaf in enumerate(out):
+    for i, leaf in enumerate(outputs):
         if isinstance(leaf, ref_types):
-            if any(leaf is given for given in leaves):
-                raise ValueError(GIVEN_REF.format(name=name, path=_path_of_output(recording, outcome, i)))
-            refs.append((i, made.setdefault(id(leaf), i)))
+            if any(leaf is argument for argument in leaves):
+                raise ValueError(REF_KEPT.format(name=name, path=_path_of_output(recording, outcome, i)))
+            refs.append((i, first_output.setdefault(id(leaf), i)))
     if refs:
         outcome.refs = refs
         for i, _ in refs:
-            out[i] = out[i][...]
+            outputs[i] = outputs[i][...]
 
 
-def _ties(outcome: _core.Outcome, out: Sequence[Any]) -> list[tuple[int, int]]:
-    """Output leaves that are one array, each with the first of them."""
-    first: dict[int, int] = {}
+def _ties(outcome: _core.Outcome, outputs: Sequence[Any]) -> list[tuple[int, int]]:
+    """(output leaf, the first output leaf that is the same array), for each repetition."""
+    first_output: dict[int, int] = {}
     numbers = {leaf for leaf, _ in outcome.numbers}
-    arrays = [i for i, leaf in enumerate(out) if isinstance(leaf, jax.Array) and i not in numbers]
-    return [(i, first[id(out[i])]) for i in arrays if first.setdefault(id(out[i]), i) != i]
+    arrays = [i for i, leaf in enumerate(outputs) if isinstance(leaf, jax.Array) and i not in numbers]
+    return [(i, first_output[id(outputs[i])]) for i in arrays if first_output.setdefault(id(outputs[i]), i) != i]
 
 
 def note_copy(changes: Callable[[], str]) -> None:
-    """`changes()` says what was changed since in a copy that a part of the running trace has made; that is an error."""
-    if getattr(_INNER, "traces", ()):
-        _INNER.traces[-1].copies.append(changes)
+    """Registers a copy that the running trace has made: the trace fails if `changes()` describes a change to it."""
+    if getattr(_RUNNING, "traces", ()):
+        _RUNNING.traces[-1].copies.append(changes)
 
 
 def _path_of_output(recording: _core.Recording, outcome: _core.Outcome, leaf: int) -> str:
     return output_path(recording, outcome, outcome.leaf_places()[leaf])
 
 
-def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:
-    """Puts the attributes of a jitted function back to what they were. True where the function has changed them.
+def restore_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:
+    """Resets the attributes of a jitted function to those before its trace. Did the function change them?
 
-    Its plan is our own: a call in another thread may have made a new one.
+    `_plan` is excepted: a call in another thread may have replaced it.
     """
-    now = vars(caller)
-    if now.keys() == attributes.keys() and all(now[k] is v for k, v in attributes.items() if k != "_plan"):
+    current = vars(caller)
+    if current.keys() == attributes.keys() and all(current[k] is v for k, v in attributes.items() if k != "_plan"):
         return False
-    attributes = {k: now[k] if k == "_plan" and k in now else v for k, v in attributes.items()}
-    now.clear()
-    now.update(attributes)
+    attributes = {k: current[k] if k == "_plan" and k in current else v for k, v in attributes.items()}
+    current.clear()
+    current.update(attributes)
     return True
 
 
 def definition_of(function: types.FunctionType, tupled: bool = False) -> types.FunctionType:
-    """A function of leaves that does nothing, with `function`'s name and place in its source: what JAX's messages name.
+    """An empty function of leaves with the name, file and line of `function`, which JAX shows in its messages.
 
-    It holds nothing of the user's but those three facts. As for JAX, a wrapper's are those of the function in it.
+    It refers to no object of the user's. As in JAX, a wrapper counts as the function that it wraps.
     """
 
     def nothing(*leaves: Any) -> None:
@@ -421,17 +465,17 @@ def definition_of(function: types.FunctionType, tupled: bool = False) -> types.F
     def nothing_tupled(leaves: Any) -> None:
         del leaves
 
-    with contextlib.suppress(ValueError):  # a circle
+    with contextlib.suppress(ValueError):  # a cycle of __wrapped__
         inner = inspect.unwrap(function)
         function = inner if isinstance(inner, types.FunctionType) else function
     code = function.__code__
-    where = (nothing_tupled if tupled else nothing).__code__.replace(
+    located_code = (nothing_tupled if tupled else nothing).__code__.replace(
         co_filename=code.co_filename,
         co_firstlineno=code.co_firstlineno,
         co_name=code.co_name,
         co_qualname=code.co_qualname,
     )
-    return types.FunctionType(where, {}, code.co_name)
+    return types.FunctionType(located_code, {}, code.co_name)
 
 
 def encode(number: int) -> tuple[Any, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`f.warm`: what calls will need, compiled beforehand and side by side."""
+"""`f.warm`: compiles the programs of later calls ahead of time, several at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from graftax._base.progress_bar import Bar, Tell
+from graftax._base.progress_bar import Bar, ProgressCallback
 from graftax._explain.compile_events import expected
 
 NO_CALL = (
@@ -17,17 +17,19 @@ NO_CALL = (
 )
 
 
-def warm(lower: Callable[..., Any], name: str, calls: Iterable[Any], threads: int, tell: Tell | None) -> None:
-    """Lowers all calls in this thread, whose settings count, and compiles what they need in several."""
-    given = [_arguments(call) for call in calls]
-    tell = tell or Bar(name)
-    begin = time.perf_counter()
+def warm(
+    lower: Callable[..., Any], name: str, calls: Iterable[Any], threads: int, report: ProgressCallback | None
+) -> None:
+    """Lowers all calls in this thread, because JAX's settings are thread-local, and compiles in a pool of threads."""
+    arguments = [_arguments(call) for call in calls]
+    report = report or Bar(name)
+    start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
         with expected():
-            waiting = [pool.submit(lower(*args, **kwargs).compile) for args, kwargs in given]
-        for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
+            waiting = [pool.submit(lower(*args, **kwargs).compile) for args, kwargs in arguments]
+        for count, future in enumerate(concurrent.futures.as_completed(waiting), 1):
             future.result()
-            tell(done, len(given), time.perf_counter() - begin)
+            report(count, len(arguments), time.perf_counter() - start)
 
 
 def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -26,7 +26,7 @@ class _Call:
         traced = jitted.trace(*args, **kwargs)
         staging = traced._staging
         self.name, self.names, self.graphdef = staging.plan.name, staging.names, staging.graphdef
-        self.roots, self.layout = jitted._bound(args, kwargs)
+        self.roots, self.layout = jitted._bind_arguments(args, kwargs)
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
             raise GraftaxError(f"the arguments of {self.name} changed while it was traced")

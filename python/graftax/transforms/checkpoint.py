@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 
 from graftax._jax.tracebacks import boundary
-from graftax._jit.pytree_callable import of_trees
+from graftax._jit.pytree_callable import preserves_pytree
 from graftax.transforms._engine.lift import (
     MISSING,
     Make,
@@ -98,7 +98,7 @@ def filter_checkpoint(
 def filter_checkpoint(
     *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-@of_trees
+@preserves_pytree
 @boundary
 def filter_checkpoint(
     fun: Callable[..., Any] | None = None,

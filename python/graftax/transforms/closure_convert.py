@@ -17,7 +17,7 @@ from graftax._base.errors import StructureError
 from graftax._graph.structure_diff import differences_text
 from graftax._graph.types.register import register_static
 from graftax._jax.compat import without_constants
-from graftax._jax.jaxprs import one_of_alike, run_jaxpr
+from graftax._jax.jaxprs import canonical_jaxpr, run_jaxpr
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.lift import Output, by_value, call_first, name_of, named
 from graftax.transforms._engine.program import Program
@@ -61,7 +61,7 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
     captured = tuple(i for i in range(len(shapes)) if i not in operand_leaves)
     consts = [*closed.consts, *(program.leaves[i] for i in captured)]
     conversion = _Conversion(arguments, captured, output, len(closed.consts))
-    return Converted(one_of_alike(without_constants(closed)), consts, conversion)
+    return Converted(canonical_jaxpr(without_constants(closed)), consts, conversion)
 
 
 def _traced(program: Program, shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, _core.GraphDef]:

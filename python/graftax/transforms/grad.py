@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 import jax
 
 from graftax._jax.tracebacks import boundary
-from graftax._jit.pytree_callable import of_trees
+from graftax._jit.pytree_callable import preserves_pytree
 from graftax.transforms._engine.derivative import (
     ForwardHook,
     arrays_only,
@@ -314,7 +314,7 @@ def filter_value_and_grad(
 def filter_value_and_grad(
     *, has_aux: Literal[True], **options: Any
 ) -> Callable[[Callable[Concatenate[T, P], tuple[V, A]]], Callable[Concatenate[T, P], tuple[tuple[V, A], T]]]: ...
-@of_trees
+@preserves_pytree
 @boundary
 def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
     """As `equinox.filter_value_and_grad`: the value, and the gradient by the floating arrays of the first argument.
@@ -349,7 +349,7 @@ def filter_grad(
 def filter_grad(
     *, has_aux: Literal[True], **options: Any
 ) -> Callable[[Callable[Concatenate[T, P], tuple[Any, A]]], Callable[Concatenate[T, P], tuple[T, A]]]: ...
-@of_trees
+@preserves_pytree
 @boundary
 def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
     """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 import jax
 
 from graftax._jax.tracebacks import boundary
-from graftax._jit.pytree_callable import of_trees
+from graftax._jit.pytree_callable import preserves_pytree
 from graftax.transforms._engine.derivative import (
     ForwardHook,
     arrays_only,
@@ -267,7 +267,7 @@ def filter_jacfwd(
 ) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
 @overload
 def filter_jacfwd(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
-@of_trees
+@preserves_pytree
 @boundary
 def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_jacfwd`: the Jacobian by the floating arrays of the first argument, in forward mode."""
@@ -284,7 +284,7 @@ def filter_jacrev(
 ) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
 @overload
 def filter_jacrev(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
-@of_trees
+@preserves_pytree
 @boundary
 def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_jacrev`: the Jacobian by the floating arrays of the first argument, in reverse mode."""
@@ -301,7 +301,7 @@ def filter_hessian(
 ) -> Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]]: ...
 @overload
 def filter_hessian(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
-@of_trees
+@preserves_pytree
 @boundary
 def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_hessian`: the Hessian by the floating arrays of the first argument."""

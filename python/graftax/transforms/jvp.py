@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from graftax import _core
-from graftax._jax.compat import of_one_trace
+from graftax._jax.compat import in_same_trace
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.derivative import Differentiated, arrays_only
 from graftax.transforms._engine.lift import MISSING, Output, by_value, call_first, name_of, named
@@ -158,7 +158,7 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
 
         _, output_leaves = program.trace(program.with_leaves(chosen, diff_leaves), body)
         result_leaves = outputs[-1].leaves
-        depends[:] = [bool(diff_leaves) and of_one_trace(x, diff_leaves[0]) and is_inexact(x) for x in result_leaves]
+        depends[:] = [bool(diff_leaves) and in_same_trace(x, diff_leaves[0]) and is_inexact(x) for x in result_leaves]
         return tuple(x for x, d in zip(result_leaves, depends, strict=True) if d), output_leaves
 
     diff_leaves = tuple(program.leaves[i] for i in chosen)

@@ -14,7 +14,7 @@ from graftax import _core
 from graftax._jax.tracebacks import boundary
 from graftax._jit.jitted import Jitted
 from graftax._jit.options import Options
-from graftax._jit.pytree_callable import of_trees
+from graftax._jit.pytree_callable import preserves_pytree
 from graftax.transforms._engine.lift import by_value, flat_function, name_of, named, wraps
 from graftax.transforms._engine.program import Program
 
@@ -102,7 +102,7 @@ def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     return Jitted(fun, Options(mutation="discard", warn_lost=True, captured=False)).eval_shape(*args, **kwargs)
 
 
-@of_trees
+@preserves_pytree
 @boundary
 def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
     """As `equinox.filter_make_jaxpr`: (jaxpr of the arrays, shapes of the result, the rest of the result)."""

@@ -20,7 +20,7 @@ from graftax._capture.numbers.symbols import NUMBERS
 from graftax._graph.stack import Each
 from graftax._jax.compat import ref_types
 from graftax._jax.tracebacks import boundary
-from graftax._jit.pytree_callable import of_trees
+from graftax._jit.pytree_callable import preserves_pytree
 from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked
 from graftax.transforms._engine.leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.lift import (
@@ -262,7 +262,7 @@ def filter_vmap(
 def filter_vmap(
     *, in_axes: Any = ..., out_axes: Any = ..., axis_name: Hashable | None = None, axis_size: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-@of_trees
+@preserves_pytree
 @boundary
 def filter_vmap(
     fun: Callable[..., Any] | None = None,

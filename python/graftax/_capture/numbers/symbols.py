@@ -25,12 +25,12 @@ from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, ite
 from graftax._capture.numbers.left_symbols import put_in_place
 from graftax._graph.types.describe import Symbolic, register_symbol
 from graftax._jax.compat import (
-    know_symbols,
     makes_seed,
-    only_tries,
+    only_checks_dtype,
+    reads_exponent,
+    register_symbols,
     tries_static_slice,
     wanted_dtype,
-    wants_exponent,
     weak_scalar,
 )
 from graftax._jax.tracebacks import call_site
@@ -411,7 +411,7 @@ class Symbol:
 
     def __jax_array__(self) -> Any:
         is_whole, frame = isinstance(self._number, int | np.integer), sys._getframe(1)
-        if is_whole and wants_exponent(frame):
+        if is_whole and reads_exponent(frame):
             return self._asked()
         wanted = wanted_dtype(frame)
         return self._of_trace.array(self) if wanted is None else _of_dtype(self, *wanted)
@@ -421,7 +421,7 @@ class Symbol:
         return self._of_trace.array(self)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
-        if dtype is not None and only_tries(sys._getframe(1)):
+        if dtype is not None and only_checks_dtype(sys._getframe(1)):
             if np.issubdtype(dtype, np.integer):
                 _is_within(math.trunc(self), dtype)
             return np.asarray(self._number, dtype)
@@ -555,4 +555,4 @@ def _class_for(value: Any) -> type[Symbol]:
     return IntSymbol if type(value) is int else FloatSymbol
 
 
-know_symbols({IntSymbol: int, FloatSymbol: float}, (ScalarSymbol, IntScalarSymbol), Symbol.dimension_as_value)
+register_symbols({IntSymbol: int, FloatSymbol: float}, (ScalarSymbol, IntScalarSymbol), Symbol.dimension_as_value)

@@ -8,7 +8,7 @@ import types
 import weakref
 from typing import Any
 
-from graftax._jit.trace import Running, owners
+from graftax._jit.trace import RunningTrace, originals
 
 _DEPTH = 3  # how deep functions that capture functions are followed
 _SMALL = (bool, int, float, complex, str, type(None))
@@ -30,7 +30,7 @@ class DeferredRule:
 
     def __init__(self, value: Any, depth: int = _DEPTH) -> None:
         self._value = value
-        self._owners = _weak_references(owners(value))
+        self._owners = _weak_references(originals(value))
         captured = [] if self._owners or not depth else _captured_parts(value)
         self._parts = [DeferredRule(part, depth - 1) for part in captured]
         self._is_rebuilt = bool(self._owners) or any(part._is_rebuilt for part in self._parts)
@@ -72,8 +72,8 @@ def _captured_parts(value: Any) -> list[Any]:
     return []
 
 
-def _weak_references(owners_found: list[tuple[Running, Any]]) -> list[tuple[Running, Any]]:
-    references: list[tuple[Running, Any]] = []
+def _weak_references(owners_found: list[tuple[RunningTrace, Any]]) -> list[tuple[RunningTrace, Any]]:
+    references: list[tuple[RunningTrace, Any]] = []
     for running, owner in owners_found:
         try:
             references.append((running, weakref.ref(owner)))

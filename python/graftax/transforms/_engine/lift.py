@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from graftax import _core
 from graftax._jax.tracebacks import boundary
-from graftax._jit.cache import note_made, without_table
+from graftax._jit.cache import record_transform_of, remove_copied_table
 from graftax._jit.jitted import Jitted
 from graftax.transforms._engine.program import Program
 
@@ -50,7 +50,7 @@ def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
     def wrap(wrapper: Callable[..., Any]) -> Callable[..., Any]:
         wrapper = around(boundary(wrapper))
-        without_table(wrapper.__dict__)
+        remove_copied_table(wrapper.__dict__)
         return wrapper
 
     return wrap
@@ -88,7 +88,7 @@ def memoize_wrapper(wrapper: W, fun: Any, *options: Any) -> W:
         if existing is not None and _looks_like(existing, wrapper):
             return existing
         wrappers[key] = weakref.ref(wrapper)
-    note_made(wrapper, fun, *options)
+    record_transform_of(wrapper, fun, *options)
     return wrapper
 
 
@@ -101,7 +101,7 @@ def _looks_like(candidate: types.FunctionType, wrapper: types.FunctionType) -> b
     candidate_attributes, wrapper_attributes = (
         {**vars(f), **{name: getattr(f, name) for name in _NAMES}} for f in (candidate, wrapper)
     )
-    without_table(candidate_attributes)  # the compile cache is no attribute of the user's
+    remove_copied_table(candidate_attributes)  # the compile cache is no attribute of the user's
     return candidate_attributes.keys() == wrapper_attributes.keys() and all(
         candidate_attributes[name] is wrapper_attributes[name] for name in candidate_attributes
     )
