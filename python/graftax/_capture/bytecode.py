@@ -87,13 +87,15 @@ def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
     return is_users(filename)
 
 
-def is_generated(code: types.CodeType) -> bool:
-    """A method that `dataclasses` wrote: its state is the class's."""
-    return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
+def is_generated(code: types.CodeType, function: Any) -> bool:
+    """A method that `dataclasses` wrote, unless it holds defaults or factories that can change by themselves."""
+    if code.co_filename != "<string>" or not code.co_qualname.startswith("__create_fn__"):
+        return False
+    return not isinstance(function, types.FunctionType) or not has_state(function)
 
 
-# Asked by containers of keys at moments of their own, by graftax too: what they read counts as a binding.
-ASKED_ANY_TIME = ("__hash__", "__eq__", "__annotate__")
+# Asked by whoever looks at annotations, at moments of their own: what it reads counts as a binding.
+ASKED_ANY_TIME = ("__annotate__",)
 
 
 def is_users_class(cls: type) -> bool:

@@ -181,7 +181,7 @@ class ReadSet:
                 self._add_class(obj)
         self._look_up()
         # Another function of this code may hold other state.
-        each = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code)
+        each = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code, function)
         each = each or code in self._rooted
         if not each:
             self.known.add(code)
@@ -233,7 +233,7 @@ class ReadSet:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
         if is_never_asked(code.co_filename):
             return
-        users = is_users_code(code, scope) and code.co_name not in ASKED_ANY_TIME and not is_generated(code)
+        users = is_users_code(code, scope) and code.co_name not in ASKED_ANY_TIME and not is_generated(code, function)
         names = names_of(code)
         self._now.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
