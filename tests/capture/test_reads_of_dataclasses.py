@@ -12,7 +12,7 @@ FACTORIES = {
     "a method of a dict": "kept = {'k': 1.0}\nfactory = kept.copy",
     "a method of a list": "kept = [5, 4, 3, 2, 1]\nfactory = kept.pop",
     "a partial": "kept = {'k': 1.0}\ndef make(base): return dict(base)\nfactory = functools.partial(make, kept)",
-    "a function with state": "kept = []\ndef make(kept=kept):\n    kept.append(1)\n    return list(kept)\nfactory = make",
+    "a function with state": "kept = []\ndef make(kept=kept):\n    kept.append(1)\n    return [*kept]\nfactory = make",
     "an array": "kept = {'k': jnp.zeros(2)}\nfactory = kept.copy",
 }
 BODY = "\n@dataclass\nclass C:\n    part: object = field(default_factory=factory)\ndef f(x): return x * 2, C().part\n"

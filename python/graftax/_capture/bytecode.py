@@ -94,8 +94,8 @@ def is_generated(code: types.CodeType, function: Any) -> bool:
     return not isinstance(function, types.FunctionType) or not has_state(function)
 
 
-# Asked by whoever looks at annotations, at moments of their own: what it reads counts as a binding.
-ASKED_ANY_TIME = ("__annotate__",)
+# Asked by containers of keys at moments of their own, by graftax too: what they read counts as a binding.
+ASKED_ANY_TIME = ("__hash__", "__eq__", "__annotate__")
 
 
 def is_users_class(cls: type) -> bool:
