@@ -95,9 +95,7 @@ def test_explain_names_the_line_that_asks_for_a_value():
         return x + jnp.zeros(n)
 
     f, line = graftax.jit(shaped), shaped.__code__.co_firstlineno + 1
-    with pytest.warns(
-        graftax.RecompileWarning, match=rf"line test_numbers_of_new_structures\.py:{line} needs"
-    ):
+    with pytest.warns(graftax.RecompileWarning, match=rf"line test_numbers_of_new_structures\.py:{line} needs"):
         for n in range(1, 6):
             f(1.0, n)
     cause = graftax.explain(f).variants[2].causes[0]
