@@ -110,6 +110,7 @@ def test_contenders_are_timed_where_they_are_right_and_named_where_they_are_not(
     assert "A model" in text and "1.00x" in text and "no pytree" in text and text.count("6.00000") == 3
 
 
+@pytest.mark.quick(0)
 def test_flatten_functions_of_the_models_are_counted():
     (x, y), *_ = digits.load().batches(8, seed=0)
     contender = next(c for c in equinox_model.contenders() if c.name == "equinox.filter_jit")

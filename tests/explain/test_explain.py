@@ -466,6 +466,7 @@ def test_what_is_no_log_is_refused(tmp_path, capsys):
     assert main(["explain", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.quick(0)
 def test_the_environment_asks_for_a_log(tmp_path):
     code = "import graftax, jax.numpy as jnp; graftax.jit(lambda x: x)(jnp.ones(2))"
     for value, said in (("1", "the first call"), (str(tmp_path / "t.jsonl"), "")):

@@ -120,6 +120,7 @@ def test_what_differs_is_a_miss_that_is_told(saved, change, why):
     assert why in warned[0] and "are not used" in warned[0]
 
 
+@pytest.mark.quick(0)
 def test_state_in_a_global_is_compared_on_each_call(saved):
     name, path, expected = saved
     loaded, results, _stages, traces, *_ = in_a_fresh_process(name, path, "rate[0] = 5.0")
@@ -299,6 +300,7 @@ print(json.dumps([loaded, first, info.hits, info.misses, other, longer, f.cache_
 """
 
 
+@pytest.mark.quick(0)
 def test_the_first_call_of_what_was_loaded_is_a_hit(tmp_path):
     f, path, x = shipped_functions.calling, tmp_path / "programs", jnp.arange(3.0)
     f.clear_cache()

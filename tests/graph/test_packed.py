@@ -461,6 +461,7 @@ def test_an_equinox_model_is_trained_packed():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick(0)
 def test_an_nnx_model_and_optimizer_are_trained_packed():
     nnx, optax = pytest.importorskip("flax.nnx"), pytest.importorskip("optax")
 

@@ -118,6 +118,7 @@ def test_a_linked_list_of_ten_thousand_objects_is_updated():
     assert nodes[-1].last.tolist() == nodes[0].w.tolist() == [2.0]
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_ten_thousand_failed_calls_on_a_deep_cycle_leave_the_interpreter_usable():
     @jax.tree_util.register_pytree_node_class

@@ -65,6 +65,7 @@ def mlp_step(jit, optimizer):
     return (eqx.filter(model, eqx.is_array), state, losses), traces(step)
 
 
+@pytest.mark.quick(0)
 @MODES
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw_with_schedule", "chain"])
 def test_an_mlp_trains(name, jit):

@@ -63,6 +63,7 @@ def batches():
     return list(zip(xs, ys, strict=True))
 
 
+@pytest.mark.quick(0)
 def test_three_training_steps_give_the_numbers_of_nnx_jit():
     results = []
     for jit in (nnx.jit, graftax.jit):

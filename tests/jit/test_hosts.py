@@ -109,6 +109,7 @@ def test_check_hosts(hosts: Any):
     assert "obj is name builtins.list of 1 on host 0, and name builtins.list of 2 on host 1." in length
 
 
+@pytest.mark.quick(0)
 def test_parts_of_an_array_that_several_hosts_hold_are_compared():
     name = "check_hosts_of_parts_that_all_hold"
     array, keys, types = on_all(run(PROGRAM, COUNT, name, devices=2), name)

@@ -141,6 +141,7 @@ print("main ends")
 """
 
 
+@pytest.mark.quick(0)
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread ends otherwise there")
 def test_the_process_ends_quietly_while_daemon_threads_walk():
     for _ in range(sized(3, 1)):

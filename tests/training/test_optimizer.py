@@ -105,6 +105,7 @@ def test_lookahead_keeps_its_slow_parameters():
         graftax.optimizer(tx, model, params=dict)
 
 
+@pytest.mark.quick(0)
 def test_a_line_search_asks_a_function_of_the_model():
     def fit(model: Any, x: Any) -> Any:
         model.calls += 1

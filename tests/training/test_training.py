@@ -159,7 +159,7 @@ def test_an_epoch_as_a_scan_over_an_object():
     assert_same(plain, fast)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("donate", ["none", "state"])
 def test_a_train_state_with_a_loss_made_for_every_step(donate):
     def train_state():

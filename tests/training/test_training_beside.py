@@ -20,7 +20,7 @@ def numbers(path):
     return np.asarray(runpy.run_path(str(path), run_name="imported")["main"]())
 
 
-@pytest.mark.quick("agent")  # the other takes ten seconds
+@pytest.mark.quick(0)  # the other takes ten seconds
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_same_numbers_in_not_more_lines(name):
     pytest.importorskip("equinox")
