@@ -25,7 +25,7 @@ _LIBRARIES = ("equinox", "flax.nnx")  # patched once they are imported
 _KEEP_THEIR_OWN = ("jax", "jaxlib", "graftax")  # whose modules ask for `jax.jit` while they run
 _OF_NNX_ALONE = ("graph", "graph_updates")  # options of nnx.jit that say how it splits graphs
 
-_replaced: list[Replacement] = []
+_counts = {True: 0, False: 0}  # of replaced functions: were they refused?
 
 
 class Replacement:
@@ -39,13 +39,15 @@ class Replacement:
     ) -> None:
         functools.update_wrapper(self, function)
         self._name, self._original, self.refusal = name, original, ""
+        _counts[False] += 1
         try:
             self._compiled = replaced(function)
         except (GraftaxError, TypeError) as error:
             self._fall_back(error)
-        _replaced.append(self)
 
     def _fall_back(self, error: Exception) -> None:
+        _counts[False] -= 1
+        _counts[True] += 1
         self.refusal = str(error).partition("\n")[0]
         code = getattr(self.__wrapped__, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
@@ -54,11 +56,11 @@ class Replacement:
         self._compiled = self._original(self.__wrapped__)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if self.refusal:
-            return self._compiled(*args, **kwargs)
         try:
             return self._compiled(*args, **kwargs)
         except GraftaxError as error:
+            if self.refusal:  # of a function inside of it
+                raise
             self._fall_back(error)
         return self._compiled(*args, **kwargs)
 
@@ -66,7 +68,7 @@ class Replacement:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name == "_compiled":  # a copy asks before it has its attributes
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self._compiled, name)
 
@@ -76,7 +78,7 @@ class Replacement:
 
 def install() -> None:
     """Replaces the names, in libraries that are imported later as soon as they are. Once is enough."""
-    if isinstance(getattr(jax.jit, "__graftax_original__", None), types.FunctionType | types.BuiltinFunctionType):
+    if hasattr(jax.jit, "__graftax_original__"):
         return
     jax.jit = _replace("jax.jit", jax.jit, graftax.jit)
     for library in _LIBRARIES:
@@ -87,8 +89,7 @@ def install() -> None:
 
 def summary() -> str:
     """How many functions graftax has compiled, and how many stay with what they were written for."""
-    refused = sum(bool(replacement.refusal) for replacement in _replaced)
-    return f"graftax: {len(_replaced) - refused} functions compiled by graftax, {refused} by their own jit"
+    return f"graftax: {_counts[False]} functions compiled by graftax, {_counts[True]} by their own jit"
 
 
 def pytest_load_initial_conftests() -> None:
