@@ -127,6 +127,14 @@ bool operator==(const Program& a, const Program& b) {
   return true;
 }
 
+bool begins_with(const Program& longer, const Program& p) {
+  bool fits = p.key_roots.empty() && longer.code.size() >= p.code.size() && longer.roots >= p.roots &&
+              longer.track_pc.size() >= p.track_pc.size() &&
+              std::equal(p.track_pc.begin(), p.track_pc.end(), longer.track_pc.begin());
+  for (size_t i = 0; fits && i < p.code.size(); ++i) fits = instrs_equal(p, p.code[i], longer, longer.code[i]);
+  return fits;
+}
+
 bool same_but_for_leaves(const Program& a, const Program& b) {
   if (a.code.size() != b.code.size() || a.roots != b.roots || a.leaves != b.leaves) return false;
   for (size_t i = 0; i < a.code.size(); ++i) {

@@ -160,6 +160,9 @@ struct Program {
 
 bool operator==(const Program& a, const Program& b);
 
+// Is `longer` the same program with more roots behind those of `p`, which stand where they stood?
+bool begins_with(const Program& longer, const Program& p);
+
 // The same structure, whatever the leaves are?
 bool same_but_for_leaves(const Program& a, const Program& b);
 

@@ -339,6 +339,9 @@ def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any,
     f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.
     """
 
+def sees_too(shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> None:
+    """From now on this thread's trace sees these too, as `run_watched` says."""
+
 def seen_function(function: Any) -> Any:
     """What runs in the place of a function in this thread's trace."""
 
@@ -479,6 +482,21 @@ class Trace:
         """The functions of the graph as the traced function sees them."""
 
     def rebuild(self, leaves: Sequence[object], /) -> list[Any]: ...
+
+    def as_begun(self, f: Callable[[], Any]) -> Any:
+        """
+        f(), while the nodes that were handed over are as they were when the trace began; None where that cannot be.
+        """
+
+    def begins(self, recording: Recording) -> bool:
+        """
+        Is it the recording of the same roots, of which nothing has changed, and of more behind them?
+        """
+
+    def extend(self, recording: Recording, leaves: Sequence[object]) -> list[Any]:
+        """
+        Goes on with that recording and all of its leaves; the new roots, rebuilt.
+        """
 
     def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = False, numbers: bool = False, share: bool = False, numpy: bool = True) -> tuple[Outcome, list[Any], list[str], bool]: ...
 

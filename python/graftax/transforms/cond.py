@@ -15,7 +15,7 @@ from graftax._base.errors import StructureError, rename_leaves
 from graftax._graph.structure import place_name
 from graftax._graph.structure_diff import differences, differences_text, only_order
 from graftax._jax.tracebacks import boundary
-from graftax._jit.trace import note_copy
+from graftax._jit.running_trace import note_copy
 from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.graph_after import (
     EndedTracer,

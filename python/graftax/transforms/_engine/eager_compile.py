@@ -104,7 +104,7 @@ class _Compiled(Jitted[Any, Any]):
     ) -> _core.Entry:
         assert numbers is None  # in a loop, numbers are static, and arrays carry what changes
         outcomes: list[_core.Outcome] = []
-        flat = flat_function(plan, layout, (), outcomes, by_value=False)
+        flat = flat_function(plan, layout, (), outcomes, by_value=False, grows=False)
         graphdef, origins = _core.weaken(recording.graphdef), plan.signature.origins
 
         @functools.wraps(flat)
