@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -102,3 +103,24 @@ def test_the_body_runs_once_in_a_first_call_and_each_call_is_right(kind: str, bo
     plain, jitted = seen
     np.testing.assert_allclose(jitted[0], plain[0], rtol=1e-6)
     assert plain[1:] == jitted[1:]
+
+
+@pytest.mark.parametrize("donate", ["all", "all-except-first", "model"])
+def test_the_body_runs_once_with_donated_arguments(donate: str, tmp_path: Path):
+    path, scale = tmp_path / "runs", [jnp.ones(2)]
+
+    def helper(x: jax.Array) -> jax.Array:
+        return x * scale[0]
+
+    @graftax.jit(donate=donate)
+    def step(x: jax.Array, model: dict[str, jax.Array]) -> None:
+        with path.open("a") as file:
+            file.write("x")
+        model["w"] = helper(model["w"]) + x
+
+    model = {"w": jnp.ones(2)}
+    step(jnp.ones(2), model)
+    assert path.read_text() == "x"
+    scale[0] = jnp.full(2, 3.0)
+    step(jnp.ones(2), model)
+    assert model["w"].tolist() == [7, 7]

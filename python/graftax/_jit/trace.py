@@ -113,8 +113,8 @@ def flat_function(
             outcome, outputs = finished.outcome, finished.repeat(leaves)
         elif numbers is None:
             growth = None
-            if grows and not running_traces() and Growth.is_possible(plan, caller._table, donated):
-                growth = Growth(plan, caller._table, roots, recording, layout, leaves, shapes)
+            if grows and not running_traces() and Growth.is_possible(plan, caller._table):
+                growth = Growth(plan, caller._table, roots, recording, layout, leaves, donated, shapes)
             run_arguments = (plan, caller, roots, recording, layout)
             outcome, outputs = trace(*run_arguments, leaves, donated, by_value, growth=growth)
         else:

@@ -29,6 +29,7 @@ from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import Ties
 from graftax._jax.compat import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
 from graftax._jit.call_plan import Layout, Plan
+from graftax._jit.donation import donated_leaves
 from graftax._jit.running_trace import RunningTrace
 
 _MOST_ROUNDS = 20  # each finds classes of which the one before knew nothing
@@ -88,6 +89,7 @@ class Growth:
         recording: _core.Recording,
         layout: Layout,
         leaves: Sequence[Any],
+        donated: Sequence[bool],
         shapes: bool,
     ) -> None:
         self.plan, self.roots, self.recording, self.leaves = plan, roots, recording, leaves
@@ -96,16 +98,15 @@ class Growth:
         self.running: RunningTrace | None = None
         self.rebuilt = Rebuilt()
         self.rebuilt.take_in = self.take_in
-        self._table, self._layout, self._shapes = table, layout, shapes
+        self._table, self._layout, self._donated, self._shapes = table, layout, list(donated), shapes
         self._jax_trace = current_trace()
 
     @staticmethod
-    def is_possible(plan: Plan, table: Any, donated: Sequence[bool]) -> bool:
+    def is_possible(plan: Plan, table: Any) -> bool:
         """Can a trace that begins now take in more roots? Otherwise it begins anew."""
         options, signature = plan.options, plan.signature
         is_plain = options.in_shardings is None and options.out_shardings is None and not signature.numpy_is_constant
-        can_run = table.reads is not None and not table.frozen and not any(donated) and not options.donates
-        return is_plain and can_run and can_grow(current_trace())
+        return is_plain and table.reads is not None and not table.frozen and can_grow(current_trace())
 
     def take_in(self) -> bool:
         """Takes in the origins that the read set has by now. False where the trace has to begin anew with them."""
@@ -154,8 +155,14 @@ class Growth:
             reads.has(recording.functions)
             grown = reads.see_named(recording.named)
             if not grown and len(reads.origins) == len(origins):
-                return plan, roots, recording
+                return (plan, roots, recording) if self._donates_no_more(plan, roots, recording) else None
         return None
+
+    def _donates_no_more(self, plan: Plan, roots: tuple[Any, ...], recording: _core.Recording) -> bool:
+        if not self._donated:
+            return True
+        flags = donated_leaves(plan, roots, self._layout, recording.graphdef)
+        return flags[: len(self._donated)] == self._donated and not any(flags[len(self._donated) :])
 
     def finished(self, outcome: _core.Outcome, outputs: list[Any]) -> FinishedTrace:
         trace = self._jax_trace
