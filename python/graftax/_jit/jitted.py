@@ -13,11 +13,12 @@ import functools
 import inspect
 import os
 import sys
+import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import jax
 import jax.core
@@ -26,7 +27,7 @@ from graftax import _core
 from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
 from graftax._base.handles import is_handle
 from graftax._capture.leaked_tracers import ended_among, is_unexpected
-from graftax._capture.retrace_signals import NewReads
+from graftax._capture.retrace_signals import MOST_RESTARTS, NewReads
 from graftax._capture.signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
 from graftax._explain import compile_events, frozen
@@ -39,15 +40,17 @@ from graftax._jax.compat import (
 )
 from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jit.advice import note_comparison
-from graftax._jit.build_entry import build_entry
+from graftax._jit.build_entry import build_entry, leaf_options
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
 from graftax._jit.call_plan import Plan
+from graftax._jit.compile_progress import report_stages
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
-from graftax._jit.stages import Stageable
-from graftax._jit.trace import definition_of
+from graftax._jit.stages import Lowered, Staging, Traced
+from graftax._jit.trace import context_of, definition_of, flat_function
+from graftax._jit.warm import warm
 from graftax.interop import own_error, refuse_around
 
 DELETED = (
@@ -61,14 +64,10 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Jitted(Stageable[P, R]):
+class Jitted(_core.Caller, Generic[P, R]):
     """A function compiled by graftax: what `graftax.jit` returns."""
 
     __wrapped__: Callable[P, R]
-    # (name, function, args, kwargs, mutation): runs a call as a part of the trace around it. Assigned in
-    # transforms/_engine/lift.py, because importing it here would be circular.
-    _as_program: ClassVar[Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str], Any]]
-    _pytree_method_class: ClassVar[type[Jitted[Any, Any]]]  # assigned in jitted_pytree.py, which imports this module
     __self__: Any  # of a bound method
     _method_of: Jitted[Any, R]  # of a bound method: the Jitted on the class
 
@@ -146,6 +145,53 @@ class Jitted(Stageable[P, R]):
 
         def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
+    # ---- the arguments of a call
+
+    def _bind_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None = None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """(roots, layout) of these arguments, with the current roots or those of a `plan`.
+
+        Raises the function's own TypeError if it does not take these arguments.
+        """
+        if not plan and self._has_changed():
+            self._rebind()
+        binding = plan.signature.binding if plan else self._binding
+        if plan and not binding.was_read_from(self._function):
+            origins = plan.signature.origins
+            hidden, assigned = plan.signature.hidden, plan.signature.assigned
+            signature_options = plan.signature.skip, plan.options.captured, origins, hidden, assigned
+            binding = Signature.of(self._function, *signature_options).binding
+        bound = binding.bind(args, kwargs, self._prefix)
+        if bound is None:
+            self._function(*self._prefix, *args, **kwargs)
+            raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
+        return bound
+
+    def _retry_with_new_roots(self, run: Callable[[], T]) -> T:
+        """Calls `run`, and retries with more roots each time that a trace finds another global or capture."""
+        for _ in range(MOST_RESTARTS):
+            try:
+                return run()
+            except NewReads:
+                self._rebind()
+        return run()
+
+    def _record_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], _core.Recording]:
+        roots, layout = self._bind_arguments(args, kwargs)
+        plan = self._plan
+        if plan.signature.binding is not self._binding:
+            raise NewReads  # another thread is about to read the signature again
+        recording = plan.record(roots, layout, shapes=True)
+        self._restart_if_reads_changed(recording, plan)
+        return roots, layout, recording
+
+    def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording:
+        """Records the arguments of a call without making it."""
+        return self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))[2]
+
     # ---- a miss
 
     @boundary
@@ -163,6 +209,7 @@ class Jitted(Stageable[P, R]):
             NewReads: the roots are out of date, so the core binds them again and retries.
         """
         table, plan = self._table, self._plan
+        misses, begin = table.misses, time.perf_counter()
         if plan.signature.binding is not binding:
             raise NewReads  # another thread has read the signature again since these roots were bound
         refuse_around(plan.name)
@@ -178,7 +225,10 @@ class Jitted(Stageable[P, R]):
         self._restart_if_reads_changed(recording, plan)
         numbers, symbolic = self._record_with_symbols(plan, roots, layout, recording, context, opened)
         recording = symbolic or recording
-        return self._find_or_build_entry(plan, roots, layout, recording, context, numbers), recording
+        entry = self._find_or_build_entry(plan, roots, layout, recording, context, numbers)
+        if self._options.progress and table.misses != misses:  # otherwise the entry was compiled earlier
+            report_stages(plan.name, self._options.progress, time.perf_counter() - begin)
+        return entry, recording
 
     def _find_or_build_entry(
         self,
@@ -323,7 +373,9 @@ class Jitted(Stageable[P, R]):
             self._rebind()
         if self._options.mutation != "propagate" and _core.is_watched():
             bound = functools.partial(self._function, *self._prefix) if self._prefix else self._function
-            return Jitted._as_program(self._plan.name, bound, args, kwargs, self._options.mutation)
+            from graftax.transforms._engine.lift import run  # circular: it imports this class
+
+            return run(self._plan.name, bound, args, kwargs, self._options.mutation)
         if not any(map(is_handle, (*args, *kwargs.values()))):
             return self._function(*self._prefix, *args, **kwargs)
         roots, layout = self._bind_arguments(args, kwargs)
@@ -362,6 +414,106 @@ class Jitted(Stageable[P, R]):
             if paths := [path for leaf, path in named_leaves if is_mismatched_leaf(error, leaf)]:
                 error.args = (f"{error} (of {self._plan.name} that is {' or '.join(paths)})",)
         return error
+
+    # ---- ahead of time
+
+    @boundary
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
+        """Lowers the function for these arguments without running it."""
+        return Lowered(*self._retry_with_new_roots(lambda: self._staged("lower", args, kwargs)))
+
+    @boundary
+    def warm(
+        self,
+        calls: Iterable[tuple[Any, ...] | dict[str, Any]],
+        *,
+        threads: int = 8,
+        progress: Callable[[int, int, float], Any] | None = None,
+    ) -> None:
+        """Compiles beforehand what calls will need: then they trace and compile nothing.
+
+        Args:
+            calls: one a program, each a tuple of positional or a dict of keyword arguments. A
+                `jax.ShapeDtypeStruct` may stand for an array. Nothing is run and nothing changes.
+            threads: that compile at once. Tracing is done by the thread of the call, one after the other.
+            progress: is told of each program that is done: how many are, of how many, seconds. Without it a terminal
+                shows a line.
+
+        >>> f = graftax.jit(lambda x, mode: x * 2)
+        >>> shapes = [jax.ShapeDtypeStruct((n,), "float32") for n in (8, 16)]
+        >>> f.warm([(x, mode) for x in shapes for mode in ("train", "test")])
+        >>> f.cache_info().traces
+        4
+        """
+        warm(self.lower, self._plan.name, calls, threads, progress)
+
+    @boundary
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
+        """Traces the function for these arguments without running it: its `jaxpr` takes and returns flat leaves."""
+        return Traced(*self._retry_with_new_roots(lambda: self._staged("trace", args, kwargs)))
+
+    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
+        plan = self._plan
+        roots, layout, recording = self._record_arguments(args, kwargs)
+        entry = self._find_or_build_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
+        run, leaves = getattr(entry.compiled, stage), recording.leaves
+        flat_arguments = (tuple(leaves),) if entry.tupled else leaves
+        staged = _core.run_active(self, roots, entry.outcomes, recording, run, *flat_arguments)
+        if entry.untold:
+            entry.tell(self._reads(entry))
+        bound_count = len(self._prefix)
+        return Staging(self, plan, recording.graphdef, layout, recording.names, entry, bound_count), staged
+
+    @boundary
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
+        return self._retry_with_new_roots(lambda: self._shapes(args, kwargs))
+
+    def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        roots, layout, recording = self._record_arguments(args, kwargs)
+        shared = self._shapes_from_entry(roots, layout, recording)
+        return shared[0] if shared else self._shapes_from_own_trace(roots, layout, recording)
+
+    def _shapes_from_entry(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording
+    ) -> tuple[Any] | None:
+        """(the result,) from the trace that a call uses, applied to a copy of the graph.
+
+        None if the function may not be traced now (frozen), or changes an object that cannot be copied.
+        """
+        if self._table.frozen:
+            return None
+        entry = self._find_or_build_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
+        run = getattr(entry.compiled, "eval_shape", None)
+        if run is None:
+            return None
+        leaves, outcomes = recording.leaves, entry.outcomes
+        flat_arguments = (tuple(leaves),) if entry.tupled else leaves
+        result, written, code = _core.run_active(self, roots, outcomes, recording, run, *flat_arguments)
+        if entry.untold:
+            entry.tell(self._reads(entry))
+        outcome, avals = outcomes[_core.decode(code)], [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
+        _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
+        rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, roots)
+        copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(avals))))
+        rebuilt.close()
+        if walked is None or copied is None or any(walked[1][i] is copied[1][i] for i in outcome.inputs()[2]):
+            return None
+        return (outcome.apply([*result, *written], avals, copied[1]),)
+
+    def _shapes_from_own_trace(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording
+    ) -> Any:
+        leaves, graphdef = recording.leaves, recording.graphdef
+        outcomes: list[_core.Outcome] = []
+        donated, _ = leaf_options(self._plan, roots, layout, graphdef, recording.leaves)
+        flat = flat_function(self._plan, layout, donated, outcomes, by_value=True, shapes=True)
+        shapes, _, code = _core.run_active(self, roots, outcomes, recording, jax.eval_shape, flat, *leaves)
+        walked = _core.walk(graphdef, roots)
+        if walked is None:
+            raise GraftaxError("the arguments changed during eval_shape")
+        avals = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
+        return outcomes[_core.decode(code)].apply(shapes, avals, walked[1])
 
     # ---- public methods
 
@@ -435,12 +587,12 @@ class Jitted(Stageable[P, R]):
         if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
             return self  # as plain Python: only functions become methods
         is_pytree_method = not self._options.captured and is_pytree(instance)
-        bound_class: Any = self._pytree_method_class if is_pytree_method else type(self)
+        bound_class: Any = PytreeMethod if is_pytree_method else type(self)
         bound = bound_class.__new__(bound_class)
-        self.bind(bound, instance)
+        self._bind(bound, instance)
         return bound
 
-    def bind(self, bound: Jitted[..., R], instance: Any) -> None:
+    def _bind(self, bound: Jitted[..., R], instance: Any) -> None:
         """Sets up `bound` as this method, bound to `instance`."""
         bound._configure(self._function, (*self._prefix, instance), self._table, self._binding)
         bound.__dict__.update(self.__dict__)
@@ -492,6 +644,23 @@ class Jitted(Stageable[P, R]):
         if self._is_bound:
             return self._method_of.__get__(copy.deepcopy(self.__self__, memo))
         return type(self)(copy.deepcopy(self.__wrapped__, memo), self._options)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class PytreeMethod(Jitted[P, R]):
+    """A method compiled by `filter_jit` of an object that is a pytree: its leaves are those of the object."""
+
+    def tree_flatten(self) -> tuple[tuple[Any], Jitted[Any, R]]:
+        return (self.__self__,), self._method_of
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], Jitted[Any, R]]:
+        return ((jax.tree_util.GetAttrKey("__self__"), self.__self__),), self._method_of
+
+    @classmethod
+    def tree_unflatten(cls, method: Jitted[Any, R], parts: tuple[Any]) -> Self:
+        bound = cls.__new__(cls)
+        method._bind(bound, *parts)
+        return bound
 
 
 class _Annotations:
