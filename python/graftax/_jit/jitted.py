@@ -42,10 +42,9 @@ from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jit.advice import note_comparison
 from graftax._jit.build_entry import build_entry, leaf_options
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
-from graftax._jit.call_plan import Plan
+from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.compile_progress import report_stages
 from graftax._jit.leaf_names import leaf_names
-from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.stages import Lowered, Staging, Traced
@@ -177,20 +176,18 @@ class Jitted(_core.Caller, Generic[P, R]):
                 self._rebind()
         return run()
 
-    def _record_arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...], _core.Recording]:
+    def _record_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
         roots, layout = self._bind_arguments(args, kwargs)
         plan = self._plan
         if plan.signature.binding is not self._binding:
             raise NewReads  # another thread is about to read the signature again
         recording = plan.record(roots, layout, shapes=True)
         self._restart_if_reads_changed(recording, plan)
-        return roots, layout, recording
+        return RecordedCall(plan, roots, layout, recording, _core.settings_now()[0])
 
-    def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording:
+    def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
         """Records the arguments of a call without making it."""
-        return self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))[2]
+        return self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))
 
     # ---- a miss
 
@@ -223,28 +220,25 @@ class Jitted(_core.Caller, Generic[P, R]):
                 raise NewReads from None
             raise
         self._restart_if_reads_changed(recording, plan)
-        numbers, symbolic = self._record_with_symbols(plan, roots, layout, recording, context, opened)
-        recording = symbolic or recording
-        entry = self._find_or_build_entry(plan, roots, layout, recording, context, numbers)
+        call = self._with_symbols(RecordedCall(plan, roots, layout, recording, context), opened)
+        entry = self._find_or_build_entry(call)
         if self._options.progress and table.misses != misses:  # otherwise the entry was compiled earlier
             report_stages(plan.name, self._options.progress, time.perf_counter() - begin)
-        return entry, recording
+        return entry, call.recording
 
-    def _find_or_build_entry(
-        self,
-        plan: Plan,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        recording: _core.Recording,
-        context: Any,
-        numbers: SymbolicNumbers | None = None,
-    ) -> _core.Entry:
-        """The cache entry that a call with these roots runs. Builds and stores one if there is none."""
-        table, graphdef = self._table, recording.graphdef
+    def _find_or_build_entry(self, call: RecordedCall) -> _core.Entry:
+        """The cache entry that a call runs. Builds and stores one if there is none."""
+        table, name, recording, context, numbers = (
+            self._table,
+            call.plan.name,
+            call.recording,
+            call.context,
+            call.numbers,
+        )
         try:
             entry, key = table.find(recording, context)
         except Exception as error:  # raised by the `__eq__` of a static value
-            note_comparison(error, graphdef, recording.names)
+            note_comparison(error, recording.graphdef, recording.names)
             raise
         # An entry of loaded programs cannot compile: replace it by one that can.
         if entry is not None and table.loaded is not None and table.loaded.runs_only(entry):
@@ -254,14 +248,14 @@ class Jitted(_core.Caller, Generic[P, R]):
             table.slow_hits += 1
             return entry
         table.misses += 1
-        loaded = table.loaded_for(recording, context, plan.name, numbers)
+        loaded = table.loaded_for(recording, context, name, numbers)
         if table.frozen and loaded is None:
-            frozen.refuse(table, plan.name, recording)
+            frozen.refuse(table, name, recording)
         compile_events.listen()
-        self._advise(recording, plan.signature.arguments(layout))
-        entry = self._build(plan, roots, layout, recording, context, numbers)
+        self._advise(call)
+        entry = self._build(call)
         if loaded is not None and table.loaded is not None:
-            entry = table.loaded.entry(entry, context, plan.signature.arguments(layout), loaded, numbers)
+            entry = table.loaded.entry(entry, context, call.arguments, loaded, numbers)
         # Keep the entry's own GraphDef, which holds identity statics weakly, and not that of the recording.
         key = (entry.graphdef, *key[1:])
         if numbers is not None:
@@ -269,56 +263,37 @@ class Jitted(_core.Caller, Generic[P, R]):
         entry = table.store(key, entry)
         leaves = recording.leaves if numbers is None else numbers.given(recording.leaves)
         if loaded is not None and entry.compiled.stage_for(leaves) is not None:
-            compile_events.record_loaded(table, entry, plan.name, recording)
+            compile_events.record_loaded(table, entry, name, recording)
         return entry
 
-    def _advise(self, recording: _core.Recording, arguments: int) -> None:
+    def _advise(self, call: RecordedCall) -> None:
         """Warns about inputs that make this function slow, before another structure is compiled."""
-        name, table, graphdef, names = self._plan.name, self._table, recording.graphdef, recording.names
+        table, recording = self._table, call.recording
         table.history.warns = True
-        table.advice.captured(name, recording.leaves, graphdef, names, arguments)
+        table.advice.captured(call.plan.name, recording.leaves, recording.graphdef, recording.names, call.arguments)
 
-    def _build(
-        self,
-        plan: Plan,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        recording: _core.Recording,
-        context: Any,
-        numbers: SymbolicNumbers | None,
-    ) -> _core.Entry:
-        return build_entry(plan, self, roots, layout, recording, context, numbers=numbers)
+    def _build(self, call: RecordedCall) -> _core.Entry:
+        return build_entry(call)
 
-    def _record_with_symbols(
-        self,
-        plan: Plan,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        static: _core.Recording,
-        context: Any,
-        opened: _core.Opened,
-    ) -> tuple[SymbolicNumbers, _core.Recording] | tuple[None, None]:
-        """(symbolic numbers, a recording with them as leaves) if a call differs from others only in Python numbers.
-
-        (None, None) if its numbers stay static.
-        """
-        table = self._table
-        if not self._takes_symbols or table.has_entry_for(static, context):
-            return None, None
-        if table.numbers.expects and table.loaded_for(static, context, plan.name) is not None:
-            return None, None
+    def _with_symbols(self, call: RecordedCall, opened: _core.Opened) -> RecordedCall:
+        """The call with symbolic numbers, if it differs from others only in Python numbers; else as it is."""
+        table, plan, roots = self._table, call.plan, call.roots
+        if not self._takes_symbols or table.has_entry_for(call.recording, call.context):
+            return call
+        if table.numbers.expects and table.loaded_for(call.recording, call.context, plan.name) is not None:
+            return call
         origins, reads = plan.signature.origins, table.reads
         changing_globals = reads.changing if reads is not None else ()
         changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
-        while (numbers := table.numbers.symbolic(static, context, changing)) is not None:
+        while (numbers := table.numbers.symbolic(call.recording, call.context, changing)) is not None:
             try:
-                recording = plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
+                recording = plan.record(roots, call.layout, opened=opened, symbolic=numbers.places.keys())
             except GraftaxError:
                 numbers.refuse()
                 continue
             if numbers.found_in(recording):
-                return numbers, recording
-        return None, None
+                return dataclasses.replace(call, recording=recording, numbers=numbers)
+        return call
 
     @property
     def _takes_symbols(self) -> bool:
@@ -328,12 +303,12 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _record_call_with_symbols(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
-        roots, layout, recording = self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))
-        numbers = self._table.numbers.would_be_symbolic(recording) if self._takes_symbols else None
+        call = self._record_call(args, kwargs)
+        numbers = self._table.numbers.would_be_symbolic(call.recording) if self._takes_symbols else None
         if numbers is None:
             return None
         try:
-            return self._plan.record(roots, layout, symbolic=numbers.places.keys())
+            return call.plan.record(call.roots, call.layout, symbolic=numbers.places.keys())
         except GraftaxError:
             return None
 
@@ -453,16 +428,19 @@ class Jitted(_core.Caller, Generic[P, R]):
         return Traced(*self._retry_with_new_roots(lambda: self._staged("trace", args, kwargs)))
 
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
-        plan = self._plan
-        roots, layout, recording = self._record_arguments(args, kwargs)
-        entry = self._find_or_build_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
-        run, leaves = getattr(entry.compiled, stage), recording.leaves
+        call = self._record_arguments(args, kwargs)
+        plan, recording, entry = call.plan, call.recording, self._find_or_build_entry(call)
+        staged = self._run_stage(call, entry, getattr(entry.compiled, stage))
+        bound_count = len(self._prefix)
+        return Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, bound_count), staged
+
+    def _run_stage(self, call: RecordedCall, entry: _core.Entry, run: Callable[..., Any]) -> Any:
+        leaves = call.recording.leaves
         flat_arguments = (tuple(leaves),) if entry.tupled else leaves
-        staged = _core.run_active(self, roots, entry.outcomes, recording, run, *flat_arguments)
+        staged = _core.run_active(self, call.roots, entry.outcomes, call.recording, run, *flat_arguments)
         if entry.untold:
             entry.tell(self._reads(entry))
-        bound_count = len(self._prefix)
-        return Staging(self, plan, recording.graphdef, layout, recording.names, entry, bound_count), staged
+        return staged
 
     @boundary
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -470,46 +448,38 @@ class Jitted(_core.Caller, Generic[P, R]):
         return self._retry_with_new_roots(lambda: self._shapes(args, kwargs))
 
     def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        roots, layout, recording = self._record_arguments(args, kwargs)
-        shared = self._shapes_from_entry(roots, layout, recording)
-        return shared[0] if shared else self._shapes_from_own_trace(roots, layout, recording)
+        call = self._record_arguments(args, kwargs)
+        shared = self._shapes_from_entry(call)
+        return shared[0] if shared else self._shapes_from_own_trace(call)
 
-    def _shapes_from_entry(
-        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording
-    ) -> tuple[Any] | None:
+    def _shapes_from_entry(self, call: RecordedCall) -> tuple[Any] | None:
         """(the result,) from the trace that a call uses, applied to a copy of the graph.
 
         None if the function may not be traced now (frozen), or changes an object that cannot be copied.
         """
         if self._table.frozen:
             return None
-        entry = self._find_or_build_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
+        entry, recording = self._find_or_build_entry(call), call.recording
         run = getattr(entry.compiled, "eval_shape", None)
         if run is None:
             return None
-        leaves, outcomes = recording.leaves, entry.outcomes
-        flat_arguments = (tuple(leaves),) if entry.tupled else leaves
-        result, written, code = _core.run_active(self, roots, outcomes, recording, run, *flat_arguments)
-        if entry.untold:
-            entry.tell(self._reads(entry))
-        outcome, avals = outcomes[_core.decode(code)], [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
+        result, written, code = self._run_stage(call, entry, run)
+        outcome = entry.outcomes[_core.decode(code)]
+        avals = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in recording.leaves]
         _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
-        rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, roots)
+        rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, call.roots)
         copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(avals))))
         rebuilt.close()
         if walked is None or copied is None or any(walked[1][i] is copied[1][i] for i in outcome.inputs()[2]):
             return None
         return (outcome.apply([*result, *written], avals, copied[1]),)
 
-    def _shapes_from_own_trace(
-        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording
-    ) -> Any:
-        leaves, graphdef = recording.leaves, recording.graphdef
+    def _shapes_from_own_trace(self, call: RecordedCall) -> Any:
+        leaves = call.recording.leaves
         outcomes: list[_core.Outcome] = []
-        donated, _ = leaf_options(self._plan, roots, layout, graphdef, recording.leaves)
-        flat = flat_function(self._plan, layout, donated, outcomes, by_value=True, shapes=True)
-        shapes, _, code = _core.run_active(self, roots, outcomes, recording, jax.eval_shape, flat, *leaves)
-        walked = _core.walk(graphdef, roots)
+        flat = flat_function(call.plan, call.layout, leaf_options(call)[0], outcomes, by_value=True, shapes=True)
+        shapes, _, code = _core.run_active(self, call.roots, outcomes, call.recording, jax.eval_shape, flat, *leaves)
+        walked = _core.walk(call.recording.graphdef, call.roots)
         if walked is None:
             raise GraftaxError("the arguments changed during eval_shape")
         avals = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
