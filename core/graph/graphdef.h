@@ -5,6 +5,7 @@
 
 #include "graph/kind.h"
 #include "graph/set_table.h"
+#include "python/collected.h"
 
 namespace graftax {
 
@@ -155,7 +156,7 @@ struct Program {
 
   void finish();  // computes the hash: the program is immutable from here on
   void clear();
-  int traverse(visitproc visit, void* arg) const;
+  void show_held(Visitor& visit) const;
 };
 
 bool operator==(const Program& a, const Program& b);

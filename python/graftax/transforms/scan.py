@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,17 @@ C = TypeVar("C")
 X = TypeVar("X")
 Y = TypeVar("Y")
 NO_CARRY: Any = object()
+
+
+class ScanOptions(TypedDict, total=False):
+    """The keyword arguments of a `scan` by axes, for type checkers."""
+
+    length: int | None
+    reverse: bool
+    unroll: int | bool
+    in_axes: Any
+    out_axes: Any
+    transform_metadata: Any
 
 
 @overload
@@ -63,26 +74,9 @@ def scan(
     progress: Progress = None,
 ) -> tuple[Any, Any]: ...
 @overload
-def scan(
-    f: Callable[..., Any],
-    *,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int | bool = 1,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    transform_metadata: Any = ...,
-) -> Callable[..., Any]: ...
+def scan(f: Callable[..., Any], **options: Unpack[ScanOptions]) -> Callable[..., Any]: ...
 @overload
-def scan(
-    *,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int | bool = 1,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    transform_metadata: Any = ...,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def scan(**options: Unpack[ScanOptions]) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 @boundary
 def scan(
     f: Callable[..., Any] = MISSING,

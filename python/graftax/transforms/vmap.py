@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,22 @@ NO_ROOM_FOR_AXIS = (
 )
 
 
+class FilterVmapOptions(TypedDict, total=False):
+    """The keyword arguments of `filter_vmap`, for type checkers."""
+
+    in_axes: Any
+    out_axes: Any
+    axis_name: Hashable | None
+    axis_size: int | None
+
+
+class VmapOptions(FilterVmapOptions, total=False):
+    """The keyword arguments of `vmap`."""
+
+    spmd_axis_name: Hashable | None
+    transform_metadata: Any
+
+
 @overload
 def vmap(
     fun: Callable[P, R],
@@ -77,15 +93,7 @@ def vmap(
     transform_metadata: Any = None,
 ) -> Callable[P, R]: ...
 @overload
-def vmap(
-    *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
-    axis_name: Hashable | None = None,
-    axis_size: int | None = None,
-    spmd_axis_name: Hashable | None = None,
-    transform_metadata: Any = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def vmap(**options: Unpack[VmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 @decorator
 def vmap(
@@ -250,18 +258,9 @@ def _run(
 
 
 @overload
-def filter_vmap(
-    fun: Callable[P, R],
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Hashable | None = None,
-    axis_size: int | None = None,
-) -> Callable[P, R]: ...
+def filter_vmap(fun: Callable[P, R], **options: Unpack[FilterVmapOptions]) -> Callable[P, R]: ...
 @overload
-def filter_vmap(
-    *, in_axes: Any = ..., out_axes: Any = ..., axis_name: Hashable | None = None, axis_size: int | None = None
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def filter_vmap(**options: Unpack[FilterVmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @preserves_pytree
 @boundary
 def filter_vmap(
