@@ -124,3 +124,15 @@ def test_the_body_runs_once_with_donated_arguments(donate: str, tmp_path: Path):
     scale[0] = jnp.full(2, 3.0)
     step(jnp.ones(2), model)
     assert model["w"].tolist() == [7, 7]
+
+
+def test_a_numpy_array_that_only_a_helper_reads_has_values():
+    table = np.array([2, 0, 1])
+
+    def helper(x: jax.Array) -> jax.Array:
+        return jnp.stack([x[i] for i in table.tolist()])
+
+    f = graftax.jit(lambda x: helper(x))
+    assert f(jnp.arange(3)).tolist() == [2, 0, 1]
+    table[0] = 1
+    assert f(jnp.arange(3)).tolist() == [1, 0, 1]

@@ -199,6 +199,10 @@ def _trace_once(
             reads.builtins.now.symbolic = numbers
         call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
         caches = private_caches(reads is not None and reads.has_inner_jit)
+
+        def make_numpy_constant() -> bool:
+            return caller._table.make_numpy_constant(growth.recording if growth else recording, arguments)
+
         try:
             with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure):
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
@@ -210,11 +214,11 @@ def _trace_once(
                         run, impure_calls.enter, impure_calls.known, [], [], inner_frames(), quiet=True
                     )
         except Exception as error:
-            if is_concretization_error(error) and caller._table.make_numpy_constant(recording, arguments):
+            if is_concretization_error(error) and make_numpy_constant():
                 raise NewReads from None
             raise
         # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
-        if graph.raised and caller._table.make_numpy_constant(recording, arguments):
+        if graph.raised and make_numpy_constant():
             raise NewReads
         if reads is not None and (
             reads.see_hosts(caller._function, host_codes(start))
