@@ -35,6 +35,9 @@ class Streams:
         *names: of the streams.
         **seeds: names with seeds or keys of their own. These draw what `nnx.Rngs` of the same seeds draws.
 
+    Raises:
+        TypeError: if there is no name, or if a name has no seed or something else as its seed.
+
     Example:
         >>> streams = graftax.Streams(0, "params", "dropout")
         >>> @graftax.jit
