@@ -104,6 +104,8 @@ def title_of(source: str) -> str:
 
 def on_config(config: Any) -> Any:
     """Adds to the navigation what it does not name: examples, the pages of the API, and pages that are new."""
+    if "MIKE_DOCS_VERSION" in os.environ:  # mike builds one version of several: a menu to choose from
+        config["extra"]["version"] = {"provider": "mike", "default": "latest"}
     nav: list[Any] = config["nav"]
     named = set(re.findall(r"'([\w./-]+\.md)'", repr(nav)))
     sections = {name: part[name] for part in nav for name in part if isinstance(part[name], list)}
