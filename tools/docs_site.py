@@ -35,91 +35,59 @@ API = "api/index.md"
 FOLDERS = {"examples": "gallery.md", "python/graftax": API}
 LAST_FOUND = ("internals/", "changelog", "contributing", "benchmarks")
 
-# The pages of the API: a title, what is there, and the packages or modules that the names are imported from. The first
-# name of each page is what most readers come for.
-GROUPS = {
-    "compile": (
-        "Compile",
-        "`jit`, what it returns, and its options.",
-        {"_jit", "_base.marks", "_explain", "_export"},
-    ),
-    "transform": (
-        "Transform",
-        "Derivatives, axes, loops, branches, rules and callbacks.",
-        {"transforms", "_graph.stack"},
-    ),
-    "filtered": ("Transform by value", "Equinox's `filter_*`, with its signatures.", set[str]()),  # filter_*
-    "train": (
-        "Train",
-        "Optimizers, masks, random streams, averages.",
-        {"_training"},
-    ),
-    "edit": ("Edit graphs", "Select, change, split, compare and take apart any objects.", set[str]()),  # all others
-    "look": ("Look", "What a model holds, and why a function was compiled.", {"_show"}),
-    "save": ("Save", "Files, checkpoints and exported programs.", {"_io"}),
-    "scale": (
-        "Scale",
-        "Several devices, several hosts, and many small arrays.",
-        {"_sharding", "_jit.multihost_check", "_graph.packed"},
-    ),
-    "classes": (
-        "Define classes",
-        "For classes that JAX's own trees should open, too.",
-        {"_graph.types.register", "_graph.module"},
-    ),
-    "errors": ("Errors and warnings", "What is raised, and what to do about it.", {"_base.errors"}),
+ABOUT = {
+    "Compile": "`jit`, what it returns, and its options.",
+    "Transform": "Derivatives, axes, loops, branches, rules and callbacks.",
+    "Transform by value, as Equinox does": "Equinox's `filter_*`, with its signatures.",
+    "Train": "Optimizers, masks, random streams, averages.",
+    "Edit graphs": "Select, change, split, compare and take apart any objects.",
+    "Look": "What a model holds, and why a function was compiled.",
+    "Save": "Files, checkpoints and exported programs.",
+    "Scale": "Several devices, several hosts, and many small arrays.",
+    "Define classes": "For classes that JAX's own trees should open, too.",
+    "Results": "The classes of what functions return, in `graftax.types` as well.",
+    "Errors": "What is raised, and what to do about it; in `graftax.errors` as well.",
 }
-FIRST = (
-    *("jit", "Jitted", "grad", "value_and_grad", "vmap", "scan", "filter_jit", "optimizer", "Optimizer", "at", "show"),
-    *("save", "load", "Rules", "Module", "GraftaxError"),
-)
-# Names that are elsewhere than the other ones of their module.
-MOVED = {name: "look" for name in ("explain", "log_recompiles", "Explanation", "CallExplanation", "RecompileLog")}
-MOVED |= {"shared": "look", "find": "look", "count": "look", "diff": "look", "export": "save", "Exported": "save"}
-MOVED |= {"shard": "scale", "filter_jit": "filtered"}
-MOVED |= dict.fromkeys(("cast", "map_leaves"), "edit")
+# What a function returns is on the page of the function.
+RESULTS = {
+    "jit": ("Jitted", "CacheInfo"),
+    "optimizer": ("Optimizer",),
+    "pack": ("Packed",),
+    "export": ("Exported",),
+    "explain": ("Explanation", "CallExplanation"),
+    "log_recompiles": ("RecompileLog",),
+    "flatten": ("GraphDef",),
+}
 
 
-def public_names() -> dict[str, str]:
-    """The module that each public name comes from."""
-    body = ast.parse((ROOT / "python" / "graftax" / "__init__.py").read_text(encoding="utf-8")).body
-    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
-    return {
-        alias.name: str(node.module)
-        for node in imports
-        for alias in node.names
-        if not (alias.asname or alias.name).startswith("_")
-    }
+def public_names() -> dict[str, list[str]]:
+    """The names of each group, as the docstring of the package has them, then those of results and errors."""
+    about = ast.get_docstring(_parsed("__init__")) or ""
+    groups = re.findall(r"^- ([\w ,]+):\n((?:  .*\n)+)", about, re.MULTILINE)
+    names = {title: [name for name in re.findall(r"\w+", text) if name != "tree"] for title, text in groups}
+    return names | {"Results": _exported("types"), "Errors": _exported("errors")}
 
 
-def group_of(name: str, module: str) -> str:
-    """The page that a name is on."""
-    if name in MOVED:
-        return MOVED[name]
-    if name.startswith("filter_"):
-        return "filtered"
-    if name.endswith(("Error", "Warning")):
-        return "errors"
-    found = [
-        (len(place), group)
-        for group, (_, _, places) in GROUPS.items()
-        for place in places
-        if f"{module}.".startswith(f"graftax.{place}.")
-    ]
-    return max(found, default=(0, "edit"))[1]
+def _parsed(module: str) -> ast.Module:
+    return ast.parse((ROOT / "python" / "graftax" / f"{module}.py").read_text(encoding="utf-8"))
 
 
-def grouped_names() -> dict[str, list[str]]:
-    """The names of each page, in the order of the page."""
-    grouped: dict[str, list[str]] = {group: [] for group in GROUPS}
-    for name, module in public_names().items():
-        grouped[group_of(name, module)].append(name)
-    places = {name: place for place, name in enumerate(FIRST)}
+def _exported(module: str) -> list[str]:
+    last = _parsed(module).body[-1]
+    assert isinstance(last, ast.Assign) and ast.unparse(last.targets[0]) == "__all__"
+    return list(ast.literal_eval(last.value))
 
-    def order(name: str) -> tuple[int, bool, str]:  # functions before the classes of what they return
-        return places.get(name, len(places)), name[0].isupper(), name
 
-    return {group: sorted(names, key=order) for group, names in grouped.items()}
+def api_pages() -> dict[str, tuple[str, list[str]]]:
+    """The title and the names of each page: one for a function or a class, one for all errors."""
+    beside = {name for names in RESULTS.values() for name in names}
+    pages: dict[str, tuple[str, list[str]]] = {}
+    for group, names in public_names().items():
+        if group == "Errors":
+            pages["api/errors.md"] = ("Errors", names)
+        else:
+            pages |= {f"api/{n}.md": (n, [n, *RESULTS.get(n, ())]) for n in names if n not in beside}
+    return pages
 
 
 def name_of(place: str) -> str:
@@ -136,17 +104,28 @@ def title_of(source: str) -> str:
 
 def on_config(config: Any) -> Any:
     """Adds to the navigation what it does not name: examples, the pages of the API, and pages that are new."""
+    if "MIKE_DOCS_VERSION" in os.environ:  # mike builds one version of several: a menu to choose from
+        config["extra"]["version"] = {"provider": "mike", "default": "latest"}
     nav: list[Any] = config["nav"]
     named = set(re.findall(r"'([\w./-]+\.md)'", repr(nav)))
     sections = {name: part[name] for part in nav for name in part if isinstance(part[name], list)}
     examples = [place for place in PAGES if place.startswith("examples/") and place not in named]
     sections["Tutorials"].append({"More examples": [{name_of(place): place} for place in examples]})
-    api = [{title: f"api/{group}.md"} for group, (title, _, _) in GROUPS.items()]
-    sections["Reference"].insert(0, {"API": [API, *api]})
+    sections["Reference"].insert(0, {"API": [API, *_api_navigation()]})
     for place in sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")):
         if place not in named:
             sections["Internals" if place.startswith("internals/") else "How-to guides"].append(place)
     return config
+
+
+def _api_navigation() -> list[Any]:
+    page_of = {name: (title, place) for place, (title, names) in api_pages().items() for name in names}
+    nav: list[Any] = []
+    for group, names in public_names().items():
+        pages = dict.fromkeys(page_of[name] for name in names if group != "Results" or page_of[name][0] == name)
+        nav.append({group: [{title: place} for title, place in pages]})
+    nav[-1] = {"Errors": "api/errors.md"}
+    return nav
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -160,17 +139,24 @@ def on_files(files: Any, config: Any) -> Any:
         made[place] = text
     for name in ("iframe-worker.js", "site.css"):
         made[f"assets/{name}"] = (ROOT / "tools" / name).read_text(encoding="utf-8")
-    contents = ["# API", "", "Everything here is an attribute of `graftax`."]
-    for group, names in grouped_names().items():
-        title, about, _ = GROUPS[group]
-        directives = "\n\n".join(_directive(name) for name in names)
-        made[f"api/{group}.md"] = f"# {title}\n\n{about}\n\n{directives}\n"
-        links = ", ".join(f"[`{name}`]({group}.md#{_anchor(name)})" for name in names)
-        contents += ["", f"## [{title}]({group}.md)", "", about, "", links]
-    made[API] = "\n".join([*contents, ""])
+    made |= {place: f"# {title}\n\n{_directives(names)}\n" for place, (title, names) in api_pages().items()}
+    made[API] = _api_index()
     for place, text in made.items():
         files.append(File.generated(config, place, content=text))
     return files
+
+
+def _api_index() -> str:
+    place_of = {name: posixpath.basename(place) for place, (_, names) in api_pages().items() for name in names}
+    lines = ["# API", "", "Attributes of `graftax`. [`graftax.tree`](../trees.md) has a page of its own."]
+    for group, names in public_names().items():
+        links = ", ".join(f"[`{name}`]({place_of[name]}#{_anchor(name)})" for name in names)
+        lines += ["", f"## {group}", "", ABOUT[group], "", links]
+    return "\n".join([*lines, ""])
+
+
+def _directives(names: list[str]) -> str:
+    return "\n\n".join(_directive(name) for name in names)
 
 
 def _anchor(name: str) -> str:
@@ -182,7 +168,7 @@ def _directive(name: str) -> str:
         return "::: graftax._show._Show\n    options:\n      heading: show\n      toc_label: show"
     if name == "Jitted":  # with what it has from the stages: lower, trace, warm
         return "::: graftax.Jitted\n    options:\n      inherited_members: true"
-    return f"::: graftax.{'export.' if name == 'export' else ''}{name}"
+    return f"::: graftax.{name}"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

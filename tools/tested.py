@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime
 import json
 import tomllib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ COVERAGE = ROOT / "build" / "coverage"
 EQUAL = ROOT / "tools" / "equal_mutants.toml"
 PAGE = ROOT / "docs" / "internals" / "tested.md"
 TITLE = "\n## Coverage\n"
+LOWEST = 10  # files in the table of coverage
 HEAD = """# What was tested
 
 This page is written by `make tested`, from what the long runs left in the folder of records. A command that has no row
@@ -41,24 +41,11 @@ def mutants(found: dict[str, Any]) -> str:
 
 A mutant is the code with one wrong line: `make mutants` says which of them a test notices. {killed} of the
 {len(results)} that ran were noticed, {killed / len(results):.1%}; there are {found["made"]}, and these were drawn by
-chance. Those that change nothing are not among them: they are below, each with a reason.
-
-| file | ran | noticed |
-|---|---|---|
+chance. Mutants that no program can notice are left out: `tools/equal_mutants.toml` has them, with reasons.
 """
-    ran, lived = Counter(r["file"] for r in results), Counter(r["file"] for r in survived)
-    out += "".join(f"| `{file}` | {ran[file]} | {ran[file] - lived[file]} |\n" for file in sorted(ran))
     if survived:
-        out += "\nNo test noticed these, in a few seconds each. Nobody has looked yet which change nothing.\n\n```\n"
+        out += "\nNo test noticed these, in a few seconds each.\n\n```\n"
         out += "".join(f"{r['file']}  {r['what']}  {r['text'][:80]}\n" for r in survived) + "```\n"
-    if equal:
-        out += "\nThese change nothing that a program can see.\n"
-    for reason, names in equal.items():
-        out += f"\n{reason} ({len(names)}):\n\n```\n"
-        for name in names:
-            file, text, what, _ = name.split(" | ")
-            out += f"{file}  {what}  {text[:80]}\n"
-        out += "```\n"
     return out
 
 
@@ -74,13 +61,13 @@ def coverage() -> str:
     out = f"""{TITLE}
 What `make coverage` reached on {day}. Of Python {total["covered_lines"] / total["num_statements"]:.1%} of the
 lines. Of the core {found["line_percent"]}% of the lines and {found["branch_percent"]}% of the branches (those
-that only an exception takes are not counted).
+that only an exception takes are not counted). The files of the core with the fewest lines reached:
 
 | file | lines | branches |
 |---|---|---|
 """
     files = [file for file in found["files"] if file["line_total"]]  # one for another system has none
-    for file in sorted(files, key=lambda file: file["filename"]):
+    for file in sorted(files, key=lambda file: file["line_percent"])[:LOWEST]:
         branches = f"{file['branch_percent']}%" if file["branch_total"] else ""
         out += f"| `{file['filename']}` | {file['line_percent']}% | {branches} |\n"
     return out

@@ -1,129 +1,135 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`jax.jit` for ordinary Python objects: arrays are traced, the rest is static, sharing and changes are kept."""
+"""`jax.jit` for ordinary Python objects: arrays are traced, the rest is static, sharing and changes are kept.
+
+    @graftax.jit
+    def step(model, x):  # any objects; what the function changes is changed in the caller's objects afterwards
+        model.total = model.total + x
+
+The public names, by what they are for:
+
+- Compile:
+  jit, eval_shape, make_jaxpr, Static, Dynamic
+- Transform:
+  grad, value_and_grad, jacfwd, jacrev, hessian, jvp, vjp, linearize, vmap, shard_map, scan, Carry, map,
+  associative_scan, while_loop, fori_loop, cond, switch, checkpoint, remat, custom_jvp, custom_vjp,
+  pure_callback, io_callback, each, stack, unstack
+- Transform by value, as Equinox does:
+  filter_jit, filter_checkpoint, filter_closure_convert, filter_custom_jvp, filter_custom_vjp,
+  filter_eval_shape, filter_grad, filter_hessian, filter_jacfwd, filter_jacrev, filter_jvp, filter_make_jaxpr,
+  filter_pure_callback, filter_shard, filter_value_and_grad, filter_vjp, filter_vmap
+- Train:
+  optimizer, labels, Streams, ema
+- Edit graphs:
+  at, partition, combine, update, copy, equal, cast, map_leaves, flatten, unflatten, to_dict, from_dict, tree
+- Look:
+  show, explain, log_recompiles, assert_max_traces, find, shared, count, diff
+- Save:
+  save, load, peek, Checkpoints, export
+- Scale:
+  Rules, fsdp, shard, pack, check_hosts
+- Define classes:
+  Module, field, register, register_static
+
+`graftax.errors` has the errors and warnings, `graftax.types` the classes of results; their names are attributes of
+`graftax`, too. `graftax.tree` has the functions of `jax.tree`. `graftax.replace` puts `graftax.jit` in place of the
+`jit` of JAX, Equinox and Flax NNX, for programs as they are.
+"""
 
 from graftax._base.main_interpreter import require_main as _require_main  # noqa: F401 # pyright: ignore[reportUnusedImport]
-from graftax._setup import public_names as __dir__  # noqa: F401 (dir() calls it)
+from graftax._setup import list_names as __dir__  # noqa: F401 (dir() calls it)
 from graftax._setup import setup as _setup
 
 _setup()
 
-from graftax import tree as tree
-from graftax._base.errors import CapturedArrayWarning as CapturedArrayWarning
-from graftax._base.errors import CheckError as CheckError
-from graftax._base.errors import ConcurrentChangeError as ConcurrentChangeError
-from graftax._base.errors import GraftaxError as GraftaxError
-from graftax._base.errors import IgnoredValueError as IgnoredValueError
-from graftax._base.errors import ImpureCallWarning as ImpureCallWarning
-from graftax._base.errors import LostChangeWarning as LostChangeWarning
-from graftax._base.errors import MutationError as MutationError
-from graftax._base.errors import RecompileWarning as RecompileWarning
-from graftax._base.errors import StructureError as StructureError
-from graftax._base.errors import UnknownInterpreterWarning as UnknownInterpreterWarning
-from graftax._base.errors import UnpicklableError as UnpicklableError
-from graftax._base.errors import UnsupportedValueError as UnsupportedValueError
-from graftax._base.errors import UntiedWarning as UntiedWarning
-from graftax._base.marks import Dynamic as Dynamic
-from graftax._base.marks import Static as Static
-from graftax._core import GraphDef as GraphDef
-from graftax._explain import CallExplanation as CallExplanation
-from graftax._explain import Explanation as Explanation
-from graftax._explain import RecompileError as RecompileError
-from graftax._explain import RecompileLog as RecompileLog
-from graftax._explain import log_recompiles as log_recompiles
-from graftax._export.export import Exported as Exported
-from graftax._export.export import export as export
-from graftax._graph.edit import combine as combine
-from graftax._graph.edit import copy as copy
-from graftax._graph.edit import partition as partition
-from graftax._graph.edit import update as update
-from graftax._graph.flat_dict import from_dict as from_dict
-from graftax._graph.flat_dict import to_dict as to_dict
-from graftax._graph.flatten import flatten as flatten
-from graftax._graph.flatten import unflatten as unflatten
-from graftax._graph.module import Module as Module
-from graftax._graph.object_diff import diff as diff
-from graftax._graph.object_diff import equal as equal
-from graftax._graph.packed import Packed as Packed
-from graftax._graph.packed import pack as pack
-from graftax._graph.path import Path as Path
-from graftax._graph.path import Ref as Ref
-from graftax._graph.select import at as at
-from graftax._graph.select import find as find
-from graftax._graph.select import shared as shared
-from graftax._graph.stack import each as each
-from graftax._graph.stack import stack as stack
-from graftax._graph.stack import unstack as unstack
-from graftax._graph.types.register import field as field
-from graftax._graph.types.register import register as register
-from graftax._graph.types.register import register_static as register_static
-from graftax._io import Checkpoints as Checkpoints
-from graftax._io import LoadError as LoadError
-from graftax._io import load as load
-from graftax._io import peek as peek
-from graftax._io import save as save
-from graftax._jit.api import filter_jit as filter_jit
-from graftax._jit.api import jit as jit
-from graftax._jit.cache import CacheInfo as CacheInfo
-from graftax._jit.explain import assert_max_traces as assert_max_traces
-from graftax._jit.explain import explain as explain
-from graftax._jit.jitted import Jitted as Jitted
-from graftax._jit.multihost_check import check_hosts as check_hosts
-from graftax._jit.stages import Compiled as Compiled
-from graftax._jit.stages import Lowered as Lowered
-from graftax._jit.stages import Traced as Traced
-from graftax._sharding.rules import Rules as Rules
-from graftax._sharding.rules import fsdp as fsdp
-from graftax._show import show as show
-from graftax._training.array_maps import cast as cast
-from graftax._training.array_maps import count as count
-from graftax._training.array_maps import ema as ema
-from graftax._training.array_maps import map_leaves as map_leaves
-from graftax._training.labels import labels as labels
-from graftax._training.optimizer import Optimizer as Optimizer
-from graftax._training.optimizer import optimizer as optimizer
-from graftax._training.streams import Streams as Streams
-from graftax.transforms._engine.scan_axes import Carry as Carry
-from graftax.transforms.associative_scan import associative_scan as associative_scan
-from graftax.transforms.callbacks import filter_pure_callback as filter_pure_callback
-from graftax.transforms.callbacks import io_callback as io_callback
-from graftax.transforms.callbacks import pure_callback as pure_callback
-from graftax.transforms.checkpoint import checkpoint as checkpoint
-from graftax.transforms.checkpoint import filter_checkpoint as filter_checkpoint
-from graftax.transforms.checkpoint import remat as remat
-from graftax.transforms.closure_convert import filter_closure_convert as filter_closure_convert
-from graftax.transforms.cond import cond as cond
-from graftax.transforms.cond import switch as switch
-from graftax.transforms.custom_jvp import custom_jvp as custom_jvp
-from graftax.transforms.custom_jvp import filter_custom_jvp as filter_custom_jvp
-from graftax.transforms.custom_vjp import custom_vjp as custom_vjp
-from graftax.transforms.custom_vjp import filter_custom_vjp as filter_custom_vjp
-from graftax.transforms.grad import filter_grad as filter_grad
-from graftax.transforms.grad import filter_value_and_grad as filter_value_and_grad
-from graftax.transforms.grad import grad as grad
-from graftax.transforms.grad import value_and_grad as value_and_grad
-from graftax.transforms.jacobian import filter_hessian as filter_hessian
-from graftax.transforms.jacobian import filter_jacfwd as filter_jacfwd
-from graftax.transforms.jacobian import filter_jacrev as filter_jacrev
-from graftax.transforms.jacobian import hessian as hessian
-from graftax.transforms.jacobian import jacfwd as jacfwd
-from graftax.transforms.jacobian import jacrev as jacrev
-from graftax.transforms.jvp import filter_jvp as filter_jvp
-from graftax.transforms.jvp import jvp as jvp
-from graftax.transforms.jvp import linearize as linearize
-from graftax.transforms.map import map as map
-from graftax.transforms.scan import scan as scan
-from graftax.transforms.shard import filter_shard as filter_shard
-from graftax.transforms.shard import shard as shard
-from graftax.transforms.shard_map import shard_map as shard_map
-from graftax.transforms.staging import eval_shape as eval_shape
-from graftax.transforms.staging import filter_eval_shape as filter_eval_shape
-from graftax.transforms.staging import filter_make_jaxpr as filter_make_jaxpr
-from graftax.transforms.staging import make_jaxpr as make_jaxpr
-from graftax.transforms.vjp import filter_vjp as filter_vjp
-from graftax.transforms.vjp import vjp as vjp
-from graftax.transforms.vmap import filter_vmap as filter_vmap
-from graftax.transforms.vmap import vmap as vmap
-from graftax.transforms.while_loop import fori_loop as fori_loop
-from graftax.transforms.while_loop import while_loop as while_loop
+from graftax import errors, tree, types
+from graftax._base.marks import Dynamic, Static
+from graftax._explain import log_recompiles
+from graftax._export.export import export
+from graftax._graph.edit import combine, copy, partition, update
+from graftax._graph.flat_dict import from_dict, to_dict
+from graftax._graph.flatten import flatten, unflatten
+from graftax._graph.module import Module
+from graftax._graph.object_diff import diff, equal
+from graftax._graph.packed import pack
+from graftax._graph.select import at, find, shared
+from graftax._graph.stack import each, stack, unstack
+from graftax._graph.types.register import field, register, register_static
+from graftax._io import Checkpoints, load, peek, save
+from graftax._jit.api import filter_jit, jit
+from graftax._jit.explain import assert_max_traces, explain
+from graftax._jit.multihost_check import check_hosts
+from graftax._sharding.rules import Rules, fsdp
+from graftax._show import show
+from graftax._training.array_maps import cast, count, ema, map_leaves
+from graftax._training.labels import labels
+from graftax._training.optimizer import optimizer
+from graftax._training.streams import Streams
+from graftax.errors import CapturedArrayWarning as CapturedArrayWarning
+from graftax.errors import CheckError as CheckError
+from graftax.errors import ConcurrentChangeError as ConcurrentChangeError
+from graftax.errors import GraftaxError as GraftaxError
+from graftax.errors import IgnoredValueError as IgnoredValueError
+from graftax.errors import ImpureCallWarning as ImpureCallWarning
+from graftax.errors import LeakedTracerError as LeakedTracerError
+from graftax.errors import LoadError as LoadError
+from graftax.errors import LostChangeWarning as LostChangeWarning
+from graftax.errors import MutationError as MutationError
+from graftax.errors import RecompileError as RecompileError
+from graftax.errors import RecompileWarning as RecompileWarning
+from graftax.errors import StructureError as StructureError
+from graftax.errors import UnknownInterpreterWarning as UnknownInterpreterWarning
+from graftax.errors import UnpicklableError as UnpicklableError
+from graftax.errors import UnsupportedValueError as UnsupportedValueError
+from graftax.errors import UntiedWarning as UntiedWarning
+from graftax.transforms._engine.scan_axes import Carry
+from graftax.transforms.associative_scan import associative_scan
+from graftax.transforms.callbacks import filter_pure_callback, io_callback, pure_callback
+from graftax.transforms.checkpoint import checkpoint, filter_checkpoint, remat
+from graftax.transforms.closure_convert import filter_closure_convert
+from graftax.transforms.cond import cond, switch
+from graftax.transforms.custom_jvp import custom_jvp, filter_custom_jvp
+from graftax.transforms.custom_vjp import custom_vjp, filter_custom_vjp
+from graftax.transforms.grad import filter_grad, filter_value_and_grad, grad, value_and_grad
+from graftax.transforms.jacobian import filter_hessian, filter_jacfwd, filter_jacrev, hessian, jacfwd, jacrev
+from graftax.transforms.jvp import filter_jvp, jvp, linearize
+from graftax.transforms.map import map
+from graftax.transforms.scan import scan
+from graftax.transforms.shard import filter_shard, shard
+from graftax.transforms.shard_map import shard_map
+from graftax.transforms.staging import eval_shape, filter_eval_shape, filter_make_jaxpr, make_jaxpr
+from graftax.transforms.vjp import filter_vjp, vjp
+from graftax.transforms.vmap import filter_vmap, vmap
+from graftax.transforms.while_loop import fori_loop, while_loop
+from graftax.types import CacheInfo as CacheInfo
+from graftax.types import CallExplanation as CallExplanation
+from graftax.types import Compiled as Compiled
+from graftax.types import Explanation as Explanation
+from graftax.types import Exported as Exported
+from graftax.types import GraphDef as GraphDef
+from graftax.types import Jitted as Jitted
+from graftax.types import Lowered as Lowered
+from graftax.types import Optimizer as Optimizer
+from graftax.types import Packed as Packed
+from graftax.types import Path as Path
+from graftax.types import RecompileLog as RecompileLog
+from graftax.types import Ref as Ref
+from graftax.types import Traced as Traced
+
+__all__ = ["jit", "eval_shape", "make_jaxpr", "Static", "Dynamic"]
+__all__ += ["grad", "value_and_grad", "jacfwd", "jacrev", "hessian", "jvp", "vjp", "linearize", "vmap", "shard_map"]
+__all__ += ["scan", "Carry", "map", "associative_scan", "while_loop", "fori_loop", "cond", "switch", "checkpoint"]
+__all__ += ["remat", "custom_jvp", "custom_vjp", "pure_callback", "io_callback", "each", "stack", "unstack"]
+__all__ += ["filter_jit", "filter_checkpoint", "filter_closure_convert", "filter_custom_jvp", "filter_custom_vjp"]
+__all__ += ["filter_eval_shape", "filter_grad", "filter_hessian", "filter_jacfwd", "filter_jacrev", "filter_jvp"]
+__all__ += ["filter_make_jaxpr", "filter_pure_callback", "filter_shard", "filter_value_and_grad", "filter_vjp"]
+__all__ += ["filter_vmap"]
+__all__ += ["optimizer", "labels", "Streams", "ema"]
+__all__ += ["at", "partition", "combine", "update", "copy", "equal", "cast", "map_leaves", "flatten", "unflatten"]
+__all__ += ["to_dict", "from_dict", "tree"]
+__all__ += ["show", "explain", "log_recompiles", "assert_max_traces", "find", "shared", "count", "diff"]
+__all__ += ["save", "load", "peek", "Checkpoints", "export"]
+__all__ += ["Rules", "fsdp", "shard", "pack", "check_hosts"]
+__all__ += ["Module", "field", "register", "register_static"]
+__all__ += ["errors", "types"]
 
 __version__ = "0.1.0"

@@ -125,7 +125,7 @@ def test_a_type_of_the_core_is_declared_in_the_files_that_its_page_gives(name, f
 
 
 def test_the_fields_of_a_row_are_those_that_its_page_names():
-    (cells,) = (cells for cells in rows_of(ROOT / "docs" / "internals" / "structure.md", "file") if cells[0] == "`Row`")
+    (cells,) = (cells for cells in rows_of(ROOT / "docs" / "internals" / "engine.md", "file") if cells[0] == "`Row`")
     named = [name for name in CODE.findall(cells[2]) if name != "Op"]
     assert named and not [name for name in named if not hasattr(_core.Row, name)]
 

@@ -7,9 +7,12 @@ import ast
 import graphlib
 import importlib.metadata
 import importlib.resources
+import inspect
+import pydoc
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -22,101 +25,9 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own package and from those before it, also where only a type checker looks.
 PACKAGES = (
     *("_base", "interop", "_jax", "_graph", "_capture", "_sharding", "tree", "_explain", "_jit", "transforms"),
-    *("_export", "_training", "_io", "_show", "_setup", "__init__", "replace", "_cli", "__main__"),
+    *("_export", "_training", "_io", "_show", "_setup", "errors", "types", "__init__", "replace", "_cli", "__main__"),
 )
 LATE = {("_jit", "_export"), ("_jit", "transforms")}  # inside of methods of `Jitted`, for what needs all of that class
-PUBLIC = {
-    "Checkpoints",
-    "LoadError",
-    "save",
-    "load",
-    "peek",
-    "jit",
-    "filter_jit",
-    "flatten",
-    "unflatten",
-    "to_dict",
-    "from_dict",
-    "Static",
-    "Dynamic",
-    "register_static",
-    "export",
-    "pack",
-    "checkpoint",
-    "remat",
-    "custom_jvp",
-    "custom_vjp",
-    "pure_callback",
-    "io_callback",
-    "eval_shape",
-    "make_jaxpr",
-    "filter_checkpoint",
-    "filter_closure_convert",
-    "filter_eval_shape",
-    "filter_grad",
-    "filter_hessian",
-    "filter_jacfwd",
-    "filter_jacrev",
-    "filter_jvp",
-    "filter_make_jaxpr",
-    "filter_pure_callback",
-    "filter_shard",
-    "filter_value_and_grad",
-    "filter_vjp",
-    "filter_vmap",
-    "filter_custom_jvp",
-    "filter_custom_vjp",
-    "grad",
-    "value_and_grad",
-    "jacfwd",
-    "jacrev",
-    "hessian",
-    "jvp",
-    "vjp",
-    "linearize",
-    "scan",
-    "Carry",
-    "while_loop",
-    "fori_loop",
-    "map",
-    "associative_scan",
-    "cond",
-    "switch",
-    "vmap",
-    "shard_map",
-    "tree",
-    "Module",
-    "register",
-    "field",
-    "at",
-    "partition",
-    "combine",
-    "update",
-    "copy",
-    "equal",
-    "diff",
-    "find",
-    "shared",
-    "each",
-    "stack",
-    "unstack",
-    "optimizer",
-    "labels",
-    "Streams",
-    "map_leaves",
-    "ema",
-    "cast",
-    "count",
-    "Rules",
-    "fsdp",
-    "shard",
-    "check_hosts",
-    "show",
-    "explain",
-    "log_recompiles",
-    "assert_max_traces",
-}
-
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")
 NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
 
@@ -219,25 +130,51 @@ def test_a_folder_of_the_core_includes_what_stands_below_it():
         assert folder == "module.cpp" or used <= below[folder], path
 
 
-def test_init_holds_imports_and_nothing_else():
+def test_init_holds_imports_and_names_and_nothing_else():
     docstring, *body = ast.parse((PACKAGE / "__init__.py").read_text()).body
     assert isinstance(docstring, ast.Expr)
     rest = [ast.unparse(node) for node in body if not isinstance(node, ast.ImportFrom)]
+    rest = [line for line in rest if not line.startswith("__all__ ")]
     # `_setup()` hands the core its Python side, once, before anything else may ask for it.
     assert set(rest) <= {"_setup()", f"__version__ = '{importlib.metadata.version('graftax')}'"}
 
 
-def test_public_names_are_exported():
+def test_every_imported_name_is_public():
     body = ast.parse((PACKAGE / "__init__.py").read_text()).body
     aliases = [alias for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    exported = {alias.name for alias in aliases if alias.asname == alias.name}
-    assert exported >= PUBLIC
-    assert not [name for name in exported if not hasattr(graftax, name)]
-    # A type checker takes `from ._jit import jit` for private: `jit as jit` says that it is exported.
-    names = {alias.asname or alias.name for alias in aliases}
-    assert not {name for name in names - exported if not name.startswith("_")}
-    # These names are made in other modules.
-    assert {name for name in dir(graftax) if not name.startswith("_")} == exported
+    names = {alias.name for alias in aliases if not (alias.asname or "").startswith("_")}
+    # A type checker takes what is not in `__all__` for private, but for `x as x`.
+    exported = {alias.name for alias in aliases if alias.name == alias.asname}
+    assert exported == {*graftax.errors.__all__, *graftax.types.__all__}
+    assert names - exported == {*graftax.__all__} and len(graftax.__all__) == len({*graftax.__all__})
+
+
+def test_dir_shows_the_public_names():
+    assert dir(graftax) == sorted(graftax.__all__)
+
+
+def test_the_docstring_names_each_public_name_once():
+    groups = re.findall(r"^- [\w ,]+:\n((?:  .*\n)+)", graftax.__doc__, re.MULTILINE)
+    names = [name for group in groups for name in re.findall(r"\w+", group)]
+    assert sorted(names) == sorted({*graftax.__all__} - {"errors", "types"})
+
+
+def test_errors_and_types_stay_attributes_of_the_package():
+    for module in (graftax.errors, graftax.types):
+        assert all(getattr(graftax, name) is getattr(module, name) for name in module.__all__)
+    raised = {name for name, value in vars(graftax).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert raised == {*graftax.errors.__all__}
+
+
+def test_help_shows_the_docstring_of_every_public_name():
+    text = pydoc.plain(pydoc.render_doc(graftax))
+    about = text.partition("PACKAGE CONTENTS")[0]
+    assert "- Compile:\n" in about
+    for name in graftax.__all__:
+        value = getattr(graftax, name)
+        if not isinstance(value, types.ModuleType) and name != "show":  # an object that is called: among the data
+            first_line = inspect.getdoc(value).splitlines()[0]
+            assert re.search(rf"^ +(class )?{name}\b", text, re.MULTILINE) and first_line in text, name
 
 
 @pytest.mark.parametrize("file", ["py.typed", "_core.pyi"])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import graftax
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,9 +31,16 @@ def site(monkeypatch):
 
 
 def test_every_public_name_is_on_one_page(site):
-    names = site.public_names()
-    assert {"jit", "grad", "filter_grad", "show", "find", "Module", "GraftaxError"} <= names.keys()
-    assert {site.group_of(name, module) for name, module in names.items()} == set(site.GROUPS)
+    names = [name for _, names in site.api_pages().values() for name in names]
+    public = {*graftax.__all__, *graftax.errors.__all__, *graftax.types.__all__}
+    assert sorted(names) == sorted(public - {"errors", "tree", "types"})
+    assert {*site.public_names()} == {*site.ABOUT}
+
+
+def test_a_function_is_on_a_page_with_what_it_returns(site):
+    pages = site.api_pages()
+    assert pages["api/jit.md"] == ("jit", ["jit", "Jitted", "CacheInfo"])
+    assert len({place.lower() for place in pages}) == len(pages)  # on a file system that takes `A` for `a`, too
 
 
 def test_every_page_is_in_the_navigation(site):
@@ -43,7 +52,7 @@ def test_every_page_is_in_the_navigation(site):
     examples = [f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.py")]
     for place in (*own, *examples):
         assert text.count(f"'{place}'") == 1, place
-    assert all(f"'api/{group}.md'" in text for group in site.GROUPS)
+    assert all(text.count(f"'{place}'") == 1 for place in site.api_pages())
 
 
 def test_the_navigation_names_nothing_that_is_gone(site):

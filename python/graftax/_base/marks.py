@@ -13,6 +13,9 @@ class Static(Generic[T]):
 
     NumPy arrays in it count by value, JAX arrays by identity. The function gets the `Static` itself, and reads `value`.
 
+    Args:
+        value: any value that may be an argument of a compiled function.
+
     Example:
         >>> @graftax.jit
         ... def f(x, table):
@@ -34,6 +37,9 @@ class Dynamic(Generic[T]):
     """Traces the Python numbers in a value, so that another number is no new compilation.
 
     The function gets the `Dynamic` itself, and reads `value`. As in plain Python, `value` may be assigned.
+
+    Args:
+        value: a Python number, or an object or container with numbers.
 
     Example:
         >>> @graftax.jit

@@ -28,8 +28,11 @@ REMEDY = "Use graftax.{ours} in its place, or return the new value from that fun
 UNKNOWN_REMEDY = "Return the new value from that function, and assign it outside of the transform."
 
 
-class EndedTracerError(MutationError, jax.errors.UnexpectedTracerError):
-    """JAX's own error, where the place and the transform are known."""
+class LeakedTracerError(MutationError, jax.errors.UnexpectedTracerError):
+    """An object holds a tracer of a transform that has ended.
+
+    It is an `UnexpectedTracerError` of JAX's that names the key path and the transform.
+    """
 
 
 def is_of_steps(error: BaseException) -> bool:
@@ -47,7 +50,7 @@ def ended_error(name: str, path: str, leaf: Any, inner: Sequence[weakref.ref[Any
     transform, ours = transform_of(leaf)
     remedy = REMEDY.format(ours=ours) if ours else UNKNOWN_REMEDY
     transform = transform or "a transform of JAX's"
-    return EndedTracerError(HOLDS_TRACER.format(name=name, path=path, transform=transform, remedy=remedy))
+    return LeakedTracerError(HOLDS_TRACER.format(name=name, path=path, transform=transform, remedy=remedy))
 
 
 def refuse_ended(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m graftax doctor`: what is installed, what is in force, whether it works, and what to report."""
+"""`python -m graftax doctor`: versions, settings, a self-test, and what to put into a bug report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REPORT = (
 
 NEIGHBOURS = ("equinox", "flax", "optax", "flarejax", "scikit-learn", "rich", "hypothesis")
 _NEEDED = re.compile(r"^(jax|numpy)\s*(?:\(?>=\s*([\d.]+)\)?)?$")
-# Settings of JAX under which calls are slow or other than usual, and what they do.
+# Settings of JAX that slow calls down or change what they do, with their effects.
 _SETTINGS = {
     "jax_disable_jit": "nothing is compiled: graftax.jit calls the plain function",
     "jax_debug_nans": "every call is checked for nan, and none goes direct",
@@ -45,26 +45,26 @@ _SETTINGS = {
 
 
 class Finding(NamedTuple):
-    """Something that is unusual; or `wrong`, and will not work."""
+    """Something unusual, or, if `wrong`, something that does not work."""
 
     wrong: bool
     text: str
 
 
 def doctor() -> int:
-    """Prints all of it. The exit status is 1 where something does not work."""
+    """Prints the report. The exit status is 1 if something does not work."""
     findings = list(_findings())
     _section("Versions", _versions())
-    _section("Where", _places())
+    _section("Where", _locations())
     _section("In force", _in_force())
-    results = [(name, *_tried(test)) for name, test in SELF_TEST.items()]
+    results = [(name, *_run_test(test)) for name, test in SELF_TEST.items()]
     _section("Self-test", [("ok" if not error else "FAILED", name) for name, error, _ in results])
     print("\nFindings")
     for finding in findings:
         print(f"  {'WRONG' if finding.wrong else 'note'}: {finding.text}")
-    for name, error, whole in results:
+    for name, error, trace_text in results:
         if error:
-            print(f"  WRONG: the self-test `{name}` failed: {error}\n{whole}")
+            print(f"  WRONG: the self-test `{name}` failed: {error}\n{trace_text}")
     failed = any(error for _, error, _ in results)
     if not findings and not failed:
         print("  nothing unusual.")
@@ -88,11 +88,11 @@ def _version(distribution: str) -> str:
 
 def _versions() -> list[tuple[str, str]]:
     python = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform()})"
-    own = [("python", python), ("graftax", graftax.__version__)]
-    return own + [(name, _version(name)) for name in ("jax", "jaxlib", "numpy", *NEIGHBOURS)]
+    versions = [("python", python), ("graftax", graftax.__version__)]
+    return versions + [(name, _version(name)) for name in ("jax", "jaxlib", "numpy", *NEIGHBOURS)]
 
 
-def _places() -> list[tuple[str, str]]:
+def _locations() -> list[tuple[str, str]]:
     return [
         ("package", str(Path(__file__).parents[1])),
         ("extension", str(_core.__file__)),
@@ -109,7 +109,9 @@ def _devices() -> str:
     kinds: dict[str, list[str]] = {}
     for device in devices:
         kinds.setdefault(f"{device.device_kind} ({device.platform})", []).append(str(device.id))
-    return "; ".join(f"{len(ids)} {kind}: {', '.join(ids[:8])}{' …' * (len(ids) > 8)}" for kind, ids in kinds.items())
+    return "; ".join(
+        f"{len(ids)} {device_kind}: {', '.join(ids[:8])}{' …' * (len(ids) > 8)}" for device_kind, ids in kinds.items()
+    )
 
 
 def _processes() -> str:
@@ -127,7 +129,10 @@ def _in_force() -> list[tuple[str, str]]:
     variables += [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("JAX_")]
     return [
         ("direct calls", fast_dispatch.status()),
-        ("off", "; ".join(f"{what}: JAX has no {name}" for what, name in compat.lacking.items()) or "nothing else"),
+        (
+            "off",
+            "; ".join(f"{feature}: JAX has no {name}" for feature, name in compat.lacking.items()) or "nothing else",
+        ),
         ("reads of helpers", _core.frames_unknown() or "seen"),
         ("comparing hosts", multihost_rendezvous.status()),
         ("tracebacks", _tracebacks()),
@@ -138,8 +143,8 @@ def _in_force() -> list[tuple[str, str]]:
 
 
 def _tracebacks() -> str:
-    own = "all frames" if os.environ.get("GRAFTAX_TRACEBACK") == "full" else "the user's frames"
-    return f"{own}; JAX: {compat.filtering_mode()}"
+    shown = "all frames" if os.environ.get("GRAFTAX_TRACEBACK") == "full" else "the user's frames"
+    return f"{shown}; JAX: {compat.filtering_mode()}"
 
 
 def _unusual_settings() -> Iterator[tuple[str, Any]]:
@@ -150,16 +155,16 @@ def _unusual_settings() -> Iterator[tuple[str, Any]]:
 
 
 def _observers() -> list[str]:
-    """What looks on while Python code runs: it slows a trace down, and may keep objects alive."""
-    found: list[str] = []
+    """Tracers, profilers and debuggers, which slow a trace down and may keep objects alive."""
+    observers: list[str] = []
     if sys.gettrace() is not None:
-        found.append(f"sys.settrace ({type(sys.gettrace()).__name__})")
+        observers.append(f"sys.settrace ({type(sys.gettrace()).__name__})")
     if sys.getprofile() is not None:
-        found.append("sys.setprofile")
+        observers.append("sys.setprofile")
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is not None:
-        found += [f"sys.monitoring ({tool})" for tool in map(monitoring.get_tool, range(6)) if tool]
-    return found
+        observers += [f"sys.monitoring ({tool})" for tool in map(monitoring.get_tool, range(6)) if tool]
+    return observers
 
 
 # ---- what is unusual, or wrong
@@ -235,8 +240,8 @@ def _known_calls_agree() -> None:
     tree: dict[str, Any] = {f"leaf {i}": jnp.full(4, float(i)) for i in range(40)}
     jitted, plain = graftax.jit(body), jax.jit(body)
     for x in (2.0, 3.0, 4.0):
-        given, expected = jitted(tree, jnp.asarray(x)), plain(tree, jnp.asarray(x))
-        _expect(all((given[k] == expected[k]).all() for k in tree))
+        actual, expected = jitted(tree, jnp.asarray(x)), plain(tree, jnp.asarray(x))
+        _expect(all((actual[k] == expected[k]).all() for k in tree))
 
 
 def _gradients() -> None:
@@ -300,8 +305,8 @@ def _expect(holds: bool) -> None:
         raise AssertionError("another result than expected")
 
 
-def _tried(test: Callable[[], None]) -> tuple[str, str]:
-    """(the error, its traceback); empty where there is none."""
+def _run_test(test: Callable[[], None]) -> tuple[str, str]:
+    """(error, traceback), both empty if the test passes."""
     try:
         with jax.disable_jit(False):
             test()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What equal structures share in every process: functions count by their code, classes and modules by name."""
+"""Digests of structures that are the same in every process: functions by their code, classes and modules by name."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ PACKED = (
     "function the object itself (`unpack()`) where it is to be saved."
 )
 
-_MOST_FUNCTIONS = 8  # within functions
+_MAX_DEPTH = 8  # within functions
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
 class PackedError(GraftaxError):
-    """A structure with a packed object: the same function may have others, which can be saved."""
+    """The structure holds a packed object. Other structures of the same function may still be saved."""
 
 
 class Nameless(Exception):
-    """A value that no other process finds."""
+    """A value without a name by which another process could find it."""
 
 
 def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
-    """Of a structure, whose functions may be gone, but not their code.
+    """The digest of a structure. Its functions may be dead: their code is kept.
 
     Raises:
-        GraftaxError: where it holds what has no name in another process.
+        GraftaxError: if it holds a value that has no name in another process.
     """
-    found = hashlib.sha256(repr(names).encode())
+    hasher = hashlib.sha256(repr(names).encode())
     structure = Structure(graphdef)
-    places = sentinels(structure)
+    names_of = sentinels(structure)
     for row in structure.rows:
         try:
             parts = (token(row.type) if row.type is not None else "", token(row.value))
@@ -63,40 +63,40 @@ def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
                 raise PackedError(PACKED.format(name=name, path=path)) from None
             path = place_name(structure.place(row), names)
             raise GraftaxError(NO_NAME.format(name=name, path=path, value=f"a {_type_name(row)}")) from None
-        place = (row.root, row.parent, entry_text(row.key_entry), row.target, row.leaf, row.is_number, row.op.name)
-        found.update(repr((place, parts, places.get(row.number))).encode())
-    return found.hexdigest()
+        position = (row.root, row.parent, entry_text(row.key_entry), row.target, row.leaf, row.is_number, row.op.name)
+        hasher.update(repr((position, parts, names_of.get(row.number))).encode())
+    return hasher.hexdigest()
 
 
 def sentinels(structure: Structure) -> dict[int, tuple[str, str] | None]:
-    """The rows of instances without fields, which count by identity: by what name a library's code finds them, if any.
+    """The rows of sentinels (instances without fields, compared by identity), each with its name in a library, if any.
 
-    One without such a name is told from others by where it stands, so that another process may have another one there.
-    What the user's code names is a root: it stands in the structure too.
+    A sentinel without a name is known by its position, so another process may have another object there. A sentinel
+    that the user's code names is a root, so it is in the structure as well.
     """
-    found: dict[int, Any] = {}
+    instances: dict[int, Any] = {}
     for row in structure.rows:
         try:
-            own = row.own
-        except ReferenceError:  # it is gone: what has a name stays
-            own = object()
-        if own is not None:
-            found[row.number] = own
-    places = names_of_instances({type(own) for own in found.values()}) if found else {}
-    return {number: places[id(own)][0] if id(own) in places else None for number, own in found.items()}
+            instance = row.own
+        except ReferenceError:  # dead, so it had no name: a named object stays alive
+            instance = object()
+        if instance is not None:
+            instances[row.number] = instance
+    names = names_of_instances({type(instance) for instance in instances.values()}) if instances else {}
+    return {number: names[id(instance)][0] if id(instance) in names else None for number, instance in instances.items()}
 
 
 def names_of_instances(classes: set[type]) -> dict[int, tuple[tuple[str, str], Any]]:
-    """The instances of these classes that a name of a library leads to, by id: module and name, and the instance."""
-    found: dict[int, tuple[tuple[str, str], Any]] = {}
+    """The instances of these classes that have a name in a library, by id: ((module, name), instance)."""
+    named_instances: dict[int, tuple[tuple[str, str], Any]] = {}
     for name, module in list(sys.modules.items()):
         scope: dict[str, Any] = getattr(module, "__dict__", {})
         if not classes.isdisjoint(map(type, scope.values())) and not is_users_scope(scope):
-            found.update({id(v): ((name, key), v) for key, v in list(scope.items()) if type(v) in classes})
+            named_instances.update({id(v): ((name, key), v) for key, v in list(scope.items()) if type(v) in classes})
     for cls in classes:
-        own = [(key, value) for key, value in list(vars(cls).items()) if type(value) is cls]
-        found.update({id(v): ((cls.__module__, f"{cls.__qualname__}.{key}"), v) for key, v in own})
-    return found
+        attributes = [(key, value) for key, value in list(vars(cls).items()) if type(value) is cls]
+        named_instances.update({id(v): ((cls.__module__, f"{cls.__qualname__}.{key}"), v) for key, v in attributes})
+    return named_instances
 
 
 def _type_name(row: Any) -> str:
@@ -107,7 +107,7 @@ def _type_name(row: Any) -> str:
 
 
 def token(value: Any) -> str:
-    """What tells a value from another one in every process. Raises Nameless where nothing does."""
+    """A text that identifies a value in every process. Raises Nameless if there is none."""
     if value is MISSING:
         return "nothing"
     if isinstance(value, enum.Enum):
@@ -117,7 +117,7 @@ def token(value: Any) -> str:
     if isinstance(value, types.FunctionType):
         return f"{token(value.__code__)}{_constants_of(value, 0)}"
     if isinstance(value, types.CodeType):
-        return f"code {_place(value.co_filename)} {value.co_qualname} {code_digest(value)}"
+        return f"code {_import_path(value.co_filename)} {value.co_qualname} {code_digest(value)}"
     if isinstance(value, (staticmethod, classmethod)):
         return f"{type(value).__name__} {token(value.__func__)}"
     if isinstance(value, property):
@@ -131,31 +131,31 @@ def token(value: Any) -> str:
         return f"class {value.__module__}.{value.__qualname__}"
     if isinstance(value, tree_util.PyTreeDef):
         return f"treedef {value}"
-    found = named(value)
-    if isinstance(found, ByName):
-        return "name {}.{}".format(*found.place)
+    name = named(value)
+    if isinstance(name, ByName):
+        return "name {}.{}".format(*name.place)
     if type(value).__eq__ is object.__eq__ and not isinstance(value, types.BuiltinFunctionType):
         raise Nameless
     return f"{token(type(value))} {hashlib.sha256(pickle.dumps(value, protocol=4)).hexdigest()}"
 
 
 def _constants_of(function: types.FunctionType, depth: int) -> str:
-    """The constants that a function holds, and the functions with theirs. One that is rebuilt has none here."""
-    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    """The constants in a function's defaults and closure, and those of the functions in them."""
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):
-            held.append(cell.cell_contents)
-    found: list[str] = []
-    for value in held:
-        if isinstance(value, types.FunctionType) and depth < _MOST_FUNCTIONS:
-            found.append(f"{token(value.__code__)}{_constants_of(value, depth + 1)}")
+            values.append(cell.cell_contents)
+    tokens: list[str] = []
+    for value in values:
+        if isinstance(value, types.FunctionType) and depth < _MAX_DEPTH:
+            tokens.append(f"{token(value.__code__)}{_constants_of(value, depth + 1)}")
         elif type(value) in _CONSTANTS:
-            found.append(token(value))
-    return f" of {found}" if found else ""
+            tokens.append(token(value))
+    return f" of {tokens}" if tokens else ""
 
 
 def _enum_value(member: enum.Enum) -> str:
-    """What a member stands for; of an object that counts by identity the name of the member is all there is."""
+    """The token of a member's value. Empty for a value without one: the name of the member has to do."""
     try:
         return token(member._value_)
     except (Nameless, pickle.PicklingError, TypeError, AttributeError):
@@ -164,7 +164,7 @@ def _enum_value(member: enum.Enum) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def code_digest(code: types.CodeType) -> str:
-    """A text that code of the same instructions, constants and names shares in every process."""
+    """The digest of code: the same in every process for the same instructions, constants and names."""
     parts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags, code.co_argcount)
     consts = [_constant(const) for const in code.co_consts]
     return hashlib.sha256(repr((parts, consts)).encode()).hexdigest()
@@ -174,7 +174,7 @@ def _constant(const: Any) -> str:
     return code_digest(const) if isinstance(const, types.CodeType) else token(const)
 
 
-def _place(filename: str) -> str:
-    """Where a file is in what can be imported: the same on a machine that has it elsewhere."""
+def _import_path(filename: str) -> str:
+    """The path of a file below its folder in `sys.path`, which is the same on machines with other folders."""
     folders = [folder for folder in sys.path if folder and filename.startswith(folder + os.sep)]
     return filename[max(map(len, folders), default=-1) + 1 :]

@@ -71,9 +71,9 @@ _MAGIC = b"graftax.Exported 2\n"
 _MISSING, _RETURNED = -1, -2  # a captured leaf that nobody needs, and one that the program returns
 
 
-# Name, signature, graph and layout of the arguments, what becomes of them; then for each leaf and each node of the
-# trace, which one of the arguments it is; how the arguments are recorded: a flag a root, patterns of `dynamic=`; and
-# which outputs have weak types, which JAX's bytes do not say.
+# The name, the signature, the graph and the layout of the arguments, and the Outcome. For each leaf and each node of
+# the trace its number among those of the arguments. How the arguments are recorded: a flag for each root, and the
+# patterns of `dynamic=`. Which outputs have weak types, since JAX's serialized form drops them.
 _Parts = tuple[
     str,
     inspect.Signature,
@@ -105,7 +105,7 @@ class Exported(Generic[P, R]):
             self._outcome,
             self._leaves,
             self._nodes,
-            self._how,
+            self._record_options,
             self._weak,
         ) = parts
         self._parts, self.exported = parts, exported
@@ -121,26 +121,28 @@ class Exported(Generic[P, R]):
         """
         roots, layout = _bound(self._signature, self._binds, args, kwargs)
         names = self._binds.root_names(layout)
-        again = "Export it again for these"
+        remedy = "Export it again for these"
         leaves, nodes = match_structure(
-            self.name, self._graphdef, self._layout, names, roots, layout, self._record, "exported", again
+            self.name, self._graphdef, self._layout, names, roots, layout, self._record, "exported", remedy
         )
         try:
             result, written, captured = self.exported.call(*copy_numpy_leaves(leaves))
         except (TypeError, ValueError) as error:
             rename_leaves(error, leaf_names(self._graphdef, names), flat="args")
             raise
-        rest = iter(captured)
-        inputs = [leaves[i] if i >= 0 else next(rest) if i == _RETURNED else None for i in self._leaves]
-        at = [nodes[i] if i >= 0 else None for i in self._nodes]
-        out = [*result, *written]
-        out = [as_weak(x) if weak else x for x, weak in zip(out, self._weak or [False] * len(out), strict=True)]
-        return cast(R, self._outcome.apply(out, inputs, at))
+        captured_leaves = iter(captured)
+        inputs = [leaves[i] if i >= 0 else next(captured_leaves) if i == _RETURNED else None for i in self._leaves]
+        result_nodes = [nodes[i] if i >= 0 else None for i in self._nodes]
+        outputs = [*result, *written]
+        outputs = [
+            as_weak(x) if weak else x for x, weak in zip(outputs, self._weak or [False] * len(outputs), strict=True)
+        ]
+        return cast(R, self._outcome.apply(outputs, inputs, result_nodes))
 
     __call__ = call
 
     def _record(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> _core.Recording:
-        flags, texts = self._how
+        flags, texts = self._record_options
         names = self._binds.root_names(layout)
         patterns = [of_arguments(text, self.name, "dynamic=") for text in texts]
         dynamic = number_test(patterns, roots, names, flags, True)
@@ -164,11 +166,11 @@ class Exported(Generic[P, R]):
         content = pickle.dumps((data, bytes(program)))
         return bytearray(_MAGIC + hashlib.sha256(content).digest() + content)
 
-    def _pickled(self, what: str, value: Any) -> bytes:
+    def _pickled(self, noun: str, value: Any) -> bytes:
         try:
             return pickle.dumps(value)
         except Exception as error:
-            raise UnpicklableError(NOT_SAVED.format(name=self.name, what=what, error=error)) from error
+            raise UnpicklableError(NOT_SAVED.format(name=self.name, what=noun, error=error)) from error
 
     @classmethod
     def deserialize(cls, blob: bytes | bytearray | memoryview) -> Exported[..., Any]:
@@ -225,8 +227,10 @@ def export(
 
     @boundary
     def exporter(*args: P.args, **kwargs: P.kwargs) -> Exported[P, R]:
-        own = cast("Jitted[P, R]", jitted)
-        return own._retry_with_new_roots(lambda: _export(own, args, kwargs, platforms, tuple(disabled_checks)))
+        typed_jitted = cast("Jitted[P, R]", jitted)
+        return typed_jitted._retry_with_new_roots(
+            lambda: _export(typed_jitted, args, kwargs, platforms, tuple(disabled_checks))
+        )
 
     return exporter
 
@@ -240,26 +244,28 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     skip, arguments = len(jitted._prefix), plan.signature.arguments(layout)
     signature = _signature_of(jitted._function, skip)
     binds = Signature.of_parameters(signature)
-    given, given_layout = _bound(signature, binds, args, kwargs)
-    given_names = binds.root_names(given_layout)
+    own_roots, own_layout = _bound(signature, binds, args, kwargs)
+    own_names = binds.root_names(own_layout)
     _refuse_sharing(plan.name, graphdef, names, range(skip, arguments))
     _refuse_packed_shapes(plan.name, graphdef, names)
     flags = plan.signature.root_flags(layout, options.static, plan.dynamic)[skip:arguments]
-    how = (flags, split_patterns(options.dynamic)[1])
-    dynamic = number_test(plan.dynamic_patterns, given, given_names, flags, True)
-    own_leaves, own_graphdef = _core.record(given, given_names, flags, given_layout, shapes=True, dynamic=dynamic)
-    leaf_at = _leaf_numbers(graphdef, range(skip, arguments))
+    record_options = (flags, split_patterns(options.dynamic)[1])
+    dynamic = number_test(plan.dynamic_patterns, own_roots, own_names, flags, True)
+    own_leaves, own_graphdef = _core.record(own_roots, own_names, flags, own_layout, shapes=True, dynamic=dynamic)
+    argument_leaf = _leaf_numbers(graphdef, range(skip, arguments))
 
     entry = build_entry(dataclasses.replace(call, plan=plan), staged=True)
     constants = copy_numpy_leaves(recording.leaves)
-    found: list[tuple[_core.Outcome, list[int]]] = []
+    traces: list[tuple[_core.Outcome, list[int]]] = []
 
     def flat(*arrays: Any) -> Any:
-        values = [arrays[at] if at >= 0 else constant for at, constant in zip(leaf_at, constants, strict=True)]
+        values = [
+            arrays[leaf] if leaf >= 0 else constant for leaf, constant in zip(argument_leaf, constants, strict=True)
+        ]
         result, written, code = entry.compiled(*values)
         outcome = entry.outcomes[_core.decode(code)]
-        returned = sorted({i for i in outcome.inputs()[1] if leaf_at[i] < 0})
-        found.append((outcome, returned))
+        returned = sorted({i for i in outcome.inputs()[1] if argument_leaf[i] < 0})
+        traces.append((outcome, returned))
         return result, written, tuple(jnp.asarray(values[i]) for i in returned)
 
     flat.__name__ = flat.__qualname__ = plan.name
@@ -267,20 +273,30 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     try:
         exported = _core.run_active(jitted, roots, entry.outcomes, recording, program, *own_leaves)
     except ValueError as error:  # of shapes that do not fit
-        rename_leaves(error, leaf_names(own_graphdef, given_names), flat="args")
+        rename_leaves(error, leaf_names(own_graphdef, own_names), flat="args")
         raise
     except NotImplementedError as error:
         if is_of_exported_callback(error):
             error.add_note(NO_CALLBACKS.format(name=plan.name))
         raise
-    outcome, returned = found[-1]
+    outcome, returned = traces[-1]
     for i in returned:
-        leaf_at[i] = _RETURNED
-    node_at = _node_numbers(graphdef, roots, own_graphdef, given)
-    _refuse_captured(plan.name, graphdef, names, outcome, node_at)
+        argument_leaf[i] = _RETURNED
+    argument_node = _node_numbers(graphdef, roots, own_graphdef, own_roots)
+    _refuse_captured(plan.name, graphdef, names, outcome, argument_node)
     _refuse_dimensions(plan.name, outcome)
     weak = tuple(bool(getattr(aval, "weak_type", False)) for aval in exported.out_avals[: outcome.num_leaves])
-    parts = (plan.name, signature, own_graphdef, given_layout, outcome, tuple(leaf_at), tuple(node_at), how, weak)
+    parts = (
+        plan.name,
+        signature,
+        own_graphdef,
+        own_layout,
+        outcome,
+        tuple(argument_leaf),
+        tuple(argument_node),
+        record_options,
+        weak,
+    )
     return Exported(parts, exported)
 
 
@@ -293,14 +309,14 @@ def _signature_of(function: types.FunctionType, skip: int) -> inspect.Signature:
     kinds = [parameter.POSITIONAL_ONLY] * code.co_posonlyargcount
     kinds += [parameter.POSITIONAL_OR_KEYWORD] * (count - code.co_posonlyargcount)
     named = list(zip(names, kinds, strict=False))[skip:]
-    rest = names[count + code.co_kwonlyargcount :]
+    star_names = names[count + code.co_kwonlyargcount :]
     if code.co_flags & inspect.CO_VARARGS:
-        named.append((rest.pop(0), parameter.VAR_POSITIONAL))
+        named.append((star_names.pop(0), parameter.VAR_POSITIONAL))
     named += [(name, parameter.KEYWORD_ONLY) for name in names[count : count + code.co_kwonlyargcount]]
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        named.append((rest.pop(0), parameter.VAR_KEYWORD))
+        named.append((star_names.pop(0), parameter.VAR_KEYWORD))
     return inspect.Signature(
-        [parameter(name, kind, default=defaults.get(name, parameter.empty)) for name, kind in named]
+        [parameter(name, parameter_kind, default=defaults.get(name, parameter.empty)) for name, parameter_kind in named]
     )
 
 
@@ -316,51 +332,51 @@ def _bound(
 
 
 def _leaf_numbers(graphdef: _core.GraphDef, arguments: range) -> list[int]:
-    """For each leaf: which leaf of the arguments it is, or `_MISSING` for one that is captured."""
-    out: list[int] = []
+    """For each leaf its number among the leaves of the arguments, or `_MISSING` for a captured one."""
+    numbers: list[int] = []
     count = 0
     for root, _ in graphdef.leaf_places():
-        inside = root in arguments
-        out.append(count if inside else _MISSING)
-        count += inside
-    return out
+        is_argument = root in arguments
+        numbers.append(count if is_argument else _MISSING)
+        count += is_argument
+    return numbers
 
 
 def _node_numbers(
-    graphdef: _core.GraphDef, roots: tuple[Any, ...], own: _core.GraphDef, given: tuple[Any, ...]
+    graphdef: _core.GraphDef, roots: tuple[Any, ...], own_graphdef: _core.GraphDef, own_roots: tuple[Any, ...]
 ) -> list[int]:
-    """The same for the nodes that have an identity."""
-    whole, part = _core.walk(graphdef, roots), _core.walk(own, given)
-    if whole is None or part is None:
+    """For each tracked node its number among the nodes of the arguments, or `_MISSING` for a captured one."""
+    all_walk, own_walk = _core.walk(graphdef, roots), _core.walk(own_graphdef, own_roots)
+    if all_walk is None or own_walk is None:
         raise GraftaxError("the arguments changed while they were exported")
-    number = {id(node): i for i, node in enumerate(part[1])}
-    return [number.get(id(node), _MISSING) for node in whole[1]]
+    number = {id(node): i for i, node in enumerate(own_walk[1])}
+    return [number.get(id(node), _MISSING) for node in all_walk[1]]
 
 
 def _refuse_sharing(name: str, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: range) -> None:
-    """An object that is both an argument and captured would be one object here, and two for every later call."""
+    """Refuses an object that is both an argument and captured: it would be two objects in every later call."""
     structure = Structure(graphdef)
     for row in structure.rows:
-        first = structure.target(row)
-        if row.op is Op.ref and (row.root in arguments) != (first.root in arguments):
-            found = sorted((row, first), key=lambda r: r.root not in arguments)
-            one, other = (place_name(structure.place(r), names) for r in found)
-            raise StructureError(CAPTURED_SHARED.format(name=name, one=one, other=other))
+        target = structure.target(row)
+        if row.op is Op.ref and (row.root in arguments) != (target.root in arguments):
+            pair = sorted((row, target), key=lambda r: r.root not in arguments)
+            argument, captured = (place_name(structure.place(r), names) for r in pair)
+            raise StructureError(CAPTURED_SHARED.format(name=name, one=argument, other=captured))
 
 
 def _refuse_packed_shapes(name: str, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
-    """A shape stands for an array, but a handle packs arrays only."""
+    """Refuses a `jax.ShapeDtypeStruct` inside of packed state, which holds real arrays only."""
     structure = Structure(graphdef)
     for row, layout in structure.statics():
-        inside = Structure(layout.graphdef) if isinstance(layout, HandleLayout) else None
-        for below, value in inside.statics() if inside else ():
-            if inside and isinstance(value, jax.ShapeDtypeStruct):
-                place = place_name(structure.place(row), names).removesuffix("._layout")
-                raise StructureError(PACKED_SHAPE.format(name=name, path=place + keystr(inside.place(below)[1])))
+        packed = Structure(layout.graphdef) if isinstance(layout, HandleLayout) else None
+        for packed_row, value in packed.statics() if packed else ():
+            if packed and isinstance(value, jax.ShapeDtypeStruct):
+                path = place_name(structure.place(row), names).removesuffix("._layout")
+                raise StructureError(PACKED_SHAPE.format(name=name, path=path + keystr(packed.place(packed_row)[1])))
 
 
 def _refuse_dimensions(name: str, outcome: _core.Outcome) -> None:
-    """A symbolic dimension has a value where the program runs; what is no array is the same for every call."""
+    """Refuses a symbolic dimension in the result outside of arrays: only arrays may differ from call to call."""
     structure = Structure(outcome)
     for row in structure.rows:
         if row.type is not None and is_dimension(row.type):
@@ -368,31 +384,33 @@ def _refuse_dimensions(name: str, outcome: _core.Outcome) -> None:
 
 
 def _refuse_captured(
-    name: str, graphdef: _core.GraphDef, names: tuple[str, ...], outcome: _core.Outcome, node_at: list[int]
+    name: str, graphdef: _core.GraphDef, names: tuple[str, ...], outcome: _core.Outcome, argument_node: list[int]
 ) -> None:
-    """What is captured is not there for later calls: it can neither be changed nor given back."""
-    held, _, written = outcome.inputs()
+    """Refuses captured objects that are changed or returned: later calls, in another process, do not have them."""
+    returned, _, written = outcome.inputs()
     for indices, error, text in (
         (written, MutationError, CAPTURED_CHANGED),
-        (held, StructureError, CAPTURED_RETURNED),
+        (returned, StructureError, CAPTURED_RETURNED),
     ):
         for index in indices:
-            if node_at[index] < 0:
+            if argument_node[index] < 0:
                 structure = Structure(graphdef)
                 path = place_name(structure.place(structure.tracked[index]), names)
                 raise error(text.format(name=name, path=path))
 
 
-def _check_identities(name: str, parts: _Parts, again: _Parts) -> None:
-    """What counts by identity must be found again under its name: a copy of it would match nothing."""
-    if parts[2] != again[2]:
-        where = differences_text(parts[2], again[2], Signature.of_parameters(parts[1]).root_names(parts[3]))
-        raise UnpicklableError(NOT_SAVED.format(name=name, what=f"\n{where}\n", error=BY_IDENTITY))
-    for one, other in zip(parts[4].identities(), again[4].identities(), strict=True):
-        if one is not other:
+def _check_identities(name: str, parts: _Parts, loaded_parts: _Parts) -> None:
+    """Checks that loading finds the same objects for values compared by identity: a copy would never match."""
+    if parts[2] != loaded_parts[2]:
+        differences = differences_text(
+            parts[2], loaded_parts[2], Signature.of_parameters(parts[1]).root_names(parts[3])
+        )
+        raise UnpicklableError(NOT_SAVED.format(name=name, what=f"\n{differences}\n", error=BY_IDENTITY))
+    for own_value, loaded in zip(parts[4].identities(), loaded_parts[4].identities(), strict=True):
+        if own_value is not loaded:
             structure = Structure(parts[4])
-            found = [keystr(structure.place(row)[1]) for row, value in structure.statics() if value is one]
-            place = found[0] if found else " as a key"
+            paths = [keystr(structure.place(row)[1]) for row, value in structure.statics() if value is own_value]
+            path_text = paths[0] if paths else " as a key"
             raise UnpicklableError(
-                NOT_SAVED.format(name=name, what=f"{short_text(one)}, result{place}", error=BY_IDENTITY)
+                NOT_SAVED.format(name=name, what=f"{short_text(own_value)}, result{path_text}", error=BY_IDENTITY)
             )

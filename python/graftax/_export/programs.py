@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executables that were compiled elsewhere, in the place of a `jax.jit` object."""
+"""Executables that another process compiled, in place of a `jax.jit` object."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Token = tuple[Any, ...]
 
 @dataclasses.dataclass
 class Program:
-    """One executable: for what leaves and settings, on which devices, and the parts that JAX loads it from.
+    """One executable: the leaves, settings and devices that it is for, and the parts that JAX loads it from.
 
-    `digest` is that of the lowered program, by which hosts compare.
+    `digest` is the digest of the lowered program, which hosts compare.
     """
 
-    looks: tuple[Token, ...]
+    signatures: tuple[Token, ...]
     settings: dict[str, str]
     devices: tuple[int, ...]
     digest: str
@@ -33,36 +33,42 @@ class Program:
     stage: Any = None
 
     @classmethod
-    def of(cls, lowered: Any, looks: tuple[Token, ...], settings: dict[str, str]) -> Program:
+    def from_lowered(cls, lowered: Any, signatures: tuple[Token, ...], settings: dict[str, str]) -> Program:
         from jax.experimental import serialize_executable
 
         stage, program = lowered.compile(), digest(program_text(lowered).encode())
-        return cls(looks, settings, fast_dispatch.devices_of(stage), program, serialize_executable.serialize(stage))
+        return cls(
+            signatures, settings, fast_dispatch.devices_of(stage), program, serialize_executable.serialize(stage)
+        )
 
     def load(self) -> None:
         from jax.experimental import serialize_executable
 
-        # Without these JAX takes all devices of the process, and the executable asks for as many parts of each array.
-        known = {device.id: device for device in jax.devices()}
-        devices = [known[number] for number in self.devices]
+        # By default JAX takes all devices of the process, and the executable would expect as many shards of each array.
+        device_of = {device.id: device for device in jax.devices()}
+        devices = [device_of[number] for number in self.devices]
         self.stage = serialize_executable.deserialize_and_load(*self.parts, execution_devices=devices)
         self.parts = b"", None, None
 
 
 def settings_tokens() -> dict[str, str]:
-    """JAX's settings of now, as texts."""
+    """The current settings of JAX, as texts."""
     return settings_texts(fast_dispatch.settings_of_traces())
 
 
-def look_token(look: ArraySignature) -> Token | None:
-    """What an executable asks of a leaf, as plain data; None where it lies in a way that has no name elsewhere."""
-    return (tuple(look.shape), str(look.dtype), look.weak, _place(look)) if _place(look) is not None else None
+def signature_token(signature: ArraySignature) -> Token | None:
+    """The signature of a leaf as plain data. None if its sharding cannot be described in another process."""
+    return (
+        (tuple(signature.shape), str(signature.dtype), signature.weak, _placement(signature))
+        if _placement(signature) is not None
+        else None
+    )
 
 
-def _place(look: ArraySignature) -> Any:
-    if not look.committed:
-        return "anywhere" if look.sharding is None or len(look.sharding.device_set) == 1 else None
-    sharding = look.sharding
+def _placement(signature: ArraySignature) -> Any:
+    if not signature.committed:
+        return "anywhere" if signature.sharding is None or len(signature.sharding.device_set) == 1 else None
+    sharding = signature.sharding
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         (device,) = sharding.device_set
         return "on", device.id, str(sharding.memory_kind)
@@ -73,34 +79,34 @@ def _place(look: ArraySignature) -> Any:
 
 
 def fitting(programs: Sequence[Program], leaves: Sequence[Any]) -> Program | None:
-    """The program for such leaves, under the settings of now."""
+    """The program for leaves like these, under the current settings of JAX."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return None
-    asked, settings = tuple(map(look_token, array_signatures(leaves))), settings_tokens()
+    tokens, settings = tuple(map(signature_token, array_signatures(leaves))), settings_tokens()
     for program in programs:
-        if program.looks == asked and program.settings == settings:
+        if program.signatures == tokens and program.settings == settings:
             return program
     return None
 
 
 class Shipped:
-    """Runs the executable that fits, or else the `jax.jit` object of this process. Holds what the core asks of one."""
+    """Runs the executable that fits, otherwise the entry's own `jax.jit` object, whose interface it has."""
 
     def __init__(self, compiled: Any, programs: Sequence[Program], tupled: bool) -> None:
         self._compiled, self._programs, self._tupled = compiled, programs, tupled
         self.lower, self.trace = compiled.lower, compiled.trace
 
-    def __call__(self, *given: Any) -> Any:
-        leaves = given[0] if self._tupled else given
+    def __call__(self, *arguments: Any) -> Any:
+        leaves = arguments[0] if self._tupled else arguments
         program = self._fitting(leaves)
         if program is None:
-            return self._compiled(*given)
+            return self._compiled(*arguments)
         if isinstance(self._compiled, CrossHostCheck):
             self._compiled.check_loaded(leaves, program.digest, program.devices)
-        return program.stage(*given)
+        return program.stage(*arguments)
 
     def stage_for(self, leaves: Sequence[Any]) -> Any:
-        """The executable that was saved for such leaves, loaded; or None."""
+        """The loaded executable for leaves like these, or None."""
         program = self._fitting(leaves)
         return None if program is None else program.stage
 
@@ -108,13 +114,13 @@ class Shipped:
         return fitting(self._programs, leaves)
 
 
-def shipped_entry(entry: _core.Entry, context: Any, arguments: int, of: Any, numbers: Any) -> _core.Entry:
-    """An entry that runs what was saved. Its Outcomes come first, so that the numbers in the executables mean them."""
-    entry.outcomes.extend(of.outcomes)
-    compiled = Shipped(entry.compiled, of.programs, entry.tupled)
-    out = _core.Entry(entry.graphdef, context, compiled, entry.outcomes, arguments, entry.tupled)
+def shipped_entry(entry: _core.Entry, context: Any, arguments: int, saved: Any, numbers: Any) -> _core.Entry:
+    """An entry that runs saved programs. Their Outcomes come first: the executables refer to them by number."""
+    entry.outcomes.extend(saved.outcomes)
+    compiled = Shipped(entry.compiled, saved.programs, entry.tupled)
+    shipped = _core.Entry(entry.graphdef, context, compiled, entry.outcomes, arguments, entry.tupled)
     if numbers is not None:
-        numbers.resume(of.host)
-        out.use_numbers(list(zip(of.host.leaves, of.host.kinds, strict=True)), of.host)
-        out.evaluate = of.host.compiled(len(out.outcomes))
-    return out
+        numbers.resume(saved.host)
+        shipped.use_numbers(list(zip(saved.host.leaves, saved.host.kinds, strict=True)), saved.host)
+        shipped.evaluate = saved.host.compiled(len(shipped.outcomes))
+    return shipped

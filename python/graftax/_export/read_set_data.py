@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function's code reads, as plain data: where it is found in another process, and what tells its value.
+"""The read set of a function as plain data: the name of each read in another process, and a token of its value.
 
-No process but that of a trace knows what helpers read. With the programs goes where the reads are found, so that the
-process that loads them compares the same values, has the same roots, and notices later changes as if it had traced.
+Only the process that traced knows what helpers read. So the read set is saved with the programs: the process that loads
+them compares the same values, has the same roots, and notices later changes as if it had traced.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from graftax._capture.bytecode import OF_KEYS, is_users, is_users_class, is_user
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
-from graftax._export.holders import Holder, found, place_of, value_at
+from graftax._export.holders import Holder, holder_of, resolve, value_at
 from graftax._export.value_token import value_token
 
-_TEXT = "of graftax"  # its hash tells the seed of hashes
+_TEXT = "of graftax"  # its hash shows the seed of hashes, PYTHONHASHSEED
 
 NOT_FOUND_ELSEWHERE = (
     "{name} cannot be saved: its program depends on {what}, which another process cannot find by the name of a module. "
@@ -35,56 +35,56 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
     """The read set of a function of this name.
 
     Raises:
-        GraftaxError: where part of it is found by no name.
+        GraftaxError: if part of it has no name.
     """
     if reads.builtins.of_ids:
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="the id() of an object"))
     bindings: list[tuple[Holder, str]] = []
-    bound: dict[int, tuple[Holder, Any]] = {}  # by id: a name that a value is bound to, and the value
-    for at, key in reads._bindings:  # pyright: ignore[reportPrivateUsage]
+    bound_names: dict[int, tuple[Holder, Any]] = {}  # by the id of a value: a name that it is bound to, and the value
+    for owner, key in reads._bindings:  # pyright: ignore[reportPrivateUsage]
         if key == OF_KEYS:  # of the attributes of a function, which `attributes` below names
             continue
-        holder = reads._keywords.get(id(at), at)  # pyright: ignore[reportPrivateUsage]
-        if _is_users(holder):  # what a library reads goes with its version
+        holder = reads._keywords.get(id(owner), owner)  # pyright: ignore[reportPrivateUsage]
+        if _is_users(holder):  # what a library reads depends on its version
             bindings.append((_holder(holder, name, {}), key))
             value = value_at(holder, key)
-            bound[id(value)] = (*bindings[-1][0], key), value
-    holder_of = functools.partial(_holder, name=name, bound=bound, module=function.__module__)
+            bound_names[id(value)] = (*bindings[-1][0], key), value
+    find_holder = functools.partial(_holder, name=name, bound_names=bound_names, module=function.__module__)
     cells = [
-        (holder_of(function), _variable(function, cell))
+        (find_holder(function), _variable(function, cell))
         for cell, function in list(reads._cells.values())  # pyright: ignore[reportPrivateUsage]
         if _is_users(function)
     ]
     functions = [f for f in list(reads._functions.values()) if _is_users(f)]  # pyright: ignore[reportPrivateUsage]
     packages = {module.__name__.partition(".")[0] for module in reads.modules.values()}
     return {
-        "origins": [(holder_of(origin.holder), origin.name, origin.assigned) for origin in reads.origins],
-        "bindings": [(holder, key, value_token(value_at(found(holder), key))) for holder, key in bindings],
-        "functions": [(holder_of(function), value_token(function)) for function in functions],
-        "attributes": [(holder, names) for holder, names in _attributes(reads, holder_of)],
-        "cells": [(holder, key, value_token(_cell(found(holder), key).cell_contents)) for holder, key in cells],
+        "origins": [(find_holder(origin.holder), origin.name, origin.assigned) for origin in reads.origins],
+        "bindings": [(holder, key, value_token(value_at(resolve(holder), key))) for holder, key in bindings],
+        "functions": [(find_holder(function), value_token(function)) for function in functions],
+        "attributes": [(holder, names) for holder, names in _attributes(reads, find_holder)],
+        "cells": [(holder, key, value_token(_cell(resolve(holder), key).cell_contents)) for holder, key in cells],
         "hidden": sorted(reads.hidden),
         "assigned": sorted(reads.assigned_own),
         "imported": [(m, key, value_token(vars(sys.modules[m])[key])) for m, key in _imported(reads, function)],
         "hash": hash(_TEXT) if _asks_for_hashes(reads, function) else None,
-        "classes": [(holder_of(cls), value_token(cls)) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
+        "classes": [(find_holder(cls), value_token(cls)) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
 
 
-def _attributes(reads: ReadSet, holder_of: Callable[[Any], Holder]) -> Iterator[tuple[Holder, list[str]]]:
-    """The functions that code may ask for attributes, and which attributes they have."""
+def _attributes(reads: ReadSet, find_holder: Callable[[Any], Holder]) -> Iterator[tuple[Holder, list[str]]]:
+    """The functions whose attributes the code may read, with the names of their attributes."""
     for function in reads.named.functions():
         names = attribute_names(function)
         try:
-            yield holder_of(function), names
+            yield find_holder(function), names
         except GraftaxError:
             if names:
                 raise
 
 
 def version_of(package: str) -> str | None:
-    """Of an installed package, or of a module that has one."""
+    """The version of an installed package, or of a module with `__version__`."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -92,44 +92,46 @@ def version_of(package: str) -> str | None:
 
 
 def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
-    """Gives a fresh read set what the saved one had. Answers what is not as it was, or None."""
+    """Fills an empty read set with saved data. Returns the first difference to this process, or None."""
     try:
-        origins = [Origin(found(holder), name, assigned) for holder, name, assigned in data["origins"]]
-        bindings = [(found(holder), name, was) for holder, name, was in data["bindings"]]
-        functions = [(found(holder), was) for holder, was in data["functions"]]
-        cells = [(found(holder), name, was) for holder, name, was in data["cells"]]
-        classes = [found(holder) for holder, _ in data["classes"]]
-        imported = [(key, value_token(value_at(found((m, "")), key)), was) for m, key, was in data["imported"]]
-        named = [(found(holder), names) for holder, names in data["attributes"]]
+        origins = [Origin(resolve(holder), name, assigned) for holder, name, assigned in data["origins"]]
+        bindings = [(resolve(holder), name, saved_token) for holder, name, saved_token in data["bindings"]]
+        functions = [(resolve(holder), saved_token) for holder, saved_token in data["functions"]]
+        cells = [(resolve(holder), name, saved_token) for holder, name, saved_token in data["cells"]]
+        classes = [resolve(holder) for holder, _ in data["classes"]]
+        imported = [
+            (key, value_token(value_at(resolve((m, "")), key)), saved_token) for m, key, saved_token in data["imported"]
+        ]
+        named = [(resolve(holder), names) for holder, names in data["attributes"]]
     except (ImportError, AttributeError, KeyError) as error:
         return f"something that its code reads is not there: {error}"
     if data["hash"] not in (None, hash(_TEXT)):
         return "the hash of a text is another one in this process (PYTHONHASHSEED)"
-    for package, was in data["versions"].items():
-        if version_of(package) != was:
-            return f"{package} was {was}, is {version_of(package)}"
-    for holder, name, was in bindings:
-        if value_token(value_at(holder, name)) != was:
+    for package, saved_token in data["versions"].items():
+        if version_of(package) != saved_token:
+            return f"{package} was {saved_token}, is {version_of(package)}"
+    for holder, name, saved_token in bindings:
+        if value_token(value_at(holder, name)) != saved_token:
             return f"{Origin(holder, name).text()} is another one"
-    for function, was in functions:
-        if value_token(function) != was:
+    for function, saved_token in functions:
+        if value_token(function) != saved_token:
             return f"function {function.__qualname__} is another one"
-    for key, now, was in imported:
-        if now != was:
+    for key, token, saved_token in imported:
+        if token != saved_token:
             return f"{key}, which its code imports, is another one"
-    for cls, (_, was) in zip(classes, data["classes"], strict=True):
-        if value_token(cls) != was:
+    for cls, (_, saved_token) in zip(classes, data["classes"], strict=True):
+        if value_token(cls) != saved_token:
             return f"class {cls.__qualname__} is another one, or has other classes registered"
     for function, names in named:
         if attribute_names(function) != names:
             return f"function {function.__qualname__} has other attributes"
-    for function, name, was in cells:
-        if value_token(_cell(function, name).cell_contents) != was:
+    for function, name, saved_token in cells:
+        if value_token(_cell(function, name).cell_contents) != saved_token:
             return f"{name}, a variable of {function.__qualname__}, is another one"
     for origin in origins:
         if origin.assigned:
             reads.assign(origin)
-        elif not any(known.what == origin.what for known in reads.origins):
+        elif not any(existing.what == origin.what for existing in reads.origins):
             reads._add_origin(origin)  # pyright: ignore[reportPrivateUsage]
     order = {origin.what: i for i, origin in enumerate(origins)}
     if {origin.what for origin in reads.origins} != order.keys():
@@ -173,17 +175,17 @@ def _is_users(holder: Any) -> bool:
     return is_users_scope(scope)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _holder(at: Any, name: str, bound: dict[int, tuple[Holder, Any]], module: str = "") -> Holder:
-    if isinstance(at, dict):
-        own = at.get("__name__")
-        if isinstance(own, str) and own in sys.modules and vars(sys.modules[own]) is at:
-            return own, ""
+def _holder(value: Any, name: str, bound_names: dict[int, tuple[Holder, Any]], module: str = "") -> Holder:
+    if isinstance(value, dict):
+        module_name = value.get("__name__")
+        if isinstance(module_name, str) and module_name in sys.modules and vars(sys.modules[module_name]) is value:
+            return module_name, ""
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="globals that are no module's"))
-    modules = dict.fromkeys((getattr(at, "__module__", ""), module))
-    holder = place_of(at, bound, modules) if isinstance(at, (type, types.FunctionType)) else None
+    modules = dict.fromkeys((getattr(value, "__module__", ""), module))
+    holder = holder_of(value, bound_names, modules) if isinstance(value, (type, types.FunctionType)) else None
     if holder is None:
-        what = getattr(at, "__qualname__", "something of a closure")
-        raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what=what))
+        noun = getattr(value, "__qualname__", "something of a closure")
+        raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what=noun))
     return holder
 
 
@@ -196,7 +198,7 @@ def _cell(function: types.FunctionType, name: str) -> types.CellType:
 
 
 def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
-    """The names in modules that code imports when it runs: the module, and the name that the code has, too."""
+    """The names that code imports while it runs: (module, name)."""
     codes = {*reads.known, *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
     for code in codes:
         for name in set(names_of(code).imports.values()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structure of an entry in a file, and here again, before a call has asked for it."""
+"""The structure of an entry as data, from which another process builds the entry before any call."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from graftax._export.digest import sentinels
 from graftax._graph.pickling import ByName, graphdef_from_state, picklable
 from graftax._graph.structure import Structure
 
-_STATICS, _CODE, _TRACK, _OWN = 5, 4, 4, 13  # of a state, and of an instruction in it
+_STATICS, _CODE, _TRACK, _SENTINEL = 5, 4, 4, 13  # indices in a GraphDef's state, and in an instruction of it
 
 
 @dataclasses.dataclass
 class Structured:
-    """What an entry is made of, where its structure has a pickle.
+    """The parts of an entry whose structure can be pickled.
 
-    `unnamed` are the rows of instances without fields that no name leads to: placeholders in a graph, of which each
-    process has its own.
+    `unnamed` are the rows of sentinels without a name: placeholders, of which each process has its own.
     """
 
     state: bytes
@@ -30,42 +29,42 @@ class Structured:
     unnamed: tuple[int, ...]
 
     @classmethod
-    def of(cls, entry: _core.Entry, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: int) -> Any:
+    def from_entry(cls, entry: _core.Entry, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: int) -> Any:
         try:
-            places = sentinels(Structure(graphdef))
-            named = {number: ByName(*place) for number, place in places.items() if place is not None}
+            name_of = sentinels(Structure(graphdef))
+            named = {number: ByName(*name) for number, name in name_of.items() if name is not None}
             state = _with_sentinels(picklable(graphdef, "GraphDef"), named)
-            unnamed = tuple(number for number, place in places.items() if place is None)
+            unnamed = tuple(number for number, name in name_of.items() if name is None)
             return cls(pickle.dumps(state), names, arguments, entry.tupled, unnamed)
-        except Exception:  # what it holds says what it cannot be
+        except Exception:  # a static value cannot be pickled: the structure is found by its digest alone
             return None
 
     def graphdef(self) -> _core.GraphDef:
         return graphdef_from_state(pickle.loads(self.state))
 
 
-def bound(
+def bind_sentinels(
     graphdef: _core.GraphDef, unnamed: tuple[int, ...], named: dict[int, Any], roots: tuple[Any, ...]
 ) -> _core.GraphDef | None:
-    """The structure with the placeholders of these roots in the place of its own; None where the roots do not fit.
+    """The structure with the placeholders of these roots in place of its own. None if the roots do not fit.
 
-    Sharing is compared, and an object that code finds by a name (one of `named`) is no placeholder.
+    Sharing is compared. An object that code finds by name (one of `named`) is not a placeholder.
     """
     walk = _core.walk(graphdef, roots, any_sentinel=True)
     if walk is None:
         return None
     state = graphdef._state()  # pyright: ignore[reportPrivateUsage]
-    own = {number: walk[1][state[_CODE][number][_TRACK]] for number in unnamed}
-    if any(id(value) in named for value in own.values()):
+    instances = {number: walk[1][state[_CODE][number][_TRACK]] for number in unnamed}
+    if any(id(value) in named for value in instances.values()):
         return None
-    out = graphdef_from_state(_with_sentinels(state, own))
-    return out if _core.walk(out, roots) is not None else None  # those with a name are compared
+    bound_graphdef = graphdef_from_state(_with_sentinels(state, instances))
+    return bound_graphdef if _core.walk(bound_graphdef, roots) is not None else None  # those with a name are compared
 
 
-def _with_sentinels(state: tuple[Any, ...], own: dict[int, Any]) -> tuple[Any, ...]:
-    """A state with other objects in the place of the instances without fields in these rows."""
+def _with_sentinels(state: tuple[Any, ...], instances: dict[int, Any]) -> tuple[Any, ...]:
+    """A GraphDef's state with other sentinels in these rows."""
     statics = list(state[_STATICS])
-    for number, value in own.items():
-        at = state[_CODE][number][_OWN]
-        statics[at] = (statics[at][0], value, *statics[at][2:])
+    for number, value in instances.items():
+        static_index = state[_CODE][number][_SENTINEL]
+        statics[static_index] = (statics[static_index][0], value, *statics[static_index][2:])
     return (*state[:_STATICS], tuple(statics), *state[_STATICS + 1 :])

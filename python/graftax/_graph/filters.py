@@ -40,11 +40,11 @@ class Filter(NamedTuple):
                 if seen.parent(number) in below:
                     below.add(number)
                     continue
-                held = seen.is_a(number, library.of)
+                held = seen.is_a(number, library.value_types)
                 if held:
                     below.add(number)
                 if held or seen.is_leaf(number):
-                    chosen = chosen or bool(library.asks(seen.path(number), seen.value(number)))
+                    chosen = chosen or bool(library.accepts(seen.path(number), seen.value(number)))
             if chosen:
                 found.append(number)
         return found

@@ -30,8 +30,14 @@ def to_dict(obj: object) -> dict[Path, Any]:
     `<path>.__graftax__`: the `maxlen` of a deque, the elements of a set, the treedef of a registered node. Leaves,
     arrays and statics, stand at their paths; a leaf that happens to be a `Ref` or a `Path` is kept as `Leaf(value)`.
 
+    Args:
+        obj: the root.
+
     Returns:
         a dict in walk order, the same in every process.
+
+    Raises:
+        UnsupportedValueError: for a value that hides state, at its path.
 
     Example:
         >>> x = [1, 2]
@@ -133,8 +139,16 @@ def from_dict(flat: dict[Path, Any]) -> Any:
 
     Entries may be edited, added and removed: the children of a node are the entries one step below it, in order.
 
+    Args:
+        flat: what `to_dict` returned.
+
     Raises:
         StructureError: for a reference to a path that is not there, a gap in a sequence, or a missing class entry.
+
+    Example:
+        >>> flat = graftax.to_dict({"w": 1, "name": "net"})
+        >>> graftax.from_dict(flat)
+        {'w': 1, 'name': 'net'}
     """
     return _Assembly(flat).build()
 

@@ -41,5 +41,17 @@ def unflatten(graphdef: _core.GraphDef, leaves: Iterable[object]) -> Any:
     """Builds a new object graph from a structure and its leaves, in the order in which `flatten` gave them.
 
     No `__init__` and no `__setattr__` of a user's class runs; a leaf may be any object.
+
+    Args:
+        graphdef: the structure, from `flatten`.
+        leaves: one for each leaf of the structure.
+
+    Raises:
+        StructureError: if there are more or fewer leaves.
+
+    Example:
+        >>> leaves, graphdef = graftax.flatten({"w": jnp.ones(2), "name": "net"})
+        >>> graftax.unflatten(graphdef, [leaf * 2 for leaf in leaves])
+        {'w': Array([2., 2.], dtype=float32), 'name': 'net'}
     """
     return _core.unflatten(graphdef, list(leaves))

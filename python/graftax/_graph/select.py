@@ -48,6 +48,9 @@ def at(obj: T) -> At[T]:
     of those. It may also be a function of the object that returns a part of it or several (`lambda m: m.layers[0].w`).
     The result has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
+    Raises:
+        StructureError: if a path or a pattern leads to nothing, with what is there instead.
+
     Example:
         >>> model = {"layers": [{"w": 4}, {"w": 6}], "head": 1}
         >>> graftax.at(model)["layers[*][w]"].apply(lambda w: w / 2)  # a copy; `model` stays as it is
@@ -282,6 +285,9 @@ def find(obj: Any, what: Any) -> list[Found[Any]]:
     Returns:
         (path, value) pairs in the order of the walk, each object once.
 
+    Raises:
+        ValueError: if a text is not a pattern.
+
     Example:
         >>> [str(path) for path, value in graftax.find({"layers": [2, "x", 3]}, int)]
         ['[layers][0]', '[layers][2]']
@@ -313,6 +319,12 @@ class Shared(NamedTuple):
 @boundary
 def shared(obj: Any) -> list[Shared]:
     """What is reached more than once: mutable objects, and arrays. Cycles are among them.
+
+    Args:
+        obj: the root.
+
+    Returns:
+        (value, paths) pairs in the order of the walk.
 
     Example:
         >>> layer = ["shared"]

@@ -92,6 +92,9 @@ def stacked_flat(flat: list[Flat]) -> Any:
 def unstack(obj: T) -> list[T]:
     """The objects that `stack` made one of: a list of new ones, each with a row of every array.
 
+    Args:
+        obj: an object of stacked arrays.
+
     Raises:
         StructureError: where the arrays do not have the same number of rows.
 
@@ -136,6 +139,9 @@ def each(objects: Iterable[T]) -> Each[T]:
 
     Args:
         objects: as for `stack`.
+
+    Raises:
+        StructureError: by the transform, if the objects have different structures, naming the path.
 
     Example:
         >>> layers = [{"w": jnp.full(2, 2.0), "calls": jnp.array(0)} for _ in range(3)]

@@ -48,6 +48,10 @@ class Checkpoints:
         best: the name of a metric whose smallest value is kept, too; `"-name"`: the largest.
         on_preemption: where the system announces that it ends the program (SIGTERM), that step is saved as well.
 
+    Raises:
+        ImportError: if Orbax is not installed.
+        ValueError: by `save`, if `best` names a metric that it was not given.
+
     Example:
         >>> state = {"w": jnp.zeros(3), "step": 0}
         >>> with graftax.Checkpoints(folder / "run", every=2, keep=3) as checkpoints:

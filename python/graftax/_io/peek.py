@@ -66,6 +66,9 @@ def _size(source: Source, leaf: Leaf) -> int:
 def peek(path: str | os.PathLike[str]) -> Peek:
     """Says what is in a safetensors file: names, shapes, dtypes, sizes. No data are read.
 
+    Args:
+        path: the file.
+
     Raises:
         LoadError: where the file is damaged.
 

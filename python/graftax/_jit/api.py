@@ -169,6 +169,16 @@ def filter_jit(
         function: any callable. Without it, `filter_jit` returns a decorator.
         donate, dynamic, ignore, cache_size, in_shardings, out_shardings: as in `jit`.
         keep_unused, inline, compiler_options, warn_impure, numbers: as in `jit`.
+
+    Raises:
+        UnsupportedValueError: for a value with hidden state, at its path.
+
+    Example:
+        >>> @graftax.filter_jit
+        ... def step(params, note):
+        ...     return {**params, "w": params["w"] * 2, "note": note}
+        >>> step({"w": jnp.ones(2)}, "first")
+        {'w': Array([2., 2.], dtype=float32), 'note': 'first'}
     """
     options = Options(
         mutation="discard",

@@ -43,6 +43,9 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallEx
     True
     >>> print(graftax.explain(f, jnp.ones(4), "test").causes[0])
     x was shape (3,), is shape (4,)
+
+    Raises:
+        TypeError: if `function` was not returned by `graftax.jit` or `filter_jit`.
     """
     caller = function
     if not hasattr(caller, "_plan"):

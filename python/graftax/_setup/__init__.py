@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from types import ModuleType
 
 from jax import tree_util
 
@@ -31,7 +30,6 @@ def setup() -> None:
     tracebacks.setup()
 
 
-def public_names() -> list[str]:
-    """What `dir(graftax)` shows, and a shell completes: what a user may use, not the modules that it is made in."""
-    names = vars(sys.modules["graftax"])
-    return sorted(name for name, value in names.items() if name == "tree" or not isinstance(value, ModuleType))
+def list_names() -> list[str]:
+    """What `dir(graftax)` shows and a shell completes: `__all__`, not the modules that the names are imported from."""
+    return sorted(sys.modules["graftax"].__all__)

@@ -70,14 +70,19 @@ class _Show:
             raise TypeError(NO_CALL.format(given=type_text(obj)))
         title = f"graftax.jit of {type_text(obj.__wrapped__)}" if isinstance(obj, Jitted) else None
         marks = marked_by(mark) if mark else None
-        of = obj.__wrapped__ if isinstance(obj, Jitted) else obj
-        return Shown(Picture(of, title=title, values=values, marks=marks, whole=lines is None), [], depth, lines)
+        shown_object = obj.__wrapped__ if isinstance(obj, Jitted) else obj
+        return Shown(
+            Picture(shown_object, title=title, values=values, marks=marks, show_internals=lines is None),
+            [],
+            depth,
+            lines,
+        )
 
     @boundary
     def diff(
         self,
-        one: Any,
-        other: Any,
+        left: Any,
+        right: Any,
         /,
         *,
         rtol: float = 0.0,
@@ -91,7 +96,7 @@ class _Show:
             one, other, rtol, atol, sharing: as in `graftax.diff`.
             lines: so long may the text be; None: as long as it takes.
         """
-        picture, notes = diff_picture(one, other, {"rtol": rtol, "atol": atol, "sharing": sharing})
+        picture, notes = diff_picture(left, right, {"rtol": rtol, "atol": atol, "sharing": sharing})
         return Shown(picture, notes, None, lines)
 
 

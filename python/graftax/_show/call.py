@@ -11,7 +11,7 @@ from graftax._graph.path import Graph
 from graftax._graph.structure import Op, Row, Structure
 from graftax._jit.donation import donated_leaves
 from graftax._jit.jitted import Jitted
-from graftax._show.format import cut, short_bytes, short_number, size_of, some, value_text
+from graftax._show.format import count_text, cut, short_bytes, short_number, size_of, value_text
 from graftax._show.model import Marks, Picture
 
 CAPTURED, DONATED, FORWARDED, WRITTEN = "captured", "donated", "forwarded", "written back"
@@ -20,7 +20,7 @@ RESULT = "the result"
 
 
 class _Call:
-    """One call, traced and not run: what goes in, and what would come out."""
+    """One call that is traced and not run: its arguments, and what it would return and write back."""
 
     def __init__(self, jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         traced = jitted.trace(*args, **kwargs)
@@ -35,7 +35,7 @@ class _Call:
         self.outputs = *results, *written
         self.outcome = staging.entry.outcomes[_core.decode(number)]
         structure = Structure(self.outcome)
-        self.result = self._own(structure, structure.roots[0], jitted.eval_shape(*args, **kwargs))
+        self.result = self._result_around_shapes(structure, structure.roots[0], jitted.eval_shape(*args, **kwargs))
         plan = jitted._plan
         self.arguments = plan.signature.arguments(self.layout)
         donates = plan.donates(self.roots, self.layout)
@@ -47,18 +47,20 @@ class _Call:
         self.symbolic = [] if numbers is None else list(numbers.places)
         self.counts: dict[str, int] = {}
 
-    def _own(self, structure: Structure, row: Row, value: Any) -> Any:
-        """The result around shapes, with the caller's own objects and arrays in its containers where they come back."""
+    def _result_around_shapes(self, structure: Structure, row: Row, value: Any) -> Any:
+        """The result with shapes in place of arrays, and with the caller's own objects and arrays if returned."""
         if row.op is Op.input:
             return self.nodes[row.track]
         if row.op is Op.forward:
             return self.leaves[row.leaf]
-        below = list(structure.children(row)) if row.op is Op.node else []
+        child_rows = list(structure.children(row)) if row.op is Op.node else []
         if type(value) in (list, tuple):
-            return type(value)(self._own(structure, r, x) for r, x in zip(below, value, strict=True))
+            return type(value)(
+                self._result_around_shapes(structure, r, x) for r, x in zip(child_rows, value, strict=True)
+            )
         if type(value) is dict:
-            items = zip(below, cast("dict[Any, Any]", value).items(), strict=True)
-            return {key: self._own(structure, r, x) for r, (key, x) in items}
+            items = zip(child_rows, cast("dict[Any, Any]", value).items(), strict=True)
+            return {key: self._result_around_shapes(structure, r, x) for r, (key, x) in items}
         return value
 
     def marks(self, graph: Graph) -> Marks:
@@ -72,10 +74,10 @@ class _Call:
     def _mark_leaves(self, marks: Marks) -> None:
         structure = Structure(self.outcome)
         forwarded = [row.leaf for row in structure.below(structure.roots[0]) if row.op is Op.forward]
-        for which, word in ((self._donated(), DONATED), (sorted(set(forwarded)), FORWARDED)):
-            self.counts[word] = len(which)
-            for i in which:
-                marks.objects.setdefault(id(self.leaves[i]), []).append(word)
+        for numbers, mark in ((self._donated(), DONATED), (sorted(set(forwarded)), FORWARDED)):
+            self.counts[mark] = len(numbers)
+            for i in numbers:
+                marks.objects.setdefault(id(self.leaves[i]), []).append(mark)
 
     def _donated(self) -> list[int]:
         return [i for i, donated in enumerate(self.donated) if donated]
@@ -88,12 +90,12 @@ class _Call:
             elif self.static[i]:
                 marks.rows.setdefault(number, []).append(STATIC_ARGUMENT)
         structure = Structure(self.graphdef)
-        of_numbers = [(structure.place(row), TRACED_NUMBER) for row in structure.rows if row.is_number]
-        of_numbers += [(place, SYMBOLIC) for place in self.symbolic]
+        marked = [(structure.place(row), TRACED_NUMBER) for row in structure.rows if row.is_number]
+        marked += [(key_path, SYMBOLIC) for key_path in self.symbolic]
         self.counts[SYMBOLIC] = len(self.symbolic)
-        for (root, path), word in of_numbers:
+        for (root, path), mark in marked:
             number = graph.number((graph.key_entries(0)[root][0], *path))
-            marks.rows.setdefault(number, []).append(word)
+            marks.rows.setdefault(number, []).append(mark)
 
     def _mark_writes(self, marks: Marks) -> None:
         structure = Structure(self.outcome)
@@ -101,43 +103,54 @@ class _Call:
         self.counts[WRITTEN] = len(written)
         for root, track in zip(structure.roots[1:], written, strict=True):
             node = self.nodes[track]
-            before = dict(_core.children_with_keys(node))
-            words = marks.objects.setdefault(id(node), [])
-            words.append(WRITTEN)
-            after = {row.key_entry: row for row in structure.children(root)}
-            for entry, row in after.items():
-                word = self._change(row, before, entry)
-                if word is not None and entry in before:
-                    marks.children.setdefault((id(node), entry), []).append(word)
-                elif word is not None:
-                    words.append(f"gets {_entry_text(entry)}")
-            words += [f"loses {_entry_text(entry)}" for entry in before if entry not in after]
+            children_before = dict(_core.children_with_keys(node))
+            object_marks = marks.objects.setdefault(id(node), [])
+            object_marks.append(WRITTEN)
+            rows_after = {row.key_entry: row for row in structure.children(root)}
+            for entry, row in rows_after.items():
+                mark = self._change(row, children_before, entry)
+                if mark is not None and entry in children_before:
+                    marks.children.setdefault((id(node), entry), []).append(mark)
+                elif mark is not None:
+                    object_marks.append(f"gets {_entry_text(entry)}")
+            object_marks += [f"loses {_entry_text(entry)}" for entry in children_before if entry not in rows_after]
 
-    def _change(self, row: Row, before: dict[Any, Any], entry: Any) -> str | None:
-        """What is written in the place of a child; None where it stays."""
-        old = before.get(entry)
+    def _change(self, row: Row, children_before: dict[Any, Any], entry: Any) -> str | None:
+        """The mark for what is written to a child; None if the child stays."""
+        old_value = children_before.get(entry)
         if row.op is Op.leaf:
-            new = self.outputs[row.leaf]
-            same = (getattr(old, "shape", None), getattr(old, "dtype", None)) == (new.shape, new.dtype)
-            return WRITTEN if same else f"{WRITTEN} as {new.dtype}{list(new.shape)}"
+            new_value = self.outputs[row.leaf]
+            is_same_type = (getattr(old_value, "shape", None), getattr(old_value, "dtype", None)) == (
+                new_value.shape,
+                new_value.dtype,
+            )
+            return WRITTEN if is_same_type else f"{WRITTEN} as {new_value.dtype}{list(new_value.shape)}"
         if row.op is Op.static:
             value = row.value
             return (
-                None if value is old or (type(value) is type(old) and value == old) else f"becomes {value_text(value)}"
+                None
+                if value is old_value or (type(value) is type(old_value) and value == old_value)
+                else f"becomes {value_text(value)}"
             )
         if row.op is Op.input:
-            return None if entry in before and self.nodes[row.track] is old else "replaced"
+            return None if entry in children_before and self.nodes[row.track] is old_value else "replaced"
         if row.op is Op.forward:
-            return None if entry in before and self.leaves[row.leaf] is old else "replaced"
+            return None if entry in children_before and self.leaves[row.leaf] is old_value else "replaced"
         return "replaced" if row.op is Op.node else None
 
     def notes(self) -> list[str]:
         sizes = [size_of(leaf) or (0, 0) for leaf in self.leaves]
         weight = f"{short_number(sum(p for p, _ in sizes))} parameters, {short_bytes(sum(b for _, b in sizes))}"
-        told = [f"{some(len(self.leaves), 'array')} traced ({weight}), all other values static"]
-        of = ((SYMBOLIC, "number"), (CAPTURED, "root"), (DONATED, "array"), (FORWARDED, "array"), (WRITTEN, "object"))
-        told += [f"{some(self.counts[word], what)} {word}" for word, what in of if self.counts.get(word)]
-        return [f"A call of {self.name}: {'; '.join(told)}."]
+        texts = [f"{count_text(len(self.leaves), 'array')} traced ({weight}), all other values static"]
+        counted = (
+            (SYMBOLIC, "number"),
+            (CAPTURED, "root"),
+            (DONATED, "array"),
+            (FORWARDED, "array"),
+            (WRITTEN, "object"),
+        )
+        texts += [f"{count_text(self.counts[mark], noun)} {mark}" for mark, noun in counted if self.counts.get(mark)]
+        return [f"A call of {self.name}: {'; '.join(texts)}."]
 
 
 def _entry_text(entry: Any) -> str:
@@ -147,7 +160,7 @@ def _entry_text(entry: Any) -> str:
 def call_picture(
     jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], values: bool
 ) -> tuple[Picture, list[str]]:
-    """The picture of a call, and the lines in front of it."""
+    """The picture of a call, and the lines above it."""
     call = _Call(jitted, args, kwargs)
     names = [*call.names, RESULT]
     picture = Picture(

@@ -7,29 +7,29 @@ from typing import Any
 
 from graftax._graph.object_diff import diff
 from graftax._graph.path import Graph
-from graftax._show.format import cut, some, type_text
+from graftax._show.format import count_text, cut, type_text
 from graftax._show.model import Marks, Picture
 
-_SIDE = 60  # characters of what stands on one side
+_SIDE = 60  # characters of each side
 
 
-def diff_picture(one: Any, other: Any, options: dict[str, Any]) -> tuple[Picture, list[str]]:
-    """The places of the first graph where the second one differs, and the line in front of them."""
-    found = diff(one, other, **options)
+def diff_picture(left: Any, right: Any, options: dict[str, Any]) -> tuple[Picture, list[str]]:
+    """The first graph, marked where the second differs, and the line above it."""
+    differences = diff(left, right, **options)
     differ: dict[int, list[str]] = {}
 
     def marks(graph: Graph) -> Marks:
-        for difference in found:
+        for difference in differences:
             text = f"≠ {cut(difference.one, _SIDE)} → {cut(difference.other, _SIDE)}"
             differ.setdefault(graph.number(difference.path), []).append(text)
         return Marks({}, {}, differ)
 
-    picture = Picture(one, marks=marks)
-    picture.only = set(differ)
+    picture = Picture(left, marks=marks)
+    picture.shown_rows = set(differ)
     for number in differ:
         while number > 0:
             number = picture.rows[number].parent
-            picture.only.add(number)
-    picture.only.add(0)
-    count = some(len(found), "difference") if found else "No difference"
-    return picture, [f"{count} between {type_text(one)} and {type_text(other)}."]
+            picture.shown_rows.add(number)
+    picture.shown_rows.add(0)
+    count = count_text(len(differences), "difference") if differences else "No difference"
+    return picture, [f"{count} between {type_text(left)} and {type_text(right)}."]

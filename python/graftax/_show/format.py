@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words for what stands at one place. No user code runs, and nothing is read from a device unless asked."""
+"""Texts for the values in a graph. No user code runs, and nothing is read from a device unless `values` is set."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from graftax._graph.types.describe import plain
 _LONG = 60  # characters of a value
 _FEW = 6  # elements of an array that are written out
 _WRITTEN = (bool, int, float, complex, str, bytes, bytearray, type(None), type(...), range, slice, np.generic, np.dtype)
-_PLACES = (jax.sharding.AbstractMesh, jax.sharding.Mesh, jax.sharding.PartitionSpec, jax.sharding.Sharding)
-_TOLD = (*_WRITTEN, pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, *_PLACES)
+_SHARDING_TYPES = (jax.sharding.AbstractMesh, jax.sharding.Mesh, jax.sharding.PartitionSpec, jax.sharding.Sharding)
+_REPR_TYPES = (*_WRITTEN, pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, *_SHARDING_TYPES)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _UNITS = ("", "k", "M", "G", "T", "P")
 
 
-def cut(text: str, most: int = _LONG) -> str:
-    """A text on one line, with its middle left out where it is long."""
+def cut(text: str, length: int = _LONG) -> str:
+    """A text on one line. The middle of a long text is left out."""
     text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most * 2 // 3]} … {text[-(most // 4) :]}"
+    return text if len(text) <= length else f"{text[: length * 2 // 3]} … {text[-(length // 4) :]}"
 
 
 def name_of_type(cls: type) -> str:
-    """A class by its own name, without where it was defined."""
+    """The name of a class, without the function that defines it."""
     name = cls.__qualname__.rpartition("<locals>.")[2]
     return {"ArrayImpl": "Array", "NoneType": "None"}.get(name, name)
 
@@ -63,7 +63,7 @@ def _callable_name(function: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value that is no array and no node: written out where its type is known, else named by its type."""
+    """A value that is neither an array nor a node: its `repr` if the type is known, otherwise its type."""
     if isinstance(value, enum.Enum):
         return str(value)
     if isinstance(value, jax.ShapeDtypeStruct):
@@ -75,17 +75,17 @@ def value_text(value: Any) -> str:
     text = plain_text(value)
     if text is not None:
         return text
-    if isinstance(value, _TOLD):
+    if isinstance(value, _REPR_TYPES):
         return cut(repr(value))
     if isinstance(value, np.ndarray):
         return f"NumPy {value.dtype}{list(value.shape)}"
     name = getattr(value, "__name__", None) if callable(value) else None
-    kind = name_of_type(type(value))
-    return f"{kind} {name}" if isinstance(name, str) else kind
+    class_name = name_of_type(type(value))
+    return f"{class_name} {name}" if isinstance(name, str) else class_name
 
 
 def plain_text(value: Any, depth: int = 3) -> str | None:
-    """`repr` of plain values and of containers of them; None of anything else, whose `repr` may be anything."""
+    """The `repr` of plain values and containers of them. None for anything else, whose `repr` is user code."""
     value = plain(value)
     if type(value) in (str, bytes, bytearray):
         return cut(repr(value[:200]), _LONG)
@@ -104,14 +104,14 @@ def plain_text(value: Any, depth: int = 3) -> str | None:
             texts = [plain_text(item, depth - 1) for item in items]
         if None in texts:
             return None
-        inside = ", ".join(cast("list[str]", texts))
+        items_text = ", ".join(cast("list[str]", texts))
         if isinstance(value, list):
-            return f"[{inside}]"
+            return f"[{items_text}]"
         if isinstance(value, tuple):
-            return f"({inside},)" if len(items) == 1 else f"({inside})"
+            return f"({items_text},)" if len(items) == 1 else f"({items_text})"
         if isinstance(value, dict):
-            return f"{{{inside}}}"
-        return f"{{{inside}}}" if items else f"{type(value).__name__}()"
+            return f"{{{items_text}}}"
+        return f"{{{items_text}}}" if items else f"{type(value).__name__}()"
     return None
 
 
@@ -119,7 +119,7 @@ def plain_text(value: Any, depth: int = 3) -> str | None:
 
 
 def size_of(array: Any) -> tuple[int, int] | None:
-    """(how many numbers it adds to the parameters, its bytes); None of what is no array but counts as one."""
+    """(parameters, bytes) of an array. None for a value that counts as an array and has no shape or dtype."""
     try:
         count = int(np.prod(array.shape))
         inexact = jnp.issubdtype(array.dtype, np.inexact)
@@ -145,11 +145,11 @@ def array_type(array: Any) -> str:
 
 
 def array_text(array: Any, values: bool) -> str:
-    """An array with what is particular about it: where it is, unless that is where arrays are by default."""
+    """The type of an array, and its devices unless it is on the default device."""
     text = array_type(array)
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return f"{text} {_numbers(array)}" if values and isinstance(array, (np.ndarray, np.generic)) else text
-    parts = [text, _place(array)]
+    parts = [text, _device_text(array)]
     if array.is_deleted():
         parts.append("deleted")
     elif values:
@@ -157,15 +157,15 @@ def array_text(array: Any, values: bool) -> str:
     return " ".join(filter(None, parts))
 
 
-def _place(array: Any) -> str:
+def _device_text(array: Any) -> str:
     sharding = array.sharding
     count = len(sharding.device_set)
     if count > 1:
         spec = getattr(sharding, "spec", None)
         if sharding.is_fully_replicated:
             return f"replicated on {count} devices"
-        where = f"on {count} devices"
-        return where if spec is None else f"P{tuple(spec)!r} {where}"
+        devices = f"on {count} devices"
+        return devices if spec is None else f"P{tuple(spec)!r} {devices}"
     (device,) = sharding.device_set
     return "" if device == _default_device() else f"on {device.platform}:{device.id}"
 
@@ -176,7 +176,7 @@ def _default_device() -> Any:
 
 
 def _numbers(array: Any) -> str:
-    """What is in an array, read from its device: a few numbers, or how they are spread."""
+    """The numbers of a small array, or mean, deviation and range. Copies from the device."""
     try:
         if not jnp.issubdtype(array.dtype, np.number) and not jnp.issubdtype(array.dtype, np.bool_):
             return ""
@@ -184,18 +184,18 @@ def _numbers(array: Any) -> str:
             return "= " + cut(str(np.asarray(array).tolist()))
         real = jnp.abs(array) if jnp.issubdtype(array.dtype, np.complexfloating) else jnp.asarray(array)
         real = real.astype(jnp.float32)
-        mean, std, least, most = (float(x) for x in (real.mean(), real.std(), real.min(), real.max()))
-        return f"= {mean:.3g} ± {std:.3g} in [{least:.3g}, {most:.3g}]"
-    except Exception:  # an array that is gone, or of which this process has a part alone
+        mean, std, minimum, maximum = (float(x) for x in (real.mean(), real.std(), real.min(), real.max()))
+        return f"= {mean:.3g} ± {std:.3g} in [{minimum:.3g}, {maximum:.3g}]"
+    except Exception:  # a deleted array, or one that is only partly on this process
         return ""
 
 
 # ---- numbers
 
 
-def some(count: int, what: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """1 array, 2 arrays."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def short_number(count: int) -> str:
@@ -208,9 +208,9 @@ def short_bytes(count: int) -> str:
     return _scaled(float(count), 1000, "B") if count >= 1000 else f"{count} B"
 
 
-def _scaled(count: float, step: int, unit: str) -> str:
+def _scaled(count: float, factor: int, unit: str) -> str:
     for prefix in _UNITS[:-1]:
         if count < 999.5:
             return f"{count:.3g} {prefix}{unit}"
-        count /= step
+        count /= factor
     return f"{count:.3g} {_UNITS[-1]}{unit}"

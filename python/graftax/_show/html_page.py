@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A picture as one page that needs nothing else. What is drawn of it is drawn when it is opened."""
+"""A picture as a self-contained HTML page. Rows are drawn when their parent is opened."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def page(picture: Picture, notes: Sequence[str]) -> str:
     # Within a script HTML reads "</script", "<!--" and "<script": no "<" is left, which JSON can spell otherwise.
     filled = {"TITLE": html.escape(title), "NOTES": "".join(f"<p>{html.escape(note)}</p>" for note in notes)}
     filled["DATA"] = data.replace("<", "\\u003c")
-    text = re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], template)
+    text = re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], template)
     return text.encode("utf-8", "replace").decode("utf-8")  # a name may hold half a character
 
 
 def framed(text: str) -> str:
-    """The page within another one, as a notebook shows it."""
+    """The page inside an iframe, for notebooks."""
     source = html.escape(text, quote=True)
     return f'<iframe srcdoc="{source}" style="width:100%;height:{_FRAME}px;border:0" loading="lazy"></iframe>'
 
 
 def _columns(picture: Picture) -> dict[str, Any]:
-    """What the page draws, by column: rows in the order of the walk, texts that repeat by number."""
-    order, up, labels = _walk(picture)
+    """The data of the page, by column: rows in pre-order, with texts as indices into one list."""
+    order, parents, labels = _walk(picture)
     position = {number: i for i, number in enumerate(order)}
     texts: dict[str, int] = {}
 
@@ -45,32 +45,34 @@ def _columns(picture: Picture) -> dict[str, Any]:
     kinds = {"node": 0, "array": 1, "value": 2}
     sizes = picture.sizes
     columns: dict[str, Any] = {
-        "up": up,
+        "up": parents,
         "label": [number_of_text(label) for label in labels],
         "text": [number_of_text(picture.text(number)) for number in order],
-        "kind": [kinds[picture.look(number)] for number in order],
+        "kind": [kinds[picture.style(number)] for number in order],
         "parameters": [sizes[number].parameters for number in order],
         "bytes": [sizes[number].bytes for number in order],
-        "first": {position[p]: position.get(first, 0) for p, first in picture.first.items() if p in position},
+        "first": {
+            position[p]: position.get(first_row, 0) for p, first_row in picture.first_rows.items() if p in position
+        },
         "number": {position[p]: n for p, n in picture.tags.items() if p in position},
-        "marks": {i: words for i, number in enumerate(order) if (words := picture.marks(number))},
-        "only": picture.only is not None,
+        "marks": {i: marks for i, number in enumerate(order) if (marks := picture.marks(number))},
+        "only": picture.shown_rows is not None,
     }
     return {**columns, "texts": list(texts)}
 
 
 def _walk(picture: Picture) -> tuple[list[int], list[int], list[str]]:
-    """(rows, the one above each by its position here, labels), in pre-order."""
+    """(rows, the position of each row's parent, labels), in pre-order."""
     order: list[int] = []
-    up: list[int] = []
+    parents: list[int] = []
     labels: list[str] = []
     stack: list[tuple[int, int, str]] = [(0, -1, "")]
     while stack:
-        number, above, label = stack.pop()
-        here = len(order)
+        number, parent, label = stack.pop()
+        position = len(order)
         order.append(number)
-        up.append(above)
+        parents.append(parent)
         labels.append(label)
-        if number not in picture.first and picture.is_open(number):
-            stack += [(child, here, name) for name, child in reversed(picture.children(number))]
-    return order, up, labels
+        if number not in picture.first_rows and picture.is_open(number):
+            stack += [(child, position, name) for name, child in reversed(picture.children(number))]
+    return order, parents, labels

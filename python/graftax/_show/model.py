@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to see of an object graph: rows in pre-order, what stands above and below them, and their sizes."""
+"""The model behind `graftax.show`: the rows of an object graph in pre-order, their relations, and their sizes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Size(NamedTuple):
-    """What the arrays below a row are, each array once: how many numbers in inexact ones, and all their bytes."""
+    """The size of the arrays below a row, each counted once: the numbers in inexact arrays, and the bytes of all."""
 
     parameters: int
     bytes: int
 
 
 class Marks(NamedTuple):
-    """Words that stand beside places. Arrays and objects are known by identity, a child by its object and its key."""
+    """Words shown beside rows: by the id of an array or an object, by (id of the parent, key), or by the row."""
 
     objects: dict[int, list[str]]
     children: dict[tuple[int, Any], list[str]]
@@ -41,15 +41,15 @@ class Marks(NamedTuple):
 
 
 class Picture:
-    """An object graph, read once: the structure at once, names and texts when they are asked for.
+    """An object graph that is read once. The structure is computed at once, names and texts on demand.
 
     Args:
         obj: the root.
-        title: what the root is called; None: by its type.
-        values: numbers are read from arrays, which copies from their devices.
-        names: of the items of the root, which is a tuple of several roots then.
-        marks: words beside places.
-        shapes: a `jax.ShapeDtypeStruct` stands for an array that is not there yet.
+        title: the text of the root; None: its type.
+        values: shows numbers of each array, which are copied from its device.
+        names: the labels of the root's items; the root is then a tuple of several roots.
+        marks: computes the words beside rows.
+        shapes: a `jax.ShapeDtypeStruct` is drawn as an array.
         whole: what libraries keep for themselves is shown, too.
     """
 
@@ -62,17 +62,17 @@ class Picture:
         names: Sequence[str] | None = None,
         marks: Callable[[Graph], Marks] | None = None,
         shapes: bool = False,
-        whole: bool = False,
+        show_internals: bool = False,
     ) -> None:
         self.graph = Graph(obj)
         self.rows = self.graph.rows
         self._title, self._values, self._names, self._shapes = title, values, names, shapes
-        self._whole = whole
+        self._show_internals = show_internals
         self.end = self._ends()
-        self.first, self.tags = self._shared()
+        self.first_rows, self.tags = self._shared()
         self._marks = marks(self.graph) if marks is not None else Marks({}, {}, {})
-        self.only: set[int] | None = None  # what is drawn, where that is not all
-        self._below: dict[int, list[tuple[str, int]]] = {}
+        self.shown_rows: set[int] | None = None  # what is drawn, where that is not all
+        self._children_of: dict[int, list[tuple[str, int]]] = {}
         self._texts: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -81,73 +81,73 @@ class Picture:
     def _ends(self) -> list[int]:
         end = list(range(1, len(self.rows) + 1))
         for number in range(len(self.rows) - 1, 0, -1):
-            up = self.rows[number].parent
-            end[up] = max(end[up], end[number])
+            parent = self.rows[number].parent
+            end[parent] = max(end[parent], end[number])
         return end
 
     def _shared(self) -> tuple[dict[int, int], dict[int, int]]:
-        """(of each row that repeats something, the first one; the tag of each such first one)."""
-        first: dict[int, int] = {}
+        """(by a row that repeats an object or array, its first row; by such a first row, its tag)."""
+        first_rows: dict[int, int] = {}
         arrays: dict[int, int] = {}
         for number, row in enumerate(self.rows):
             if row.what == "ref":
-                first[number] = row.target
+                first_rows[number] = row.target
             elif row.what == "array" and arrays.setdefault(id(row.value), number) != number:
-                first[number] = arrays[id(row.value)]
-        return first, {number: i for i, number in enumerate(sorted(set(first.values())), 1)}
+                first_rows[number] = arrays[id(row.value)]
+        return first_rows, {number: i for i, number in enumerate(sorted(set(first_rows.values())), 1)}
 
     @functools.cached_property
     def repeated(self) -> dict[int, list[int]]:
-        """By the first of the rows of one object, the others."""
-        found: dict[int, list[int]] = {}
-        for number, first in self.first.items():
-            found.setdefault(first, []).append(number)
-        return found
+        """By the first row of an object, the rows that repeat it."""
+        rows: dict[int, list[int]] = {}
+        for number, first_row in self.first_rows.items():
+            rows.setdefault(first_row, []).append(number)
+        return rows
 
     @functools.cached_property
     def sizes(self) -> list[Size]:
-        """Of each row: what stands below it, an array in several places there counted once."""
+        """The size below each row. An array that occurs there several times is counted once."""
         parameters, bytes_ = [0] * len(self.rows), [0] * len(self.rows)
-        last: dict[int, int] = {}
+        last_row: dict[int, int] = {}
         for number, row in enumerate(self.rows):
             size = size_of(row.value) if row.what == "array" else None
             if size is None:
                 continue
             parameters[number], bytes_[number] = size
-            before = last.get(id(row.value))
-            if before is not None:  # counted below both: once too often where their ways meet
-                meet = self._meet(before, number)
-                parameters[meet] -= size[0]
-                bytes_[meet] -= size[1]
-            last[id(row.value)] = number
+            previous = last_row.get(id(row.value))
+            if previous is not None:  # both occurrences are added up from their common ancestor on: subtract one there
+                ancestor = self._common_ancestor(previous, number)
+                parameters[ancestor] -= size[0]
+                bytes_[ancestor] -= size[1]
+            last_row[id(row.value)] = number
         for number in range(len(self.rows) - 1, 0, -1):
-            up = self.rows[number].parent
-            parameters[up] += parameters[number]
-            bytes_[up] += bytes_[number]
-        return [Size(*each) for each in zip(parameters, bytes_, strict=True)]
+            parent = self.rows[number].parent
+            parameters[parent] += parameters[number]
+            bytes_[parent] += bytes_[number]
+        return [Size(*size) for size in zip(parameters, bytes_, strict=True)]
 
-    def _meet(self, before: int, number: int) -> int:
-        """The lowest row above two: the rows below one are those up to its end."""
-        while before >= 0:
-            if self.end[before] > number:
-                return before
-            before = self.rows[before].parent
+    def _common_ancestor(self, previous: int, number: int) -> int:
+        """The lowest row above both. Rows are in pre-order, so a row's descendants end at `end`."""
+        while previous >= 0:
+            if self.end[previous] > number:
+                return previous
+            previous = self.rows[previous].parent
         return 0
 
     # ---- what is drawn
 
     def children(self, number: int) -> list[tuple[str, int]]:
-        """(label, number) one level below. What a function has beside its code is its closure and its defaults."""
-        known = self._below.get(number)
-        if known is None:
-            known = self._below[number] = self._children(number)
-        return known
+        """(label, row) of each child. The children of a function are its closure and its defaults."""
+        children = self._children_of.get(number)
+        if children is None:
+            children = self._children_of[number] = self._children(number)
+        return children
 
     def _children(self, number: int) -> list[tuple[str, int]]:
         row = self.rows[number]
         if row.what != "node":
             return []
-        found: list[tuple[str, int]] = []
+        children: list[tuple[str, int]] = []
         names = self._names if number == 0 else None
         is_function = isinstance(row.value, types.FunctionType)
         for i, (entry, child) in enumerate(self.graph.key_entries(number)):
@@ -157,21 +157,21 @@ class Picture:
             ):  # defaults and a closure that it does not have
                 continue
             label = names[i] if names is not None else label_text(entry)
-            if not self._whole and label.startswith(MACHINERY):
+            if not self._show_internals and label.startswith(MACHINERY):
                 continue
-            if isinstance(value, types.CellType):  # what is in it stands in its place
+            if isinstance(value, types.CellType):  # a cell is shown as its content
                 name = f"closure {_closure_name(entry)}" if is_function else label
-                found += [(name, inner) for inner in self.graph.children(child)]
+                children += [(name, inner) for inner in self.graph.children(child)]
             else:
-                found.append((label, child))
-        return found
+                children.append((label, child))
+        return children
 
     def text(self, number: int) -> str:
-        """What a row is: the type of an array or an object, or a value."""
-        known = self._texts.get(number)
-        if known is None:
-            known = self._texts[number] = self._text(number)
-        return known
+        """The text of a row: the type of an array or an object, or a value."""
+        text = self._texts.get(number)
+        if text is None:
+            text = self._texts[number] = self._text(number)
+        return text
 
     def _text(self, number: int) -> str:
         row = self.rows[number]
@@ -185,7 +185,7 @@ class Picture:
             return self.inline(number) or (name if within is None else f"{name} {self.text(within)}")
         return array_type(row.value) if self._is_shape(row.value) else value_text(row.value)
 
-    def look(self, number: int) -> str:
+    def style(self, number: int) -> str:
         """How a row is drawn: as a node, an array or a value."""
         row = self.rows[number]
         return "node" if row.what == "ref" else "array" if self._is_shape(row.value) else row.what
@@ -194,30 +194,30 @@ class Picture:
         return self._shapes and isinstance(value, jax.ShapeDtypeStruct)
 
     def _wrapped(self, number: int) -> int | None:
-        """The array in an object that is nothing but a name for it, as a variable of Flax NNX is."""
+        """The array of an object that only wraps it, such as a Variable of Flax NNX."""
         children = self.children(self.rows[number].target)
-        if self._whole or len(children) != 1 or children[0][0] not in RAW_VALUES:
+        if self._show_internals or len(children) != 1 or children[0][0] not in RAW_VALUES:
             return None
         return children[0][1] if self.rows[children[0][1]].what == "array" else None
 
     def inline(self, number: int) -> str | None:
         """A container of plain values alone, or a transformation of Optax without arrays, on one line."""
         row, end = self.rows[number], self.end[number]
-        if not self._whole and is_transformation(row.value):
-            held = any(self.rows[below].what == "array" for below in range(number, end))
-            return None if held else transformation_text(row.value)
+        if not self._show_internals and is_transformation(row.value):
+            has_arrays = any(self.rows[descendant].what == "array" for descendant in range(number, end))
+            return None if has_arrays else transformation_text(row.value)
         if type(row.value) not in _CONTAINERS or end - number > _INLINE_ITEMS:
             return None
-        for below in range(number + 1, end):
-            what, of = self.rows[below].what, type(plain(self.rows[below].value))
-            is_plain = of in (_PLAIN if what == "value" else _CONTAINERS if what == "node" else ())
-            if not is_plain or below in self.tags or self.marks(below):
+        for descendant in range(number + 1, end):
+            row_kind, value_type = self.rows[descendant].what, type(plain(self.rows[descendant].value))
+            is_plain = value_type in (_PLAIN if row_kind == "value" else _CONTAINERS if row_kind == "node" else ())
+            if not is_plain or descendant in self.tags or self.marks(descendant):
                 return None
         text = plain_text(row.value)
         return text if text is not None and len(text) <= _INLINE else None
 
     def short(self, number: int) -> str:
-        """What a row is without its value: by this, rows are alike."""
+        """A row without its value. Siblings with the same text are grouped."""
         row = self.rows[number]
         if row.what == "array":
             return array_text(row.value, values=False)
@@ -226,7 +226,7 @@ class Picture:
         return value_text(row.value)
 
     def is_open(self, number: int) -> bool:
-        """Is there something below that is drawn?"""
+        """Does the row have children that are drawn?"""
         if self.rows[number].what != "node" or self.inline(number) is not None:
             return False
         return bool(self.children(number)) and self._wrapped(number) is None
@@ -242,27 +242,27 @@ class Picture:
     def marks(self, number: int) -> list[str]:
         """The words beside a row."""
         row, marks = self.rows[number], self._marks
-        words = list(marks.rows.get(number, ()))
+        texts = list(marks.rows.get(number, ()))
         if row.parent > 0 and isinstance(self.rows[row.parent].value, types.CellType):
-            words += marks.rows.get(row.parent, ())
+            texts += marks.rows.get(row.parent, ())
         if row.what in ("array", "node"):
-            words += marks.objects.get(id(row.value), ())
+            texts += marks.objects.get(id(row.value), ())
         within = self._wrapped(number) if row.what == "node" else None
         if within is not None:
-            words += [word for word in self.marks(within) if word not in words]
+            texts += [text for text in self.marks(within) if text not in texts]
         if marks.children and row.parent >= 0:
             self.graph.key_entries(row.parent)
             entry = self.graph._entry.get(number)  # pyright: ignore[reportPrivateUsage]
-            words += marks.children.get((id(self.rows[row.parent].value), entry), ())
-        return words
+            texts += marks.children.get((id(self.rows[row.parent].value), entry), ())
+        return texts
 
-    def kind(self, number: int) -> str:
-        """array, value, node, or ref: of something that stood before."""
-        return "ref" if number in self.first else self.rows[number].what
+    def kind_of(self, number: int) -> str:
+        """array, value, node, or ref for a row that repeats an earlier one."""
+        return "ref" if number in self.first_rows else self.rows[number].what
 
 
 def label_text(entry: Any) -> str:
-    """A key entry as it stands in front of a row: `w` is an attribute, `'w'` a key, `[0]` an index."""
+    """The label of a row: `w` for an attribute, `'w'` for a key, `[0]` for an index."""
     if isinstance(entry, GetAttrKey):
         return entry.name
     if isinstance(entry, SequenceKey):
@@ -277,14 +277,14 @@ def _closure_name(entry: Any) -> str:
     return text.split("'")[1] if text.count("'") >= 2 else text
 
 
-def marked_by(words: dict[str, Any]) -> Callable[[Graph], Marks]:
+def marked_by(patterns: dict[str, Any]) -> Callable[[Graph], Marks]:
     """Marks by patterns, types and predicates, as `find` takes them."""
 
     def marks(graph: Graph) -> Marks:
-        found = Marks({}, {}, {})
-        for word, what in words.items():
-            for path, _ in find(graph.rows[0].value, what):
-                found.rows.setdefault(graph.number(path), []).append(word)
-        return found
+        marks = Marks({}, {}, {})
+        for mark, pattern in patterns.items():
+            for path, _ in find(graph.rows[0].value, pattern):
+                marks.rows.setdefault(graph.number(path), []).append(mark)
+        return marks
 
     return marks

@@ -33,9 +33,9 @@ class Shown:
     """A picture of an object graph. `print` it, or let a notebook or the prompt show it.
 
     Args:
-        picture: what there is.
-        notes: lines in front.
-        depth, lines: how much of it the text has, as `show` takes them.
+        picture: what is shown.
+        notes: lines above the picture.
+        depth, lines: the limits of the text, as in `graftax.show`.
     """
 
     def __init__(self, picture: Picture, notes: Sequence[str], depth: int | None, lines: int | None) -> None:
@@ -62,11 +62,11 @@ class Shown:
         return self.text()
 
     def __repr__(self) -> str:
-        # At the prompt of an interpreter `repr` is what is seen. Elsewhere it may go into a file.
+        # The prompt of an interpreter prints the `repr`. Elsewhere it may go to a file, where colors disturb.
         return self.colored() if hasattr(sys, "ps1") and _is_terminal(sys.stdout) else self.text()
 
     def colored(self, *, width: int | None = None) -> str:
-        """The text with colors for a terminal, which `rich` makes; plain where it is not installed."""
+        """The text with colors for a terminal, made by `rich`; plain text if rich is not installed."""
         if importlib.util.find_spec("rich") is None:
             return self.text(width=width)
         from rich.console import Console
@@ -90,10 +90,10 @@ class Shown:
     # ---- pages and drawings
 
     def html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The picture as one page that needs nothing else: to open and close, with a search.
+        """The picture as a self-contained HTML page, with rows to open and close, and a search.
 
         Args:
-            path: where it is written to, if anywhere.
+            path: a file that the page is written to.
 
         Returns:
             the page.
@@ -111,13 +111,13 @@ class Shown:
         return framed(self.html())
 
     def svg(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The picture as a drawing with a box for each object, for small graphs.
+        """The picture as an SVG drawing with a box for each object, for small graphs.
 
         Args:
-            path: where it is written to, if anywhere.
+            path: a file that the drawing is written to.
 
         Raises:
-            ValueError: where there are too many boxes to be seen.
+            ValueError: if the graph has more than 80 objects to draw.
         """
         from graftax._show.svg import drawing
 

@@ -11,11 +11,11 @@ from graftax._show.model import Picture
 
 TOO_MANY = "a drawing of {count} objects could not be read: use html(), or draw a part of it. At most {most} are drawn."
 
-_MOST = 80  # boxes
-_MOST_ROWS = 14  # of a box
+_MAX_BOXES = 80  # boxes
+_MAX_ROWS = 14  # of a box
 _CHARACTERS = 34  # of a row
 _WIDE, _HIGH = 7.3, 18  # pixels of a character and of a row
-_PAD, _ACROSS, _DOWN = 9, 64, 14  # pixels inside of a box, and between boxes
+_PAD, _COLUMN_GAP, _ROW_GAP = 9, 64, 14  # pixels inside of a box, and between boxes
 _LANE, _LANES = 5, 5  # pixels between arrows that go around boxes, and how many lie side by side
 
 _STYLE = """
@@ -34,21 +34,21 @@ text { fill: #e4e6eb; } .back { fill: #16181d; } .box { fill: #1e222a; stroke: #
 
 
 def escape(text: str) -> str:
-    """A text as XML, which has no form for control characters and halves of characters."""
+    """A text as XML, which cannot hold control characters or lone surrogates."""
     return html.escape("".join(character if character.isprintable() else "\ufffd" for character in text))
 
 
 class _RowText(NamedTuple):
     label: str
     text: str
-    kind: str
+    style: str
     marks: str
-    to: int | None  # the row of the box that it points to
-    again: bool  # and that stands elsewhere
+    target: int | None  # the row whose box an arrow leads to
+    is_repeated: bool  # that box is drawn at another row
 
 
 class _Box:
-    """One object: where it is drawn, and what stands in it."""
+    """One object: its position, its title and its rows."""
 
     def __init__(self, picture: Picture, number: int, level: int) -> None:
         self.number, self.level = number, level
@@ -58,7 +58,7 @@ class _Box:
         self.marks = _marks(picture, number)
         self.weight = short_bytes(size) if size else ""
         children = picture.children(number)
-        shown = children if len(children) <= _MOST_ROWS else children[: _MOST_ROWS - 1]
+        shown = children if len(children) <= _MAX_ROWS else children[: _MAX_ROWS - 1]
         self.rows = [_row(picture, label, child) for label, child in shown]
         if len(shown) < len(children):
             self.rows.append(_RowText("", f"… {len(children) - len(shown)} more", "soft", "", None, False))
@@ -70,21 +70,21 @@ class _Box:
 
 
 def _marks(picture: Picture, number: int) -> str:
-    return "".join(f"  {word}" for word in picture.marks(number))
+    return "".join(f"  {mark}" for mark in picture.marks(number))
 
 
 def _row(picture: Picture, label: str, number: int) -> _RowText:
-    first = picture.first.get(number)
-    target = number if first is None else first
+    first_row = picture.first_rows.get(number)
+    target = number if first_row is None else first_row
     if picture.is_open(target):
-        text = f"#{picture.tags[target]}" if first is not None else ""
-        marks = "" if first is None else _marks(picture, number)  # else those of the box that it points to
-        return _RowText(label, text, "soft", marks, target, first is not None)
+        text = f"#{picture.tags[target]}" if first_row is not None else ""
+        marks = "" if first_row is None else _marks(picture, number)  # the marks of a first row are on its box
+        return _RowText(label, text, "soft", marks, target, first_row is not None)
     text = cut(picture.text(number), _CHARACTERS)
     if target in picture.tags:
         text += f" #{picture.tags[target]}"
-    look = "array" if picture.look(number) == "array" else "value"
-    return _RowText(label, text, look, _marks(picture, number), None, False)
+    style = "array" if picture.style(number) == "array" else "value"
+    return _RowText(label, text, style, _marks(picture, number), None, False)
 
 
 def drawing(picture: Picture) -> str:
@@ -94,20 +94,20 @@ def drawing(picture: Picture) -> str:
         ValueError: where there are too many boxes.
     """
     boxes = _boxes(picture)
-    if len(boxes) > _MOST:
-        raise ValueError(TOO_MANY.format(count=f"{len(boxes):,}", most=_MOST))
-    width, height = _place(list(boxes.values()))
+    if len(boxes) > _MAX_BOXES:
+        raise ValueError(TOO_MANY.format(count=f"{len(boxes):,}", most=_MAX_BOXES))
+    width, height = _lay_out(list(boxes.values()))
     right: dict[int, float] = {}
     for box in boxes.values():
         right[box.level] = max(right.get(box.level, 0), box.x + box.width)
     parts: list[str] = []
     lanes = 0
     for box in boxes.values():
-        for i, row, to in _pointing(box, boxes):
-            if to.level == box.level + 1:
-                parts.append(_edge(box, i, to, row.again))
+        for i, row, target in _pointing(box, boxes):
+            if target.level == box.level + 1:
+                parts.append(_edge(box, i, target, row.is_repeated))
             else:
-                parts.append(_detour(box, i, to, right[box.level], lanes, height - _DOWN))
+                parts.append(_detour(box, i, target, right[box.level], lanes, height - _ROW_GAP))
                 lanes += 1
     height += _LANE * lanes
     parts += [_drawn(box) for box in boxes.values()]
@@ -119,7 +119,9 @@ def drawing(picture: Picture) -> str:
 
 
 def _pointing(box: _Box, boxes: dict[int, _Box]) -> list[tuple[int, _RowText, _Box]]:
-    return [(i, row, boxes[row.to]) for i, row in enumerate(box.rows) if row.to is not None and row.to in boxes]
+    return [
+        (i, row, boxes[row.target]) for i, row in enumerate(box.rows) if row.target is not None and row.target in boxes
+    ]
 
 
 def _boxes(picture: Picture) -> dict[int, _Box]:
@@ -128,32 +130,37 @@ def _boxes(picture: Picture) -> dict[int, _Box]:
     while stack:
         number, level = stack.pop()
         box = boxes[number] = _Box(picture, number, level)
-        if len(boxes) > _MOST:
+        if len(boxes) > _MAX_BOXES:
             boxes.update((i, box) for i in range(len(picture)) if picture.is_open(i))  # to count them
             return boxes
-        stack += [(row.to, level + 1) for row in reversed(box.rows) if row.to is not None and not row.again]
+        stack += [
+            (row.target, level + 1) for row in reversed(box.rows) if row.target is not None and not row.is_repeated
+        ]
     return boxes
 
 
-def _place(boxes: list[_Box]) -> tuple[float, float]:
+def _lay_out(boxes: list[_Box]) -> tuple[float, float]:
     """Gives each box its place, a column a level, and returns the size of the whole."""
     widths: dict[int, float] = {}
     for box in boxes:
         widths[box.level] = max(widths.get(box.level, 0), box.width)
-    left: dict[int, float] = {}
-    x = float(_DOWN + 14 + _LANE * _LANES)
+    x_of_level: dict[int, float] = {}
+    x = float(_ROW_GAP + 14 + _LANE * _LANES)
     for level in sorted(widths):
-        left[level] = x
-        x += widths[level] + _ACROSS
+        x_of_level[level] = x
+        x += widths[level] + _COLUMN_GAP
     free: dict[int, float] = {}
     for box in boxes:  # in pre-order: none stands above the one that it is in
-        above = max((y for level, y in free.items() if level >= box.level), default=float(_DOWN))
-        box.x, box.y = left[box.level], max(free.get(box.level, float(_DOWN)), above if box.level in free else 0.0)
-        box.y = max(box.y, float(_DOWN))
-        free[box.level] = box.y + box.height + _DOWN
+        top = max((y for level, y in free.items() if level >= box.level), default=float(_ROW_GAP))
+        box.x, box.y = (
+            x_of_level[box.level],
+            max(free.get(box.level, float(_ROW_GAP)), top if box.level in free else 0.0),
+        )
+        box.y = max(box.y, float(_ROW_GAP))
+        free[box.level] = box.y + box.height + _ROW_GAP
         for level in [level for level in free if level > box.level]:
             free[level] = max(free[level], box.y)
-    return x, max(box.y + box.height for box in boxes) + 2 * _DOWN
+    return x, max(box.y + box.height for box in boxes) + 2 * _ROW_GAP
 
 
 def _drawn(box: _Box) -> str:
@@ -169,10 +176,10 @@ def _drawn(box: _Box) -> str:
             f'<text class="soft" x="{x + w - _PAD:.1f}" y="{y + 14:.1f}" text-anchor="end">{escape(box.weight)}</text>'
         )
     for i, row in enumerate(box.rows):
-        at = y + _HIGH * (i + 2) - 1
+        baseline = y + _HIGH * (i + 2) - 1
         label = f"{escape(row.label)}<tspan class='soft'>: </tspan>" if row.label else ""
-        text = f'{label}<tspan class="{row.kind}">{escape(row.text)}</tspan>{_marked(row.marks)}'
-        parts.append(f'<text x="{x + _PAD:.1f}" y="{at:.1f}">{text}</text>')
+        text = f'{label}<tspan class="{row.style}">{escape(row.text)}</tspan>{_marked(row.marks)}'
+        parts.append(f'<text x="{x + _PAD:.1f}" y="{baseline:.1f}">{text}</text>')
     return "".join(parts)
 
 
@@ -180,25 +187,25 @@ def _marked(marks: str) -> str:
     return f'<tspan class="mark" xml:space="preserve">{escape(marks)}</tspan>' if marks else ""
 
 
-def _edge(box: _Box, row: int, to: _Box, again: bool) -> str:
-    """From a row of one box to the head of one in the next column."""
+def _edge(box: _Box, row: int, target: _Box, is_repeated: bool) -> str:
+    """An arrow from a row of a box to the head of a box in the next column."""
     x, y = box.x + box.width, box.y + _HIGH * (row + 2) - 5
-    end_x, end_y = to.x, to.y + _HIGH / 2 + (4 if again else 0)
+    end_x, end_y = target.x, target.y + _HIGH / 2 + (4 if is_repeated else 0)
     bend = max((end_x - x) / 2, 24)
     curve = f"M{x:.1f} {y:.1f}C{x + bend:.1f} {y:.1f} {end_x - bend:.1f} {end_y:.1f} {end_x - 6:.1f} {end_y:.1f}"
-    return _arrow(curve, end_x, end_y, again)
+    return _arrow(curve, end_x, end_y, is_repeated)
 
 
-def _detour(box: _Box, row: int, to: _Box, right: float, lane: int, bottom: float) -> str:
-    """The same to any other column, around all boxes: down between two columns, along below, and up between two."""
+def _detour(box: _Box, row: int, target: _Box, right: float, lane: int, bottom: float) -> str:
+    """An arrow to any other column, around all boxes: down between two columns, along the bottom, and up again."""
     x, y = box.x + box.width, box.y + _HIGH * (row + 2) - 5
-    end_x, end_y = to.x, to.y + _HIGH / 2 + 4
+    end_x, end_y = target.x, target.y + _HIGH / 2 + 4
     shift = _LANE * (lane % _LANES)
-    down, along, up = right + 8 + shift, bottom + _LANE * (lane + 1), end_x - 14 - shift
-    line = f"M{x:.1f} {y:.1f}H{down:.1f}V{along:.1f}H{up:.1f}V{end_y:.1f}H{end_x - 6:.1f}"
+    x_down, y_along, x_up = right + 8 + shift, bottom + _LANE * (lane + 1), end_x - 14 - shift
+    line = f"M{x:.1f} {y:.1f}H{x_down:.1f}V{y_along:.1f}H{x_up:.1f}V{end_y:.1f}H{end_x - 6:.1f}"
     return _arrow(line, end_x, end_y, True)
 
 
-def _arrow(line: str, x: float, y: float, again: bool) -> str:
-    edge, tip = ("edge again", "tip-again") if again else ("edge", "tip")
+def _arrow(line: str, x: float, y: float, is_repeated: bool) -> str:
+    edge, tip = ("edge again", "tip-again") if is_repeated else ("edge", "tip")
     return f'<path class="{edge}" d="{line}"/><path class="{tip}" d="M{x:.1f} {y:.1f}l-8 -4v8z"/>'

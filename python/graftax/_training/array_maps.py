@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of an object graph, each once: mapped, averaged, cast, counted."""
+"""Functions of the arrays of an object graph, each array once: map, average, cast, count."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
         >>> model["first"], model["second"] is model["first"]
         ({'w': Array([0.5, 0.5], dtype=float32), 'name': 'tied'}, True)
     """
-    first = Graph(graph)
-    beside: list[dict[int, Any]] = []
+    base = Graph(graph)
+    partners: list[dict[int, Any]] = []
     for source in graphs:
-        other = Graph(source)
-        pairs = side_by_side("map_leaves", first, other)
-        beside.append({number: other.rows[there].value for number, there in pairs})
-    made: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
+        partner_graph = Graph(source)
+        pairs = side_by_side("map_leaves", base, partner_graph)
+        partners.append({number: partner_graph.rows[partner].value for number, partner in pairs})
+    results: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
     changes: dict[int, Any] = {}
-    for number in array_numbers(first):
-        values = (first.rows[number].value, *(found.get(number) for found in beside))
-        which = tuple(map(id, values))
-        if which not in made:
-            path = (first.path(number),) if with_path else ()
+    for number in array_numbers(base):
+        values = (base.rows[number].value, *(partner_values.get(number) for partner_values in partners))
+        identity = tuple(map(id, values))
+        if identity not in results:
+            path = (base.path(number),) if with_path else ()
             try:
-                made[which] = values, function(*path, *values)
+                results[identity] = values, function(*path, *values)
             except Exception as error:
-                raise at_path(error, repr(first.path(number)))  # noqa: B904 - it is the same one
-        changes[number] = made[which][1]
-    note_made(made.values())
-    return first.core.build(changes, all=True)
+                raise at_path(error, repr(base.path(number)))  # noqa: B904 - the same error
+        changes[number] = results[identity][1]
+    note_made(results.values())
+    return base.core.build(changes, all=True)
 
 
 def ema(target: T, model: Any, decay: Any) -> T:
@@ -89,28 +89,30 @@ def ema(target: T, model: Any, decay: Any) -> T:
         >>> graftax.ema(average, model, 0.75)
         {'w': Array([3., 3.], dtype=float32)}
     """
-    graph, other = Graph(target), Graph(model)
+    graph, source = Graph(target), Graph(model)
     arrays = set(array_numbers(graph))
-    made: dict[tuple[int, int], tuple[tuple[Any, ...], Any]] = {}
+    results: dict[tuple[int, int], tuple[tuple[Any, ...], Any]] = {}
     changes: dict[int, Any] = {}
-    for number, there in side_by_side("ema", graph, other):
-        old, new = graph.rows[number].value, other.rows[there].value
-        if number not in arrays or new is None or new is old:
+    for number, source_number in side_by_side("ema", graph, source):
+        average, value = graph.rows[number].value, source.rows[source_number].value
+        if number not in arrays or value is None or value is average:
             continue
-        if np.shape(new) != old.shape:
-            raise StructureError(OTHER_SHAPE.format(path=graph.path(number), expected=old.shape, given=np.shape(new)))
-        which = (id(old), id(new))
-        if which not in made:
-            made[which] = (old, new), _average(old, new, decay)
-        changes[number] = made[which][1]
-    note_made((values, average) for values, average in made.values() if average is not values[1])
+        if np.shape(value) != average.shape:
+            raise StructureError(
+                OTHER_SHAPE.format(path=graph.path(number), expected=average.shape, given=np.shape(value))
+            )
+        identity = (id(average), id(value))
+        if identity not in results:
+            results[identity] = (average, value), _average(average, value, decay)
+        changes[number] = results[identity][1]
+    note_made((values, average) for values, average in results.values() if average is not values[1])
     return graph.put(changes)
 
 
-def _average(old: Any, new: Any, decay: Any) -> Any:
-    if not is_inexact(old):
-        return new
-    return (decay * old + (1 - decay) * new).astype(old.dtype)
+def _average(average: Any, value: Any, decay: Any) -> Any:
+    if not is_inexact(average):
+        return value
+    return (decay * average + (1 - decay) * value).astype(average.dtype)
 
 
 def cast(model: T, dtype: Any, where: Any = None) -> T:
@@ -132,14 +134,14 @@ def cast(model: T, dtype: Any, where: Any = None) -> T:
         {'w': Array([1, 1], dtype=bfloat16), 'steps': Array(3, dtype=int32...)}
     """
     graph = Graph(model)
-    made: dict[int, tuple[tuple[Any, ...], Any]] = {}
+    results: dict[int, tuple[tuple[Any, ...], Any]] = {}
     changes: dict[int, Any] = {}
-    for number in _chosen("cast", "floating array", graph, where, is_floating):
+    for number in _chosen_arrays("cast", "floating array", graph, where, is_floating):
         value = graph.rows[number].value
-        if id(value) not in made:
-            made[id(value)] = (value,), value.astype(dtype)
-        changes[number] = made[id(value)][1]
-    note_made((values, other) for values, other in made.values() if other is not values[0])
+        if id(value) not in results:
+            results[id(value)] = (value,), value.astype(dtype)
+        changes[number] = results[id(value)][1]
+    note_made((values, cast_value) for values, cast_value in results.values() if cast_value is not values[0])
     return graph.core.build(changes)
 
 
@@ -169,9 +171,9 @@ def count(model: Any, where: Any = None) -> Count:
         Count(parameters=16, bytes=64, arrays=2)
     """
     graph = Graph(model)
-    numbers = _chosen("count", "array", graph, where, is_inexact if where is None else has_dtype, has_dtype)
-    found = {id(value): value for value in (graph.rows[number].value for number in numbers)}
-    sizes = [(math.prod(value.shape), value.dtype.itemsize) for value in found.values()]
+    numbers = _chosen_arrays("count", "array", graph, where, is_inexact if where is None else has_dtype, has_dtype)
+    arrays = {id(value): value for value in (graph.rows[number].value for number in numbers)}
+    sizes = [(math.prod(value.shape), value.dtype.itemsize) for value in arrays.values()]
     return Count(sum(size for size, _ in sizes), sum(size * width for size, width in sizes), len(sizes))
 
 
@@ -180,9 +182,9 @@ def array_numbers(graph: Graph) -> Iterator[int]:
     return (number for number, row in enumerate(graph.rows) if row.what == "array" and not row.aux)
 
 
-def _chosen(
+def _chosen_arrays(
     name: str,
-    what: str,
+    noun: str,
     graph: Graph,
     where: Any,
     fits: Callable[[Any], bool],
@@ -192,15 +194,15 @@ def _chosen(
     numbers = (
         p for p, row in enumerate(rows) if not row.aux and (row.what == "array" or (is_leaf and is_leaf(row.value)))
     )
-    found = [number for number in numbers if fits(rows[number].value)]
+    chosen = [number for number in numbers if fits(rows[number].value)]
     if where is None:
-        return found
-    found = sorted(selection(graph, where, found))
-    if not found:
+        return chosen
+    chosen = sorted(selection(graph, where, chosen))
+    if not chosen:
         raise StructureError(
-            NO_SUCH_ARRAY.format(name=name, where=where, what=what, cls=type(rows[0].value).__qualname__)
+            NO_SUCH_ARRAY.format(name=name, where=where, what=noun, cls=type(rows[0].value).__qualname__)
         )
-    return found
+    return chosen
 
 
 def has_dtype(leaf: Any) -> bool:

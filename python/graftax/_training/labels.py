@@ -19,18 +19,18 @@ ONLY_PATTERNS = (
     "only patterns can."
 )
 
-# The model whose parameters a transformation is asked for, and where they stand.
-_seen: contextvars.ContextVar[tuple[Graph, dict[str, list[int]]] | None] = contextvars.ContextVar("graftax_labels")
+# While a transformation runs: the model whose parameters it works on, and the rows of each parameter.
+_labelled: contextvars.ContextVar[tuple[Graph, dict[str, list[int]]] | None] = contextvars.ContextVar("graftax_labels")
 
 
 @contextlib.contextmanager
-def seen_by_labels(graph: Graph, places: dict[str, list[int]]) -> Generator[None]:
-    """While a transformation runs: the model that its labels are of."""
-    token = _seen.set((graph, places))
+def use_for_labels(graph: Graph, rows: dict[str, list[int]]) -> Generator[None]:
+    """Sets the model that labels are computed for while a transformation runs."""
+    token = _labelled.set((graph, rows))
     try:
         yield
     finally:
-        _seen.reset(token)
+        _labelled.reset(token)
 
 
 class Labels:
@@ -42,27 +42,27 @@ class Labels:
             raise ValueError("graftax.labels takes at least one rule: {'**': label}")
 
     def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        seen = _seen.get(None)
+        label_of: dict[str, Any] = {}
+        labelled = _labelled.get(None)
         for rule, label in self.rules:
-            means = self._covered(params, rule, seen)
-            found.update((name, label) for name in params if name in means and name not in found)
-        left = [name for name in params if name not in found]
-        if left:
-            raise StructureError(NO_LABEL.format(paths=some(left)))
-        return {name: found[name] for name in params}
+            covered = self._covered(params, rule, labelled)
+            label_of.update((name, label) for name in params if name in covered and name not in label_of)
+        unlabelled = [name for name in params if name not in label_of]
+        if unlabelled:
+            raise StructureError(NO_LABEL.format(paths=some(unlabelled)))
+        return {name: label_of[name] for name in params}
 
     def _covered(
-        self, params: Mapping[str, Any], rule: Any, seen: tuple[Graph, dict[str, list[int]]] | None
+        self, params: Mapping[str, Any], rule: Any, labelled: tuple[Graph, dict[str, list[int]]] | None
     ) -> set[str]:
-        if seen is None:
+        if labelled is None:
             if not isinstance(rule, str):
                 raise TypeError(ONLY_PATTERNS.format(rule=rule))
             pattern = Pattern(rule)
             return {name for name in params if pattern.covers(Path.parse(name))}
-        graph, places = seen
-        chosen = selection(graph, rule, (place for name in params for place in places.get(name, ())))
-        return {name for name in params if not chosen.isdisjoint(places.get(name, ()))}
+        graph, rows_of = labelled
+        chosen = selection(graph, rule, (row for name in params for row in rows_of.get(name, ())))
+        return {name for name in params if not chosen.isdisjoint(rows_of.get(name, ()))}
 
     def __repr__(self) -> str:
         return f"graftax.labels({dict(self.rules)!r})"

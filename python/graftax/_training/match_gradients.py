@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients, in the forms in which they are given, matched to the places of a model."""
+"""Matches gradients, in each form that users have them, to the parameters of a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_GRADIENT = (
     "Optimizer.update: there is no gradient for {paths}. Differentiate by all that is trained, as "
     "graftax.grad(loss)(model) does, or say what is trained: graftax.optimizer(tx, model, wrt=...)."
 )
-NO_SUCH_PLACE = (
+NO_SUCH_PATH = (
     "Optimizer.update: the gradients have {what} at {path!r}, where the model has {there}. They have to be those of "
     "this model, in the structure in which graftax.grad returns them."
 )
@@ -39,35 +39,37 @@ SWAPPED = (
 
 
 def gradients_in(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[str, Any]:
-    """The gradients by the names of the parameters; the parts of an array that stands in several places are added.
+    """The gradients by the names of the parameters. The gradients of an array that occurs several times are added up.
 
     Raises:
-        StructureError: where gradients and parameters do not fit, at the path. One more axis in all of them, of one
-            length, is left to the transformation.
+        StructureError: if gradients and parameters do not fit, at the path. One more leading axis in all of them, of
+            the same length, is left to the transformation.
     """
-    found = _by_name(graph, numbers, grads)
-    shapes = {name: np.shape(graph.rows[numbers[name][0]].value) for name in found}
-    if not _has_rows(found, shapes):
-        require_shapes(found, shapes)
-    return found
+    gradients = _by_name(graph, numbers, grads)
+    shapes = {name: np.shape(graph.rows[numbers[name][0]].value) for name in gradients}
+    if not _has_rows(gradients, shapes):
+        require_shapes(gradients, shapes)
+    return gradients
 
 
 def require_shapes(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """Raises a StructureError where a gradient is not of the shape of its parameter."""
+    """Raises StructureError if a gradient and its parameter have different shapes."""
     for name, gradient in gradients.items():
         if np.shape(gradient) != shapes[name]:
-            raise StructureError(other_shape("gradient of", name, shapes[name], gradient))
+            raise StructureError(shape_message("gradient of", name, shapes[name], gradient))
 
 
 def _has_rows(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
-    """Is there a row for each example in all of them? `differentially_private_aggregate` of Optax takes these."""
-    found = {np.shape(gradient)[:1] for gradient in gradients.values()}
-    return len(found) == 1 and all(np.shape(g) == (*next(iter(found)), *shapes[n]) for n, g in gradients.items())
+    """Do all gradients have a row for each example? `optax.contrib.differentially_private_aggregate` takes these."""
+    leading_axes = {np.shape(gradient)[:1] for gradient in gradients.values()}
+    return len(leading_axes) == 1 and all(
+        np.shape(g) == (*next(iter(leading_axes)), *shapes[n]) for n, g in gradients.items()
+    )
 
 
-def other_shape(what: str, name: str, expected: Any, given: Any) -> str:
-    shape = f"the shape {np.shape(given)}" if has_dtype(given) else a_type(given)
-    return OTHER_SHAPE.format(what=what, name=name, expected=expected, given=shape)
+def shape_message(noun: str, name: str, expected: Any, value: Any) -> str:
+    shape = f"the shape {np.shape(value)}" if has_dtype(value) else a_type(value)
+    return OTHER_SHAPE.format(what=noun, name=name, expected=expected, given=shape)
 
 
 def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[str, Any]:
@@ -80,71 +82,76 @@ def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[st
             return _by_name(graph, numbers, values[0])
         if len(values) != len(numbers):
             hint = VALUE_FIRST if len(values) == 2 and np.shape(values[0]) == () else ""
-            given = f"{a_type(grads)} of {len(values)}"
-            raise StructureError(OTHER_NAMES.format(given=given, paths=f"{len(numbers)}: {some(list(numbers))}") + hint)
+            grads_text = f"{a_type(grads)} of {len(values)}"
+            raise StructureError(
+                OTHER_NAMES.format(given=grads_text, paths=f"{len(numbers)}: {some(list(numbers))}") + hint
+            )
         return dict(zip(numbers, values, strict=True))
-    other = Graph(getattr(grads, "_mapping", grads) if of_nnx else grads)
-    at = _beside(graph, other, {number for where in numbers.values() for number in where})
-    missing = [name for name, where in numbers.items() if not all(number in at for number in where)]
-    if missing and not at:
-        given = f"{a_type(grads)} without gradients of them"
-        raise StructureError(OTHER_NAMES.format(given=given, paths=some(missing)))
+    grads_graph = Graph(getattr(grads, "_mapping", grads) if of_nnx else grads)
+    gradient_row = _match_rows(graph, grads_graph, {number for rows in numbers.values() for number in rows})
+    missing = [name for name, rows in numbers.items() if not all(number in gradient_row for number in rows)]
+    if missing and not gradient_row:
+        grads_text = f"{a_type(grads)} without gradients of them"
+        raise StructureError(OTHER_NAMES.format(given=grads_text, paths=some(missing)))
     if missing:
         raise StructureError(NO_GRADIENT.format(paths=some(missing)))
-    found: dict[str, Any] = {}
-    for name, where in numbers.items():
-        values = [other.rows[at[number]].value for number in where]
-        found[name] = values[0] if len(values) == 1 else sum(values[1:], start=values[0])
-    return found
+    gradients: dict[str, Any] = {}
+    for name, rows in numbers.items():
+        values = [grads_graph.rows[gradient_row[number]].value for number in rows]
+        gradients[name] = values[0] if len(values) == 1 else sum(values[1:], start=values[0])
+    return gradients
 
 
-def _beside(graph: Graph, other: Graph, wanted: set[int]) -> dict[int, int]:
-    """By the numbers of the rows of parameters, those of their gradients.
+def _match_rows(graph: Graph, grads_graph: Graph, parameters: set[int]) -> dict[int, int]:
+    """The row of the gradient for each row of a parameter.
 
-    The structure of the gradients is that of the model before the loss changed it, so what else is in the model plays
-    no part. What there is a gradient for has to be in the model.
+    The gradients have the structure of the model before the loss changed it, so other differences are ignored. But each
+    gradient needs its array in the model.
     """
-    found: dict[int, int] = {}
-    met: set[tuple[int, int]] = set()
+    gradient_row: dict[int, int] = {}
+    visited: set[tuple[int, int]] = set()
     stack = [(0, 0)]
     while stack:
-        at, there = stack.pop()
-        number, node = graph.rows[at].target, other.rows[there].target
-        mine, given = graph.rows[number], other.rows[node]
-        if given.is_leaf and has_dtype(given.value):
-            if not mine.is_leaf:
-                raise _no_such_row(graph, other, number, there)
-            if number in wanted and found.setdefault(number, node) != node:
-                paths = [repr(other.path(found[number])), repr(other.path(node))]
+        model_row, grads_row = stack.pop()
+        number, node = graph.rows[model_row].target, grads_graph.rows[grads_row].target
+        model, gradient = graph.rows[number], grads_graph.rows[node]
+        if gradient.is_leaf and has_dtype(gradient.value):
+            if not model.is_leaf:
+                raise _no_such_row(graph, grads_graph, number, grads_row)
+            if number in parameters and gradient_row.setdefault(number, node) != node:
+                paths = [repr(grads_graph.path(gradient_row[number])), repr(grads_graph.path(node))]
                 raise StructureError(UNTIED.format(path=graph.path(number), places=" and ".join(paths)))
-        elif given.is_leaf:
-            if mine.what == "value" and mine.value is None and given.value is not None and not given.aux:
-                raise StructureError(SWAPPED.format(path=graph.path(number), value=a_type(given.value)))
-        elif (number, node) not in met:
-            met.add((number, node))
-            stack += _children(graph, other, number, node)
-    return found
+        elif gradient.is_leaf:
+            if model.what == "value" and model.value is None and gradient.value is not None and not gradient.aux:
+                raise StructureError(SWAPPED.format(path=graph.path(number), value=a_type(gradient.value)))
+        elif (number, node) not in visited:
+            visited.add((number, node))
+            stack += _children(graph, grads_graph, number, node)
+    return gradient_row
 
 
-def _children(graph: Graph, other: Graph, number: int, node: int) -> Iterator[tuple[int, int]]:
-    right = other.key_entries(node)
-    left = [] if graph.rows[number].is_leaf else graph.key_entries(number)
-    pairs = paired(left, right)
+def _children(graph: Graph, grads_graph: Graph, number: int, node: int) -> Iterator[tuple[int, int]]:
+    grads_children = grads_graph.key_entries(node)
+    model_children = [] if graph.rows[number].is_leaf else graph.key_entries(number)
+    pairs = paired(model_children, grads_children)
     if pairs is not None:
-        yield from ((mine, given) for mine, given, _ in pairs)
+        yield from ((model_child, grads_child) for model_child, grads_child, _ in pairs)
         return
-    known = dict(left)
-    for entry, given in right:
-        mine = known.get(entry)
-        if mine is None:
-            mine = next((child for there, child in left if same_entry(there, entry)), None)
-        if mine is not None:
-            yield mine, given
-        elif any(other.rows[p].is_leaf and has_dtype(other.rows[p].value) for p in other.below([given])):
-            raise _no_such_row(graph, other, -1, given)
+    child_of = dict(model_children)
+    for entry, grads_child in grads_children:
+        model_child = child_of.get(entry)
+        if model_child is None:
+            model_child = next((child for model_entry, child in model_children if same_entry(model_entry, entry)), None)
+        if model_child is not None:
+            yield model_child, grads_child
+        elif any(
+            grads_graph.rows[p].is_leaf and has_dtype(grads_graph.rows[p].value)
+            for p in grads_graph.below([grads_child])
+        ):
+            raise _no_such_row(graph, grads_graph, -1, grads_child)
 
 
-def _no_such_row(graph: Graph, other: Graph, number: int, there: int) -> StructureError:
+def _no_such_row(graph: Graph, grads_graph: Graph, number: int, grads_row: int) -> StructureError:
     model = "nothing" if number < 0 else a_type(graph.rows[number].value)
-    what = "a gradient" if other.rows[there].is_leaf else a_type(other.rows[there].value)
-    return StructureError(NO_SUCH_PLACE.format(what=what, path=other.path(there), there=model))
+    found_text = "a gradient" if grads_graph.rows[grads_row].is_leaf else a_type(grads_graph.rows[grads_row].value)
+    return StructureError(NO_SUCH_PATH.format(what=found_text, path=grads_graph.path(grads_row), there=model))

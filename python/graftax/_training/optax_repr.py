@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transformation of Optax in words. It is two functions: what it is made of stands in their closures."""
+"""The `repr` of an Optax transformation. It is a pair of functions, whose closures hold its settings."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ def is_transformation(value: Any) -> bool:
 
 
 def transformation_text(tx: Any) -> str:
-    """What a transformation does, in the order in which it does it: `clip(max_delta=1.0), scale(step_size=-0.1)`."""
+    """The steps of a transformation, in order: `clip(max_delta=1.0), scale(step_size=-0.1)`."""
     return ", ".join(_texts(tx, 0)) or type(tx).__name__
 
 
 def _texts(tx: Any, depth: int) -> Iterator[str]:
     update = tx if isinstance(tx, types.FunctionType) else getattr(tx, "update", None)
     if isinstance(update, types.FunctionType):
-        name, held = _owner(update), _held(update)
+        name, values = _owner(update), _closure_values(update)
     else:
-        name, held = type(tx).__name__, dict(getattr(tx, "__dict__", {}))
+        name, values = type(tx).__name__, dict(getattr(tx, "__dict__", {}))
     if depth > _DEPTH:
         yield "…"
-    elif name == _WRAPPER and is_transformation(held.get("tx")):
-        yield from _texts(held["tx"], depth)
-    elif name == "chain" and isinstance(held.get("update_fns"), tuple):
-        for each in held["update_fns"]:
-            yield from _texts(each, depth + 1)
+    elif name == _WRAPPER and is_transformation(values.get("tx")):
+        yield from _texts(values["tx"], depth)
+    elif name == "chain" and isinstance(values.get("update_fns"), tuple):
+        for inner in values["update_fns"]:
+            yield from _texts(inner, depth + 1)
     else:
-        parts = [part for key, value in held.items() if (part := _part(key.lstrip("_"), value, name, depth))]
+        parts = [part for key, value in values.items() if (part := _part(key.lstrip("_"), value, name, depth))]
         yield f"{name}({', '.join(parts)})" if parts else name
 
 
 def _part(key: str, value: Any, name: str, depth: int) -> str | None:
-    """One thing that a transformation holds; None of what is not told: defaults of nothing, its own functions."""
+    """One setting of a transformation as text. None for empty defaults and for the transformation's own functions."""
     if is_transformation(value):
         return f"{key}=[{', '.join(_texts(value, depth + 1))}]"
     if isinstance(value, Mapping):
@@ -50,11 +50,11 @@ def _part(key: str, value: Any, name: str, depth: int) -> str | None:
         return f"{key}={value!r}"
     if not isinstance(value, types.FunctionType):
         return None
-    inner = _held(value).get("learning_rate")  # a schedule, in a function that changes its sign
+    inner = _closure_values(value).get("learning_rate")  # a schedule, in a function that changes its sign
     value = inner if isinstance(inner, types.FunctionType) else value
     owner = _owner(value)
-    if owner.partition(".")[0] == name:  # its own, such as a schedule that it has made of a number
-        return ", ".join(f"{k}={v!r}" for k, v in _held(value).items() if type(v) in (int, float)) or None
+    if owner.partition(".")[0] == name:  # a function of its own, such as a schedule that it made from a number
+        return ", ".join(f"{k}={v!r}" for k, v in _closure_values(value).items() if type(v) in (int, float)) or None
     return None if owner == "<lambda>" else f"{key}={owner}"
 
 
@@ -63,11 +63,11 @@ def _owner(function: types.FunctionType) -> str:
     return function.__qualname__.partition(".<locals>")[0]
 
 
-def _held(function: types.FunctionType) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _closure_values(function: types.FunctionType) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            values[name] = cell.cell_contents
         except ValueError:  # an empty cell
             continue
-    return found
+    return values

@@ -23,8 +23,8 @@ from graftax._graph.types.register import register_static
 from graftax._jax.compat import as_weak
 from graftax._jax.tracebacks import caller_level
 from graftax._training.array_maps import array_numbers, is_inexact
-from graftax._training.labels import seen_by_labels
-from graftax._training.match_gradients import gradients_in, other_shape, require_shapes
+from graftax._training.labels import use_for_labels
+from graftax._training.match_gradients import gradients_in, require_shapes, shape_message
 from graftax._training.optax_repr import transformation_text
 
 NO_TRANSFORMATION = (
@@ -35,7 +35,7 @@ NO_PARAMETERS = (
     "graftax.optimizer: there is no array of a floating dtype to train in {where}. Python numbers are static: make "
     "them arrays (jnp.asarray). The model has {arrays}."
 )
-GONE = (
+NO_SUCH_PARAMETER = (
     "Optimizer: this {cls} has no array at {path}, which the model has that the optimizer was made for. {near}Make a "
     "new optimizer after a change of the structure."
 )
@@ -115,19 +115,19 @@ class Optimizer:
 
     def __init__(self, tx: Any, model: Any, wrt: Any = None, params: Callable[..., Any] | None = None) -> None:
         if isinstance(tx, type) or not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
-            raise TypeError(NO_TRANSFORMATION.format(found=_found(tx), hint=_hint(tx, model)))
-        graph = _opened(model)
+            raise TypeError(NO_TRANSFORMATION.format(found=_type_text(tx), hint=_hint(tx, model)))
+        graph = _open_graph(model)
         self.tx, self.slow, self._form = tx, None, None
-        self._names = names = _named(graph, wrt)
+        self._names = names = _names_of(graph, wrt)
         values = names.values(graph)
         if params is not None:
             formed = params(values)
             if not (hasattr(formed, "fast") and hasattr(formed, "slow")):
-                raise TypeError(NO_FORM.format(found=_found(formed)))
+                raise TypeError(NO_FORM.format(found=_type_text(formed)))
             self._form, self.slow = type(formed), dict(formed.slow)
             values = formed
-        with seen_by_labels(graph, names.numbers(graph)):
-            self.state: Any = _owned(tx.init(values))
+        with use_for_labels(graph, names.numbers(graph)):
+            self.state: Any = _own_containers(tx.init(values))
 
     def update(self, model: T, grads: Any, **extra: Any) -> T:
         """One step: changes the parameters of the model by the gradients, and the state.
@@ -147,34 +147,34 @@ class Optimizer:
             StructureError: where gradients and parameters do not fit, at the path. Nothing is changed then.
         """
         if is_handle(model):
-            run_inside("Optimizer.update", model, lambda inside: self.update(inside, grads, **extra))
+            run_inside("Optimizer.update", model, lambda opened: self.update(opened, grads, **extra))
             return model
         graph, names = Graph(model), self._names
         numbers = names.numbers(graph)
         params = names.values(graph)
-        given = gradients_in(graph, numbers, grads)
+        gradients = gradients_in(graph, numbers, grads)
         extra = self._accepted(graph, numbers, extra)
         together = params if self._form is None else self._form(fast=params, slow=self.slow)
         shapes = {name: value.shape for name, value in params.items()}
         try:
-            with seen_by_labels(graph, numbers):
-                updates, state = self.tx.update(given, self.state, together, **extra)
+            with use_for_labels(graph, numbers):
+                updates, state = self.tx.update(gradients, self.state, together, **extra)
         except (TypeError, ValueError):
-            require_shapes(given, shapes)  # rows of gradients, which few transformations take
+            require_shapes(gradients, shapes)  # rows of gradients, which few transformations take
             raise
         slow, updates = (None, updates) if self._form is None else (updates.slow, updates.fast)
         if any(np.shape(updates[name]) != shape for name, shape in shapes.items()):
-            require_shapes(given, shapes)
+            require_shapes(gradients, shapes)
         if slow is not None:
-            self.slow = {name: _moved(value, slow[name]) for name, value in (self.slow or {}).items()}
-        new = {name: _moved(value, updates[name]) for name, value in params.items()}
-        changed = graph.put({number: new[name] for name, where in numbers.items() for number in where})
-        self.state = _kept(self.state, state)
+            self.slow = {name: _add_update(value, slow[name]) for name, value in (self.slow or {}).items()}
+        new_values = {name: _add_update(value, updates[name]) for name, value in params.items()}
+        changed = graph.put({number: new_values[name] for name, rows in numbers.items() for number in rows})
+        self.state = _updated_state(self.state, state)
         return changed
 
     def parameters(self, model: Any) -> dict[str, Any]:
         """The parameters of a model by name, each once: what the transformation is given."""
-        return self._names.values(_opened(model))
+        return self._names.values(_open_graph(model))
 
     def assign(self, model: T, parameters: Mapping[str, Any]) -> T:
         """Writes parameters into a model, such as averages that a transformation keeps (`opt.slow`).
@@ -186,24 +186,24 @@ class Optimizer:
             StructureError: where names or shapes do not fit.
         """
         if is_handle(model):
-            run_inside("Optimizer.assign", model, lambda inside: self.assign(inside, parameters))
+            run_inside("Optimizer.assign", model, lambda opened: self.assign(opened, parameters))
             return model
         graph = Graph(model)
         numbers = self._names.numbers(graph)
         _same_names(numbers, parameters)
-        for name, where in numbers.items():
-            shape, value = graph.rows[where[0]].value.shape, parameters[name]
+        for name, rows in numbers.items():
+            shape, value = graph.rows[rows[0]].value.shape, parameters[name]
             if np.shape(value) != shape:
-                raise StructureError(other_shape("parameter", name, shape, value))
-        return graph.put({number: parameters[name] for name, where in numbers.items() for number in where})
+                raise StructureError(shape_message("parameter", name, shape, value))
+        return graph.put({number: parameters[name] for name, rows in numbers.items() for number in rows})
 
     def _accepted(self, graph: Graph, numbers: dict[str, list[int]], extra: dict[str, Any]) -> dict[str, Any]:
         """The extra arguments that the transformation takes: one without any is given none, as in Optax."""
         if not extra:
             return extra
-        taken = inspect.signature(self.tx.update).parameters.values()
-        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken):
-            names = {parameter.name for parameter in taken}
+        parameters = inspect.signature(self.tx.update).parameters.values()
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            names = {parameter.name for parameter in parameters}
             extra = {name: value for name, value in extra.items() if name in names}
         if extra.get("grad") is not None:
             extra = {**extra, "grad": gradients_in(graph, numbers, extra["grad"])}
@@ -212,11 +212,11 @@ class Optimizer:
             return extra
 
         @functools.wraps(function)  # Optax passes on those extra arguments that its signature names
-        def of_parameters(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-            changes = {number: params[name] for name, where in numbers.items() for number in where}
+        def value_of_parameters(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            changes = {number: params[name] for name, rows in numbers.items() for number in rows}
             return function(graph.core.build(changes, all=True), *args, **kwargs)
 
-        return {**extra, "value_fn": of_parameters}
+        return {**extra, "value_fn": value_of_parameters}
 
     def __repr__(self) -> str:
         names = self._names
@@ -231,10 +231,10 @@ class Optimizer:
 
 @register_static
 class Names:
-    """The names of the parameters, and where each stands. One static value, compared as a whole.
+    """The names of the parameters, and the key paths of each. One static value, compared as a whole.
 
     Args:
-        paths: an array that stands in several places has several.
+        paths: by name; an array that occurs several times has several.
     """
 
     def __init__(self, paths: dict[str, tuple[Path, ...]]) -> None:
@@ -242,15 +242,15 @@ class Names:
         self._hash = hash(tuple(paths.items()))
 
     def numbers(self, graph: Graph) -> dict[str, list[int]]:
-        """The numbers of their rows in a graph, by name.
+        """The rows of each parameter in a graph, by name.
 
         Raises:
-            StructureError: where there is no array.
+            StructureError: if a path does not lead to an array.
         """
         return {name: [self._number(graph, path) for path in paths] for name, paths in self.paths.items()}
 
     def values(self, graph: Graph) -> dict[str, Any]:
-        """The arrays of a graph, by name; those of NumPy as JAX's."""
+        """The parameters of a graph, by name, as JAX arrays."""
         return {name: jnp.asarray(graph.rows[numbers[0]].value) for name, numbers in self.numbers(graph).items()}
 
     def _number(self, graph: Graph, path: Path) -> int:
@@ -260,9 +260,13 @@ class Names:
             number = 0 if path else -1
         row = graph.rows[number]
         if number < 0 or not is_inexact(row.value):
-            there = nearest(_name(path), (_name(graph.path(at)) for at in array_numbers(graph)))
-            near = f"It has {there}. " if there else "It has no arrays. "
-            raise StructureError(GONE.format(cls=type_name(graph.rows[0].value), path=repr(path), near=near))
+            nearest_names = nearest(
+                _name(path), (_name(graph.path(array_number)) for array_number in array_numbers(graph))
+            )
+            hint = f"It has {nearest_names}. " if nearest_names else "It has no arrays. "
+            raise StructureError(
+                NO_SUCH_PARAMETER.format(cls=type_name(graph.rows[0].value), path=repr(path), near=hint)
+            )
         return number
 
     def __eq__(self, other: object) -> bool:
@@ -275,40 +279,40 @@ class Names:
         return f"<{some(list(self.paths))}>"
 
 
-def _opened(model: Any) -> Graph:
+def _open_graph(model: Any) -> Graph:
     return run_inside("graftax.optimizer", model, Graph) if is_handle(model) else Graph(model)
 
 
-def _named(graph: Graph, wrt: Any) -> Names:
+def _names_of(graph: Graph, wrt: Any) -> Names:
     numbers = [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
     if wrt is None:
         numbers = [number for number in numbers if interop.is_trained(graph.rows[graph.rows[number].parent].value)]
     else:
         numbers = sorted(selection(graph, wrt, numbers))
-    at: dict[int, list[Path]] = {}
+    paths_of: dict[int, list[Path]] = {}
     for number in numbers:
-        at.setdefault(id(graph.rows[number].value), []).append(graph.path(number))
-    if not at:
-        where = "this model" if wrt is None else f"what wrt={wrt!r} means"
+        paths_of.setdefault(id(graph.rows[number].value), []).append(graph.path(number))
+    if not paths_of:
+        selection_text = "this model" if wrt is None else f"what wrt={wrt!r} means"
         arrays = nearest("", (_name(graph.path(number)) for number in array_numbers(graph)))
-        raise TypeError(NO_PARAMETERS.format(where=where, arrays=arrays or "no array at all"))
-    _warn_of_ties(graph, [graph.number(paths[0]) for paths in at.values()])
-    named: dict[str, tuple[Path, ...]] = {}
-    for paths in at.values():
+        raise TypeError(NO_PARAMETERS.format(where=selection_text, arrays=arrays or "no array at all"))
+    _warn_of_ties(graph, [graph.number(paths[0]) for paths in paths_of.values()])
+    names: dict[str, tuple[Path, ...]] = {}
+    for paths in paths_of.values():
         name = _name(paths[0])
-        while name in named:  # keys of a dict that print alike
+        while name in names:  # keys of a dict that print alike
             name += "'"
-        named[name] = tuple(paths)
-    return Names(dict(sorted(named.items())))  # as JAX sorts a dict
+        names[name] = tuple(paths)
+    return Names(dict(sorted(names.items())))  # as JAX sorts a dict
 
 
 def _warn_of_ties(graph: Graph, numbers: list[int]) -> None:
-    """In a trace an array that stands in two places is two."""
-    seen: dict[int, int] = {}
+    """Warns of tied arrays in a trace, which has two tracers for an array that occurs twice."""
+    first_row: dict[int, int] = {}
     for number, value in zip(numbers, outside([graph.rows[number].value for number in numbers]), strict=True):
-        if value.ndim > 0 and seen.setdefault(id(value), number) != number:  # scalars are shared for no reason
-            first, second = (repr(graph.path(at)) for at in (seen[id(value)], number))
-            warnings.warn(TIED_OUTSIDE.format(first=first, second=second), UntiedWarning, caller_level())
+        if value.ndim > 0 and first_row.setdefault(id(value), number) != number:  # scalars are often shared by accident
+            first_path, second_path = (repr(graph.path(row_number)) for row_number in (first_row[id(value)], number))
+            warnings.warn(TIED_OUTSIDE.format(first=first_path, second=second_path), UntiedWarning, caller_level())
             return
 
 
@@ -317,24 +321,24 @@ def _name(path: Path) -> str:
     return str(path).removeprefix(".")
 
 
-def _same_names(numbers: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    missing, unknown = [n for n in numbers if n not in given], [n for n in given if n not in numbers]
+def _same_names(numbers: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    missing, unknown = [n for n in numbers if n not in parameters], [n for n in parameters if n not in numbers]
     if missing or unknown:
         texts = [f"there is no {some(missing)}"] * bool(missing) + [f"{some(unknown)} is none of them"] * bool(unknown)
         raise StructureError(OTHER_NAMES.format(differ=", and ".join(texts)))
 
 
-def _moved(value: Any, by: Any) -> Any:
-    return _as_weak_as(value, jnp.asarray(value + by).astype(value.dtype))
+def _add_update(value: Any, update: Any) -> Any:
+    return _as_weak_as(value, jnp.asarray(value + update).astype(value.dtype))
 
 
-def _as_weak_as(old: Any, new: Any) -> Any:
-    """The new array with the weak type of the old one: `jnp.asarray(0.5)` has one, and losing it compiles anew."""
-    is_weak = getattr(old, "weak_type", False) and getattr(new, "weak_type", True) is False
-    return as_weak(new) if is_weak and old.dtype == new.dtype else new
+def _as_weak_as(old_array: Any, new_array: Any) -> Any:
+    """The new array with the weak type of the old one, such as `jnp.asarray(0.5)`. Losing it would recompile."""
+    is_weak = getattr(old_array, "weak_type", False) and getattr(new_array, "weak_type", True) is False
+    return as_weak(new_array) if is_weak and old_array.dtype == new_array.dtype else new_array
 
 
-def _found(value: Any) -> str:
+def _type_text(value: Any) -> str:
     return f"the class {value.__qualname__}" if isinstance(value, type) else f"of type {type_name(value)}"
 
 
@@ -344,49 +348,51 @@ def _hint(tx: Any, model: Any) -> str:
     return f" Call it: {tx.__name__}(...)." if callable(tx) and hasattr(tx, "__name__") else ""
 
 
-def _owned(state: Any) -> Any:
-    """The state in new containers, each of which stands in one place."""
+def _own_containers(state: Any) -> Any:
+    """The state in new containers, so that none is shared."""
     if _is_tuple(state):
-        return _tuple(state, map(_owned, state))
+        return _tuple(state, map(_own_containers, state))
     if type(state) is dict:
-        return {key: _owned(value) for key, value in cast("dict[Any, Any]", state).items()}
-    return list(map(_owned, cast("list[Any]", state))) if type(state) is list else state
+        return {key: _own_containers(value) for key, value in cast("dict[Any, Any]", state).items()}
+    return list(map(_own_containers, cast("list[Any]", state))) if type(state) is list else state
 
 
-def _kept(old: Any, new: Any) -> Any:
-    """The new state, in the containers of the old one where these are of the same structure.
+def _updated_state(old_state: Any, new_state: Any) -> Any:
+    """The new state, in the containers of the old one where the structure is the same.
 
-    They stay the objects that they were: so a step may stand in a branch or in a loop. All is read before the first
-    container is written to, since the new state may refer to containers of the old one.
+    The containers keep their identity, so that a step may run in a branch or a loop. Everything is read before the
+    first write, since the new state may refer to containers of the old one.
     """
     writes: list[tuple[Any, list[tuple[Any, Any]]]] = []
-    taken: set[int] = set()
+    reused: set[int] = set()
 
-    def keep(old: Any, new: Any) -> Any:
-        new = _as_weak_as(old, new)
-        if type(old) is not type(new):
-            return _owned(new)
-        if _is_tuple(new) and len(old) == len(new):
-            return _tuple(new, map(keep, old, new))
-        is_dict = type(new) is dict
-        fits = (is_dict and old.keys() == new.keys()) or (type(new) is list and len(old) == len(new))
-        if not fits or id(old) in taken:
-            return _owned(new)
-        taken.add(id(old))
-        keys: Iterable[Any] = list(old) if is_dict else range(len(new))
-        writes.append((old, [(key, keep(old[key], new[key])) for key in keys]))
-        return old
+    def keep_containers(old_part: Any, new_part: Any) -> Any:
+        new_part = _as_weak_as(old_part, new_part)
+        if type(old_part) is not type(new_part):
+            return _own_containers(new_part)
+        if _is_tuple(new_part) and len(old_part) == len(new_part):
+            return _tuple(new_part, map(keep_containers, old_part, new_part))
+        is_dict = type(new_part) is dict
+        fits = (is_dict and old_part.keys() == new_part.keys()) or (
+            type(new_part) is list and len(old_part) == len(new_part)
+        )
+        if not fits or id(old_part) in reused:
+            return _own_containers(new_part)
+        reused.add(id(old_part))
+        keys: Iterable[Any] = list(old_part) if is_dict else range(len(new_part))
+        writes.append((old_part, [(key, keep_containers(old_part[key], new_part[key])) for key in keys]))
+        return old_part
 
-    kept = keep(old, new)
+    state = keep_containers(old_state, new_state)
     for container, items in writes:
         for key, value in items:
             container[key] = value
-    return kept
+    return state
 
 
 def _is_tuple(value: Any) -> bool:
     return type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
-def _tuple(like: Any, parts: Iterable[Any]) -> Any:
-    return tuple(parts) if type(like) is tuple else type(like)(*parts)
+def _tuple(template: Any, parts: Iterable[Any]) -> Any:
+    return tuple(parts) if type(template) is tuple else type(template)(*parts)

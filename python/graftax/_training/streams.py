@@ -35,6 +35,9 @@ class Streams:
         *names: of the streams.
         **seeds: names with seeds or keys of their own. These draw what `nnx.Rngs` of the same seeds draws.
 
+    Raises:
+        TypeError: if there is no name, or if a name has no seed or something else as its seed.
+
     Example:
         >>> streams = graftax.Streams(0, "params", "dropout")
         >>> @graftax.jit
@@ -48,8 +51,8 @@ class Streams:
         if not (names or seeds):
             raise TypeError(NO_STREAMS)
         if names and seed is None:
-            have = "has" if len(names) == 1 else "have"
-            raise TypeError(NO_SEED.format(names=some(list(names)), have=have, first=names[0]))
+            verb = "has" if len(names) == 1 else "have"
+            raise TypeError(NO_SEED.format(names=some(list(names)), have=verb, first=names[0]))
         keys = {}
         if names:
             base = _key("the first argument", seed)
@@ -98,12 +101,12 @@ def _key(name: str, seed: Any) -> Any:
         return jax.random.key(seed)
     if isinstance(seed, jax.Array) and (jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) or seed.dtype == jnp.uint32):
         return seed
-    found = f"of dtype {seed.dtype}" if isinstance(seed, jax.Array) else type(seed).__qualname__
-    raise TypeError(NOT_A_SEED.format(name=name, found=found))
+    seed_text = f"of dtype {seed.dtype}" if isinstance(seed, jax.Array) else type(seed).__qualname__
+    raise TypeError(NOT_A_SEED.format(name=name, found=seed_text))
 
 
 def _shape(key: Any) -> tuple[int, ...]:
-    """How many keys these are: of `jax.random.key`, or in their old form, whose last axis is the key."""
+    """The shape of an array of keys, which in JAX's old form have one more axis."""
     return key.shape if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key.shape[:-1]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What graftax knows of other libraries: one module a library, imported only once that library is."""
+"""Adapters for other libraries: one module for each, imported after the library itself."""
 
 from __future__ import annotations
 
@@ -22,137 +22,137 @@ ADAPTERS = {
 
 
 class LibraryFilter(NamedTuple):
-    """A filter of another library: what it is asked about, and how."""
+    """A filter of another library: the values that it is applied to, and the test."""
 
-    of: type | tuple[type, ...]  # each object of this class is one value for it; elsewhere a leaf is
-    asks: Callable[[tuple[Any, ...], Any], Any]  # (names, indices and keys from the root on, the value)
+    value_types: type | tuple[type, ...]  # objects of these types are tested as a whole; elsewhere each leaf is
+    accepts: Callable[[tuple[Any, ...], Any], Any]  # takes (the plain keys of the path, the value)
 
 
 def library_filter(spec: Any) -> LibraryFilter | None:
-    """The filter that an object of an imported library is; None where no adapter knows it."""
-    return _first("library_filter", spec)
+    """The filter in an object of an imported library. None if no adapter knows it."""
+    return _first_answer("library_filter", spec)
 
 
 def path_filter(spec: Any) -> LibraryFilter | None:
-    """The filter that a function of a path and a value is in an imported library."""
-    return _first("path_filter", spec)
+    """The filter that an imported library makes of a function of (path, value)."""
+    return _first_answer("path_filter", spec)
 
 
 def choices(spec: Any) -> list[tuple[Any, Any]] | None:
-    """(filter, entry) pairs of an object in which an imported library says what goes for which arrays."""
-    return _first("choices", spec)
+    """The (filter, entry) pairs of a library's object that gives options by filter, such as `nnx.StateAxes`."""
+    return _first_answer("choices", spec)
 
 
 def differentiated(spec: Any) -> tuple[int, Any] | None:
-    """(position, filter) of an object in which an imported library says what of an argument is differentiated."""
-    return _first("differentiated", spec)
+    """(argument number, filter) of a library's object that selects what is differentiated, such as `nnx.DiffState`."""
+    return _first_answer("differentiated", spec)
 
 
 def axes(node: Any) -> Any:
-    """The `PartitionSpec` that an imported library keeps in the object which holds an array; None where it has none."""
-    return _first("axes", node)
+    """The `PartitionSpec` in a library's object that holds an array. None if it has none."""
+    return _first_answer("axes", node)
 
 
 NO_AXIS_NAMES = "transform_metadata={names!r} is for the Variables of Flax NNX, which is not imported"
 
-# Names of fields that users do not spell: paths are printed without them. Each adapter adds its own when imported.
-# Of Flax NNX `layer.kernel` is a Variable, and the array in it.
+# Fields that printed paths leave out, since users do not write them. Each adapter adds its own when it is imported. In
+# Flax NNX `layer.kernel` names a Variable, and also the array in its field `_raw_value`.
 UNSPOKEN: set[str] = set()
 
 
 def value_field(obj: Any) -> str | None:
-    """The field of an object that its library's users take for its value."""
-    return _first("value_field", obj)
+    """The field of an object that holds its value, such as the array of a Variable."""
+    return _first_answer("value_field", obj)
 
 
 def is_module(obj: Any) -> bool:
-    """Is this a module of an imported library: a layer or a model, more than data?"""
-    return _first("is_module", obj) is True
+    """Is this a module of an imported library, such as a layer or a model?"""
+    return _first_answer("is_module", obj) is True
 
 
 def is_trained(holder: Any) -> bool:
-    """Is what an object holds trained where nothing is said? A library may know of statistics and caches."""
-    return _first("is_trained", holder) is not False
+    """Is the array of an object trained by default? A library may mark statistics and caches, which are not."""
+    return _first_answer("is_trained", holder) is not False
 
 
 def items(obj: Any) -> list[Any] | None:
-    """The items of what an imported library has for a list; None for all else."""
-    return _first("items", obj)
+    """The items of a library's own list type. None for other objects."""
+    return _first_answer("items", obj)
 
 
 def refuse_around(name: str) -> None:
-    """Raises where a library waits, around the call, for a transform of its own."""
+    """Raises if the call is inside of a library's context that only its own transforms support."""
     for module in _adapters():
         if (refuse := getattr(module, "refuse_around", None)) is not None:
             refuse(name)
 
 
 def is_carry(spec: Any) -> bool:
-    """Is this a library's own mark for what a loop carries?"""
-    return _first("is_carry", spec) is True
+    """Is this a library's own mark for the carry of a loop?"""
+    return _first_answer("is_carry", spec) is True
 
 
 def none_for_empty(graph: Any) -> Any:
-    """A graph in which None stands for each of a library's objects for one array that holds none."""
-    found = _first("none_for_empty", graph)
-    return graph if found is None else found
+    """The graph with None in place of a library's array objects that are empty."""
+    answer = _first_answer("none_for_empty", graph)
+    return graph if answer is None else answer
 
 
 def prefix(spec: Any) -> Any:
-    """An object like the one that a library's own prefix object speaks of, with its entries in place of arrays."""
-    return _first("prefix", spec)
+    """The graph of a library's own prefix object, with its entries in place of arrays."""
+    return _first_answer("prefix", spec)
 
 
 def with_axis_names(function: Any, in_axes: Any, out_axes: Any, names: Any) -> Any:
-    """A function that takes the name of the mapped axis off what it is given, and puts it on what it leaves.
+    """A function that removes the name of the mapped axis from its arguments, and adds it to its result.
 
     Raises:
-        TypeError: where no imported library keeps names of axes beside arrays.
+        TypeError: if no imported library keeps axis names.
     """
-    found = _first("with_axis_names", function, in_axes, out_axes, names)
-    if found is None:
+    wrapped = _first_answer("with_axis_names", function, in_axes, out_axes, names)
+    if wrapped is None:
         raise TypeError(NO_AXIS_NAMES.format(names=names))
-    return found
+    return wrapped
 
 
 def describe(cls: type) -> Description | None:
-    """How the core is to treat a class that an imported library made; None where no adapter knows it.
+    """How the core treats a class of an imported library. None if no adapter knows it.
 
-    An adapter imports the names that it needs. Where a version of the library lacks one, its classes are what they are
-    to JAX: registered nodes.
+    If a version of the library lacks a name that the adapter imports, its classes are treated as in JAX: as registered
+    nodes.
     """
-    return _first("describe", cls)
+    return _first_answer("describe", cls)
 
 
 def tree_fields(cls: type, flatten: Any, unflatten: Any) -> TreeDescription | None:
-    """How to read and write a class that is registered with JAX by name, where that does what its functions do."""
-    return _first("tree_fields", cls, flatten, unflatten)
+    """How to read and write a class registered with JAX by its fields, if that is equal to its flatten function."""
+    return _first_answer("tree_fields", cls, flatten, unflatten)
 
 
-def _first(name: str, *args: Any) -> Any:
-    """What the first adapter says that has this function, and an answer."""
+def _first_answer(name: str, *args: Any) -> Any:
+    """The first answer of an adapter that has this function."""
     for module in _adapters():
-        ask = getattr(module, name, None)
-        found = ask and ask(*args)
-        if found is not None:
-            return found
+        function = getattr(module, name, None)
+        answer = function and function(*args)
+        if answer is not None:
+            return answer
     return None
 
 
 def have_errors() -> bool:
-    """Is a library imported that raises errors from inside of computations?"""
+    """Is a library imported that raises errors inside of running computations?"""
     return any(hasattr(module, "raises") for module in _adapters())
 
 
 def raises_its_own(host: Any) -> bool:
-    """Is this host function one that a library raises errors of its own through, when the computation runs?"""
+    """Is this the host function by which a library raises its own errors when the computation runs?"""
     return any(module.raises(host) for module in _adapters() if hasattr(module, "raises"))
 
 
 def own_error(error: BaseException) -> BaseException | None:
-    """A library's own error, which JAX has wrapped into one of its own."""
-    found = (module.own_error(error) for module in _adapters() if hasattr(module, "own_error"))
-    return next((own for own in found if own is not None), None)
+    """The library's own error that JAX has wrapped in one of its own."""
+    errors = (module.own_error(error) for module in _adapters() if hasattr(module, "own_error"))
+    return next((error_found for error_found in errors if error_found is not None), None)
 
 
 def _adapters() -> Iterator[ModuleType]:

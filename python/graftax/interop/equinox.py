@@ -12,19 +12,19 @@ from equinox.nn import State
 
 from graftax._base.type_record import Description, TreeDescription
 
-# Equinox's own unflatten fills attributes that are not there with a mark of its own.
+# The mark that Equinox's unflatten puts in place of missing attributes.
 _ABSENT = getattr(sys.modules.get("equinox._module._flatten"), "MISSING", None)
 
 
-# How `eqx.error_if` raises: a host function fails, and the wrapper around the call looks for the rest here.
+# `eqx.error_if` raises in a host function. The wrapper of `filter_jit` then reads the message from this module.
 _ERRORS, _FAILED = "equinox._errors", "_EquinoxRuntimeError: "
 
 
 def describe(cls: type[Any]) -> Description | None:
-    """A module is its dataclass fields, in their order: what Equinox flattens it to. None for other classes."""
+    """Describes a module by its dataclass fields in order, as Equinox flattens it. None for other classes."""
     if cls is State:
-        # Its flatten refuses a state that is used up. Reading its one attribute, a dict, gives the same leaves, and the
-        # caller's state is told that it is used up.
+        # A state may be used once: its flatten refuses one that has expired. Its only attribute, a dict, has the same
+        # leaves, and the core marks the caller's state as expired.
         return Description("node", frozen=False, expires=True)
     if not issubclass(cls, Module):
         return None
@@ -40,14 +40,14 @@ def is_module(obj: Any) -> bool | None:
 
 
 def tree_fields(cls: type[Any], flatten: Any, unflatten: Any) -> TreeDescription | None:
-    """A module's fields, where JAX has the functions that Equinox generates for them."""
+    """The fields of a module, if JAX has the flatten functions that Equinox generates for it."""
     if _ABSENT is None or not issubclass(cls, Module) or getattr(unflatten, "args", None) != (cls,):
         return None
     fields: dict[str, Any] = cls.__dataclass_fields__
-    others = tuple(name for name, field in fields.items() if field.metadata.get("static", False))
-    children = tuple(name for name in fields if name not in others)
+    static_names = tuple(name for name, field in fields.items() if field.metadata.get("static", False))
+    children = tuple(name for name in fields if name not in static_names)
     order = tuple(range(len(fields)))
-    return TreeDescription("fields", flatten, unflatten, children, others, order, _ABSENT, len(fields))
+    return TreeDescription("fields", flatten, unflatten, children, static_names, order, _ABSENT, len(fields))
 
 
 def raises(host: Any) -> bool:
@@ -56,10 +56,10 @@ def raises(host: Any) -> bool:
 
 
 def own_error(error: BaseException) -> BaseException | None:
-    """What `equinox.filter_jit` raises for a failed `eqx.error_if`, of which JAX has this error."""
+    """The error that `equinox.filter_jit` raises for a failed `eqx.error_if`, from the one that JAX raises."""
     text = str(error)
-    kind = getattr(sys.modules.get("equinox"), "EquinoxRuntimeError", None)
-    if _FAILED not in text or kind is None:
+    error_class = getattr(sys.modules.get("equinox"), "EquinoxRuntimeError", None)
+    if _FAILED not in text or error_class is None:
         return None
     wrapper = sys.modules.get("equinox._jit")
     message, stack = getattr(wrapper, "last_error_info", None) or (
@@ -67,5 +67,5 @@ def own_error(error: BaseException) -> BaseException | None:
         [],
     )
     frames = "".join(reversed([frame for frame in stack if isinstance(frame, str)]))
-    whole = getattr(wrapper, "_on_error_msg", "{msg}")
-    return kind(whole.format(msg=message, stack=frames))
+    template = getattr(wrapper, "_on_error_msg", "{msg}")
+    return error_class(template.format(msg=message, stack=frames))

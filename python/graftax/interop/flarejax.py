@@ -2,7 +2,7 @@
 """FlareJax modules: read as fields.
 
 FlareJax flattens a whole graph of modules, lists, tuples and dicts in Python, and sorts attributes by name wherever it
-looks at them. So their order is no part of the key, and a compiled function sees them sorted.
+reads them. So their order is not part of the key, and a compiled function sees them sorted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _THEIRS = [inspect.getattr_static(Module, name) for name in _READ_BY]
 
 
 def describe(cls: type[Any]) -> Description | None:
-    """A module is its attributes and slots. None for other classes, and for modules that FlareJax sees otherwise.
+    """Describes a module by its attributes and slots. None for other classes, and for modules with their own flatten.
 
     Frozen dataclasses count as mutable: FlareJax keeps shared references to every module.
     """
@@ -39,12 +39,12 @@ def is_module(obj: Any) -> bool | None:
 
 
 def _is_laid_out_in_c(base: type[Any]) -> bool:
-    """Do its instances hold more than attributes? FlareJax loses, or mistakes, the items of a list and the like."""
+    """Do instances hold more than attributes, such as the items of a list? FlareJax loses or mistakes these."""
     return isinstance(vars(base).get("__new__"), types.BuiltinFunctionType)
 
 
 def _slots(cls: type[Any]) -> list[str]:
-    """The slots of the class and its bases, as far as an attribute of the same name reads them."""
-    found = [(name, value) for base in cls.__mro__ for name, value in vars(base).items()]
-    members = [(name, value) for name, value in found if isinstance(value, types.MemberDescriptorType)]
+    """The slots of the class and its bases that no other attribute hides."""
+    attributes = [(name, value) for base in cls.__mro__ for name, value in vars(base).items()]
+    members = [(name, value) for name, value in attributes if isinstance(value, types.MemberDescriptorType)]
     return [name for name, value in members if inspect.getattr_static(cls, name) is value]

@@ -11,15 +11,15 @@ from jax.sharding import PartitionSpec
 
 
 def axes(node: Any) -> PartitionSpec | None:
-    """The mesh axes that are named in the box of an array."""
+    """The mesh axes named in the box of an array."""
     if not isinstance(node, Partitioned):
         return None
     return mesh_axes(node.names, (*(getattr(node, "rules", None) or ()), *(get_logical_axis_rules() or ())))
 
 
 def mesh_axes(names: Any, rules: Any) -> PartitionSpec:
-    """Names of axes, through the rules for logical ones: the first rule of a name counts."""
-    known: dict[str, Any] = {}
+    """The mesh axes for names of axes. Logical names are translated by the first rule that has them."""
+    axis_of: dict[str, Any] = {}
     for name, axis in rules:
-        known.setdefault(name, axis)
-    return PartitionSpec(*(known.get(name, name) if isinstance(name, str) else name for name in names))
+        axis_of.setdefault(name, axis)
+    return PartitionSpec(*(axis_of.get(name, name) if isinstance(name, str) else name for name in names))

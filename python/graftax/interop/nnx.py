@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flax NNX: modules, variables, and what is made of them, read as fields.
+"""Flax NNX: modules, Variables and states, read as fields.
 
-NNX marks each object with the JAX trace that it was made in, and refuses to change one from within another trace. That
-mark is no part of the key; objects rebuilt for a trace get the trace's, and the caller's keep theirs.
+NNX marks each object with the JAX trace that it was made in, and refuses to change it in another trace. The mark is not
+part of the key: objects rebuilt for a trace get the mark of that trace, and the caller's objects keep theirs.
 
-NNX sorts the attributes of a module, and its own transforms leave them sorted. So their order is no part of the key
-either: a compiled function sees them sorted.
+NNX sorts the attributes of a module, and its own transforms leave them sorted. So their order is not part of the key
+either, and a compiled function sees them sorted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatSt
 
 TreeState = getattr(extract, "TreeState", None)  # that of `nnx.prefix`, since Flax 0.12.9
 
-# Each is the key of its own notes on a call that runs, so a copy would not find them.
+# These look up notes on a running call by their own identity, so a copy would not find them.
 _JITTED = tuple(
     getattr(compilation, name)
     for name in ("JitWrapped", "SimpleJitWrapped", "SimpleJitPartialWrapped")
@@ -53,11 +53,11 @@ _List = getattr(helpers, "List", None)
 
 _VALUE = "_raw_value"  # the field of a Variable that holds its value
 UNSPOKEN.add(_VALUE)
-_DATA = frozenset({_VALUE})  # is data, a Python number too; metadata and attributes of modules are static
+_DATA = frozenset({_VALUE})  # traced even if it is a Python number; metadata and attributes of modules are static
 
 
 def describe(cls: type) -> Description | None:
-    """How the core is to treat a class of NNX, or one derived from it. None for other classes."""
+    """How the core treats a class of NNX or a subclass. None for other classes."""
     if issubclass(cls, _JITTED):
         return Description("identity")
     if issubclass(cls, TraceState):
@@ -70,7 +70,7 @@ def describe(cls: type) -> Description | None:
         return Description("node", frozen=False, arrays_only=True, dynamic_fields=_DATA)
     if issubclass(cls, _BY_FIELDS):
         return Description("node", frozen=False)
-    if issubclass(cls, HashableMapping):  # a private dict that nothing changes
+    if issubclass(cls, HashableMapping):  # a private dict that is never changed
         return Description("reduce", reduce=operator.attrgetter("_mapping"))
     return None
 
@@ -98,10 +98,10 @@ IN_CACHED_PARTIAL = (
 
 
 def refuse_around(name: str) -> None:
-    """Raises inside of `nnx.cached_partial`, whose cache nothing here takes."""
+    """Raises inside of `nnx.cached_partial`, whose cache graftax does not use."""
     context: Any = graphlib.GRAPH_CONTEXT
     if getattr(context, "tmp_static_cache", None) is not None:
-        context.tmp_static_cache = None  # else NNX raises an error of its own in place of this one
+        context.tmp_static_cache = None  # otherwise an error of NNX replaces this one
         raise GraftaxError(IN_CACHED_PARTIAL.format(name=name))
 
 
@@ -113,7 +113,7 @@ _FILTERS = tuple(
 
 
 def library_filter(spec: Any) -> LibraryFilter | None:
-    """One of NNX's filters, which are asked about Variables."""
+    """A filter of NNX, which tests Variables."""
     return LibraryFilter(Variable, spec) if isinstance(spec, _FILTERS) else None
 
 
@@ -122,17 +122,17 @@ def path_filter(spec: Any) -> LibraryFilter:
 
 
 def choices(spec: Any) -> list[tuple[Any, Any]] | None:
-    """What `nnx.StateAxes` or `nnx.StateSharding` says of which Variables."""
+    """The (filter, entry) pairs of `nnx.StateAxes` or `nnx.StateSharding`."""
     if type(spec).__module__.partition(".")[0] != "flax":
         return None
     filters, entries = getattr(spec, "filters", None), getattr(spec, "axes", getattr(spec, "shardings", None))
     if filters is None or entries is None:
         return None
-    return [(filterlib.All(kind), entry) for kind, entry in zip(filters, entries, strict=True)]
+    return [(filterlib.All(filter_), entry) for filter_, entry in zip(filters, entries, strict=True)]
 
 
 def none_for_empty(graph: Any) -> Any:
-    """Without the Variables that hold None."""
+    """The graph with None in place of Variables that hold None."""
 
     def is_variable(x: Any) -> bool:
         return isinstance(x, Variable)
@@ -144,14 +144,14 @@ def none_for_empty(graph: Any) -> Any:
 
 
 def axes(node: Any) -> PartitionSpec | Sharding | None:
-    """The mesh axes that a Variable names. Flax before 0.12 calls them `sharding`."""
+    """The mesh axes named in a Variable. Flax before 0.12 calls them `sharding`."""
     if not isinstance(node, Variable):
         return None
-    kept: dict[str, Any] = node.get_metadata()
-    names = kept.get("out_sharding") or kept.get("sharding_names") or kept.get("sharding")
+    metadata: dict[str, Any] = node.get_metadata()
+    names = metadata.get("out_sharding") or metadata.get("sharding_names") or metadata.get("sharding")
     if not names or isinstance(names, Sharding):
         return names or None
-    return mesh_axes(names, (*kept.get("sharding_rules", ()), *(get_logical_axis_rules() or ())))
+    return mesh_axes(names, (*metadata.get("sharding_rules", ()), *(get_logical_axis_rules() or ())))
 
 
 def is_carry(spec: Any) -> bool | None:
@@ -160,7 +160,7 @@ def is_carry(spec: Any) -> bool | None:
 
 
 def prefix(spec: Any) -> Any:
-    """What `nnx.prefix` says of a graph, or of several with common parts: objects like them."""
+    """The graph of `nnx.prefix`, or those of several with common parts."""
     if TreeState is None:
         return None
     if type(spec) in (tuple, list) and any(type(part) is TreeState for part in spec):
@@ -172,43 +172,45 @@ def prefix(spec: Any) -> Any:
 
 
 def differentiated(spec: Any) -> tuple[int, Any] | None:
-    """What `nnx.DiffState` says."""
+    """(argument number, filter) of `nnx.DiffState`."""
     return (spec.argnum, filterlib.All(spec.filter)) if isinstance(spec, DiffState) else None
 
 
 def with_axis_names(function: Any, in_axes: Any, out_axes: Any, names: Any) -> Any:
-    """What `transform_metadata` of `nnx.vmap` and `nnx.scan` is: the axis of each Variable by its prefix."""
+    """Removes and adds axis names, as `transform_metadata` of `nnx.vmap` and `nnx.scan` does."""
 
     @functools.wraps(function)
-    def named(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         for variable, axis in _with_axes(args, in_axes):
             spmd.remove_axis(variable, axis, names)
         result = function(*args, **kwargs)
-        given = {id(variable): (variable, axis) for variable, axis in _with_axes(args, in_axes)}
-        new = {id(variable): (variable, axis) for variable, axis in _with_axes(result, out_axes)}
-        for variable, axis in (new | given).values():
+        of_arguments = {id(variable): (variable, axis) for variable, axis in _with_axes(args, in_axes)}
+        of_result = {id(variable): (variable, axis) for variable, axis in _with_axes(result, out_axes)}
+        for variable, axis in (of_result | of_arguments).values():
             spmd.add_axis(variable, axis, names)
         return result
 
-    return named
+    return wrapped
 
 
 def _with_axes(graph: Any, axes: Any) -> list[tuple[Any, int]]:
-    """The Variables of arguments or a result that a mapped axis goes through, and where in the whole it is."""
-    found: list[tuple[Any, int]] = []
+    """The Variables with a mapped axis, each with the position of that axis in the unmapped array."""
+    variables: list[tuple[Any, int]] = []
     for path, variable in graphlib.iter_graph(graph):
         axis = _axis_at(axes, path, variable) if isinstance(variable, Variable) else None
         if axis is not None:
             value: Any = variable.get_raw_value()
-            found.append((variable, axis if axis >= 0 else axis + value.ndim + 1))
-    return found
+            variables.append((variable, axis if axis >= 0 else axis + value.ndim + 1))
+    return variables
 
 
 def _axis_at(axes: Any, path: Sequence[Any], variable: Any) -> int | None:
     for i, name in enumerate(path):
-        if (said := choices(axes)) is not None:
-            wanted = (axis for kind, axis in said if filterlib.to_predicate(kind)(tuple(path[i:]), variable))
-            return next(wanted, None)
+        if (pairs := choices(axes)) is not None:
+            axes_chosen = (
+                axis for filter_, axis in pairs if filterlib.to_predicate(filter_)(tuple(path[i:]), variable)
+            )
+            return next(axes_chosen, None)
         if axes is None or type(axes) is int or is_carry(axes):
             break
         axes = axes[name] if isinstance(axes, (tuple, list, Mapping)) else getattr(axes, str(name), None)

@@ -11,7 +11,7 @@ from graftax._base.type_record import Description
 
 
 def describe(cls: type[Any]) -> Description | None:
-    """A state is its dataclass fields. None for other classes."""
+    """Describes a state by its dataclass fields. None for other classes."""
     if not issubclass(cls, TrainState):
         return None
     fields: dict[str, Any] = cls.__dataclass_fields__

@@ -41,6 +41,9 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     Returns:
         a graph like `elems`.
 
+    Raises:
+        StructureError: if `fn` returns another structure, naming the path.
+
     Example:
         >>> graftax.associative_scan(lambda a, b: {"x": a["x"] + b["x"]}, {"x": jnp.arange(4)})
         {'x': Array([0, 1, 3, 6], dtype=int32)}

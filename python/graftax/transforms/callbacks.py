@@ -104,6 +104,10 @@ def io_callback(
     Args:
         sharding, ordered: as in `jax.experimental.io_callback`.
 
+    Raises:
+        JaxRuntimeError: JAX's, where the computation fails: if `callback` raises, changes its arguments, or returns
+            something that does not match `result_shape_dtypes`.
+
     Example:
         >>> log = []
         >>> def note(record):
@@ -128,6 +132,16 @@ def filter_pure_callback(
     """As `equinox.filter_pure_callback`: `graftax.pure_callback` with the shapes as a keyword.
 
     `vectorized` is what JAX called `vmap_method` before: True is "legacy_vectorized", False "sequential".
+
+    Args:
+        callback, *args, **kwargs, result_shape_dtypes, sharding, vmap_method: as in `pure_callback`.
+        vectorized: the older spelling of `vmap_method`.
+
+    Example:
+        >>> shape = jax.ShapeDtypeStruct((), jnp.float32)
+        >>> double = lambda d: np.float32(d["x"] * 2)
+        >>> graftax.filter_pure_callback(double, {"x": jnp.ones(())}, result_shape_dtypes=shape)
+        Array(2., dtype=float32)
     """
     if vectorized is not None and vmap_method is None:
         vmap_method = "legacy_vectorized" if vectorized else "sequential"

@@ -106,7 +106,15 @@ def filter_checkpoint(
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,
 ) -> Any:
-    """As `equinox.filter_checkpoint`: `graftax.checkpoint` by value. Without `fun`, a decorator is returned."""
+    """As `equinox.filter_checkpoint`: `graftax.checkpoint` by value. Without `fun`, a decorator is returned.
+
+    Args:
+        fun, prevent_cse, policy: as in `checkpoint`.
+
+    Example:
+        >>> graftax.filter_grad(graftax.filter_checkpoint(lambda x: jnp.sin(x) ** 2))(jnp.asarray(0.0)).item()
+        0.0
+    """
     if fun is None:
         return functools.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
     run = checkpointed(by_value, fun, {"prevent_cse": prevent_cse, "policy": policy})

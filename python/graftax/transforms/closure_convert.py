@@ -42,6 +42,12 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
 
     Returns:
         a callable, which is a pytree of the arrays that `fn` captures, and of its Jaxpr, or of `fn` itself.
+
+    Example:
+        >>> scale = jnp.asarray(3.0)
+        >>> scaled = graftax.filter_closure_convert(lambda x: x * scale, jnp.ones(2))
+        >>> scaled(jnp.ones(2))
+        Array([3., 3.], dtype=float32)
     """
     program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
     shapes = [_struct(x) for x in program.leaves]

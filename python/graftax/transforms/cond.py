@@ -114,6 +114,14 @@ def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -
         branches: functions of the operands, as those of `cond`.
         operands: any objects.
 
+    Returns:
+        what the branch returned, as for `cond`.
+
+    Raises:
+        StructureError: if the branches differ in what cannot depend on an array, with the places.
+        ValueError: if there is no branch.
+        TypeError: if the index is not an integer.
+
     Example:
         >>> graftax.switch(1, [lambda d: d["x"], lambda d: -d["x"]], {"x": jnp.ones(2), "name": "net"})
         Array([-1., -1.], dtype=float32)

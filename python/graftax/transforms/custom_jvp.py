@@ -35,6 +35,10 @@ class custom_jvp(CustomRule[P, R]):
         fun: the function.
         nondiff_argnums, nondiff_argnames: arguments that are not differentiated; the rule is given them first.
 
+    Raises:
+        AttributeError: when the function is differentiated without a rule.
+        TypeError: when it is differentiated by an array that it captures.
+
     Example:
         >>> @graftax.custom_jvp
         ... def norm(params):
@@ -117,6 +121,9 @@ class filter_custom_jvp(FilteredRule[P, R]):
     """As `equinox.filter_custom_jvp`: a derivative rule in which what is not differentiated has the tangent None.
 
     Positional arguments are differentiated where they hold floating arrays, keyword arguments are not.
+
+    Args:
+        fn: the function, whose rule `def_jvp` takes.
 
     Example:
         >>> @graftax.filter_custom_jvp

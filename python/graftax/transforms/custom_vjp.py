@@ -44,6 +44,10 @@ class custom_vjp(CustomRule[P, R]):
         fun: the function.
         nondiff_argnums, nondiff_argnames: arguments that are not differentiated; `bwd` is given them first.
 
+    Raises:
+        AttributeError: when the function is differentiated without a rule.
+        TypeError: when it is differentiated by an array that it captures.
+
     Example:
         >>> @graftax.custom_vjp
         ... def clipped(x, limits):
@@ -132,6 +136,9 @@ def _takes_updates(bwd: Callable[..., Any]) -> bool:
 
 class filter_custom_vjp(FilteredRule[P, R]):
     """As `equinox.filter_custom_vjp`: a derivative rule by the first argument, whose parts are given all arguments.
+
+    Args:
+        fn: the function, whose rule `def_fwd` and `def_bwd` take.
 
     Example:
         >>> @graftax.filter_custom_vjp

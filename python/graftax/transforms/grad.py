@@ -90,8 +90,14 @@ def grad(
 ) -> Callable[..., Any]:
     """The gradient of a function of any objects; as `value_and_grad`, without the value.
 
+    Args:
+        fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt: as in `value_and_grad`.
+
     Returns:
         a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
+
+    Raises:
+        TypeError: if the value is not a scalar, or if there is nothing to differentiate.
 
     Example:
         >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
@@ -274,6 +280,17 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
         fun: returns a scalar, or (scalar, aux) with `has_aux`. Without it, a decorator is returned.
         has_aux: the function returns a pair.
         **options: `holomorphic`, `allow_int`, as in `jax.value_and_grad`.
+
+    Returns:
+        a function of the same arguments that returns (value, gradient), or ((value, aux), gradient).
+
+    Raises:
+        TypeError: if the value is not a scalar.
+
+    Example:
+        >>> loss = graftax.filter_value_and_grad(lambda model: (model["w"] ** 2).sum())
+        >>> loss({"w": jnp.ones(2), "name": "net"})
+        (Array(2., dtype=float32), {'w': Array([2., 2.], dtype=float32), 'name': None})
     """
     if fun is None:
         return functools.partial(filter_value_and_grad, has_aux=has_aux, **options)
@@ -296,7 +313,15 @@ def filter_grad(
 @preserves_pytree
 @boundary
 def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
-    """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""
+    """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux).
+
+    Args:
+        fun, has_aux, **options: as in `filter_value_and_grad`.
+
+    Example:
+        >>> graftax.filter_grad(lambda model: (model["w"] ** 2).sum())({"w": jnp.ones(2), "name": "net"})
+        {'w': Array([2., 2.], dtype=float32), 'name': None}
+    """
     if fun is None:
         return functools.partial(filter_grad, has_aux=has_aux, **options)
     gradient = _without_value(_filtered_gradient("filter_grad", fun, has_aux, options), fun, "filter_grad", has_aux)

@@ -80,8 +80,14 @@ def jacfwd(
     The arguments are those of `value_and_grad`. An array of the innermost graph has the shape of the result's array
     followed by that of the argument's.
 
+    Args:
+        fun, argnums, has_aux, holomorphic, wrt: as in `value_and_grad`, but `fun` may return any graph of arrays.
+
     Returns:
         a function of the same arguments that returns the Jacobian, or (Jacobian, aux) with `has_aux`.
+
+    Raises:
+        TypeError: if there is nothing to differentiate.
 
     Example:
         >>> graftax.jacfwd(lambda model: model["w"] ** 2)({"w": jnp.arange(2.0), "name": "net"})
@@ -126,6 +132,12 @@ def jacrev(
 ) -> Callable[..., Any]:
     """The Jacobian in reverse mode; otherwise as `jacfwd`.
 
+    Args:
+        fun, argnums, has_aux, holomorphic, allow_int, wrt: as in `jacfwd` and `value_and_grad`.
+
+    Raises:
+        TypeError: if there is nothing to differentiate.
+
     Example:
         >>> graftax.jacrev(lambda model: {"y": model["w"] * 2})({"w": jnp.asarray(1.0)})
         {'y': {'w': Array(2., dtype=float32, weak_type=True)}}
@@ -166,6 +178,12 @@ def hessian(
     wrt: Wrt = None,
 ) -> Callable[..., Any]:
     """The Hessian: as `jacfwd`, with a graph like the argument in place of each array of its inner graphs.
+
+    Args:
+        fun, argnums, has_aux, holomorphic, wrt: as in `jacfwd`.
+
+    Raises:
+        TypeError: if there is nothing to differentiate.
 
     Example:
         >>> graftax.hessian(lambda model: model["w"] ** 3)({"w": jnp.asarray(2.0)})["w"]["w"].item()
@@ -229,7 +247,16 @@ def filter_jacfwd(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, A
 @preserves_pytree
 @boundary
 def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """As `equinox.filter_jacfwd`: the Jacobian by the floating arrays of the first argument, in forward mode."""
+    """As `equinox.filter_jacfwd`: the Jacobian by the floating arrays of the first argument, in forward mode.
+
+    Args:
+        fun: returns any tree of arrays, or (tree, aux) with `has_aux`.
+        has_aux: the function returns a pair.
+
+    Example:
+        >>> graftax.filter_jacfwd(lambda x: x**2)(jnp.arange(2.0)).tolist()
+        [[0.0, 0.0], [0.0, 2.0]]
+    """
     return _filtered_jacobian(jax.jacfwd, "filter_jacfwd", fun, has_aux)
 
 
@@ -242,7 +269,15 @@ def filter_jacrev(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, A
 @preserves_pytree
 @boundary
 def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """As `equinox.filter_jacrev`: the Jacobian by the floating arrays of the first argument, in reverse mode."""
+    """As `equinox.filter_jacrev`: the Jacobian by the floating arrays of the first argument, in reverse mode.
+
+    Args:
+        fun, has_aux: as in `filter_jacfwd`.
+
+    Example:
+        >>> graftax.filter_jacrev(lambda x: x**2)(jnp.arange(2.0)).tolist()
+        [[0.0, 0.0], [0.0, 2.0]]
+    """
     return _filtered_jacobian(jax.jacrev, "filter_jacrev", fun, has_aux)
 
 
@@ -259,7 +294,15 @@ def filter_hessian(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, 
 @preserves_pytree
 @boundary
 def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """As `equinox.filter_hessian`: the Hessian by the floating arrays of the first argument."""
+    """As `equinox.filter_hessian`: the Hessian by the floating arrays of the first argument.
+
+    Args:
+        fun, has_aux: as in `filter_jacfwd`.
+
+    Example:
+        >>> graftax.filter_hessian(lambda x: (x**3).sum())(jnp.ones(2)).tolist()
+        [[6.0, 0.0], [0.0, 6.0]]
+    """
     return _filtered_jacobian(jax.hessian, "filter_hessian", fun, has_aux, 2)
 
 

@@ -102,9 +102,18 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[An
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of a function of any objects, and its derivative there as a function of tangents.
 
+    Args:
+        fun: any callable.
+        *primals: its positional arguments.
+        has_aux: the function returns a pair, of which the first part is differentiated.
+
     Returns:
         (value, rate), and with `has_aux` the second part. `rate(*tangents)` takes and gives what `jvp` takes and gives,
         without running the function again.
+
+    Raises:
+        StructureError: by `rate`, if the tangents do not fit, naming the path.
+        TypeError: if there is nothing to differentiate.
 
     Example:
         >>> value, rate = graftax.linearize(lambda model: model["w"] ** 2, {"w": jnp.ones(2)})
@@ -131,6 +140,13 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
         primals: its positional arguments. Python floats that have a tangent are traced.
         tangents: a tree like `primals`, with None for what is not differentiated.
         **kwargs: keyword arguments, which are not differentiated.
+
+    Raises:
+        ValueError: JAX's, if a tangent has another shape than its primal.
+
+    Example:
+        >>> graftax.filter_jvp(lambda x, n: x**n, (jnp.asarray(3.0), 2), (jnp.asarray(1.0), None))[1].item()
+        6.0
     """
     name = name_of(fn, "filter_jvp")
     structures = [jax.tree.structure(tuple(x), is_leaf=_is_none) for x in (primals, tangents)]

@@ -34,6 +34,9 @@ def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
     Returns:
         a graph like the result of `f`, as the second result of `scan`.
 
+    Raises:
+        ValueError: if arrays of `xs` have different numbers of rows, or if `xs` holds none; names the path.
+
     Example:
         >>> graftax.map(lambda d: {"y": d["x"] * 2, "name": d["name"]}, {"x": jnp.arange(3), "name": "net"})
         {'y': Array([0, 2, 4], dtype=int32), 'name': 'net'}

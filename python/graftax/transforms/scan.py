@@ -123,6 +123,7 @@ def scan(
 
     Raises:
         StructureError: where a step leaves another structure than it found, with the places.
+        ValueError: if arrays of `xs` have different numbers of rows, or if the number of steps is unknown.
 
     Example:
         >>> def step(cell, x):

@@ -101,6 +101,14 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
     Args:
         x: any graph.
         device_or_shardings: a device; a sharding for all arrays; or a tree of shardings, of which `x` is an extension.
+
+    Returns:
+        the copy. In a compiled function it is a constraint on the arrays.
+
+    Example:
+        >>> model = graftax.filter_shard({"w": jnp.ones(2), "name": "net"}, jax.devices()[0])
+        >>> model["w"].devices() == {jax.devices()[0]}
+        True
     """
     spec = device_or_shardings
     if isinstance(spec, jax.Device):

@@ -32,6 +32,9 @@ def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     Returns:
         the result, as a new graph.
 
+    Raises:
+        UnsupportedValueError: if an argument hides state, such as an iterator, at its path.
+
     Example:
         >>> graftax.eval_shape(lambda m: {"out": m["w"].sum(), "name": m["name"]}, {"w": jnp.ones(3), "name": "net"})
         {'out': ShapeDtypeStruct(shape=(), dtype=float32), 'name': 'net'}
@@ -81,6 +84,9 @@ def make_jaxpr(
         axis_env: as in `jax.make_jaxpr`.
         return_shape: returns (jaxpr, the result as `eval_shape` gives it).
 
+    Raises:
+        UnsupportedValueError: if an argument hides state, such as an iterator, at its path.
+
     Example:
         >>> graftax.make_jaxpr(lambda m: m["w"] * m["n"])({"w": jnp.ones(3), "n": 2})
         { lambda ; a:f32[3]. let b:f32[3] = mul a 2.0:f32[] in (b,) }
@@ -98,14 +104,34 @@ def make_jaxpr(
 
 @boundary
 def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """As `equinox.filter_eval_shape`: the result, with `jax.ShapeDtypeStruct` in place of arrays."""
+    """As `equinox.filter_eval_shape`: the result, with `jax.ShapeDtypeStruct` in place of arrays.
+
+    Args:
+        fun: any callable.
+        *args, **kwargs: its arguments. `jax.ShapeDtypeStruct` may stand in place of arrays.
+
+    Example:
+        >>> graftax.filter_eval_shape(lambda m: (m["w"].sum(), m["name"]), {"w": jnp.ones(3), "name": "net"})
+        (ShapeDtypeStruct(shape=(), dtype=float32), 'net')
+    """
     return Jitted(fun, Options(mutation="discard", warn_lost=True, captured=False)).eval_shape(*args, **kwargs)
 
 
 @preserves_pytree
 @boundary
 def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
-    """As `equinox.filter_make_jaxpr`: (jaxpr of the arrays, shapes of the result, the rest of the result)."""
+    """As `equinox.filter_make_jaxpr`: (jaxpr of the arrays, shapes of the result, the rest of the result).
+
+    Args:
+        fun: any callable.
+
+    Returns:
+        a function of the same arguments.
+
+    Example:
+        >>> graftax.filter_make_jaxpr(lambda m: m["w"] * m["n"])({"w": jnp.ones(3), "n": 2})[0]
+        { lambda ; a:f32[3]. let b:f32[3] = mul a 2.0:f32[] in (b,) }
+    """
 
     @wraps(fun, "filter_make_jaxpr")
     def show(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:

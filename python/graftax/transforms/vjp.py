@@ -51,6 +51,9 @@ def vjp(
         cotangent for each array; None is zero. It returns a tuple of graphs like the primals, as `value_and_grad` gives
         them.
 
+    Raises:
+        StructureError: by `pull back`, if the cotangents do not fit, naming the path.
+
     Example:
         >>> value, pull = graftax.vjp(lambda model: model["w"] * 2, {"w": jnp.ones(2), "name": "net"})
         >>> pull(jnp.ones(2))
@@ -95,6 +98,16 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
 
     `pull back` takes a tree like the value, with a cotangent for each floating array and None for all else. It returns
     a tuple of trees like the primals.
+
+    Args:
+        fun: any callable.
+        *primals: its positional arguments.
+        has_aux: the function returns a pair, of which the first part is differentiated.
+
+    Example:
+        >>> value, pull = graftax.filter_vjp(lambda m: m["w"] * 2, {"w": jnp.ones(2), "name": "net"})
+        >>> pull(jnp.ones(2))
+        ({'w': Array([2., 2.], dtype=float32), 'name': None},)
     """
     value, pull, *aux = pulled_back(by_value, fun, primals, has_aux, {})
 

@@ -283,6 +283,13 @@ def filter_vmap(
             `equinox.if_array(1)`. A dict of argument names gives `in_axes` of these; other arguments have axis 0.
             With an axis in `out_axes`, a Python number in the result becomes an array; without, it is left alone.
         axis_name, axis_size: as in `jax.vmap`.
+
+    Raises:
+        ValueError: if sizes disagree, or if there is no such axis; both name the key path.
+
+    Example:
+        >>> graftax.filter_vmap(lambda model, x: model["w"] * x)({"w": jnp.ones(2), "name": "net"}, jnp.arange(2.0))
+        Array([0., 1.], dtype=float32)
     """
     if fun is None:
         return functools.partial(

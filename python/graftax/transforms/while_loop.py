@@ -49,6 +49,11 @@ def while_loop(
     Returns:
         the last value.
 
+    Raises:
+        StructureError: if a step changes the structure of the state, or the shape or dtype of an array, at the path.
+        MutationError: if `cond_fun` changes something.
+        TypeError: if `cond_fun` does not return a scalar boolean.
+
     Example:
         >>> def improve(state):
         ...     new = (state["x"] + 2 / state["x"]) / 2
@@ -105,8 +110,17 @@ def fori_loop(
     The state of the loop is `val` together with what `body_fun` captures, as in `scan`. With Python numbers as bounds
     the loop is differentiable in reverse mode.
 
+    Args:
+        lower, upper: scalar integers, the first number and the one after the last.
+        body_fun: from (number, value) to the next value.
+        init_val: the first value. A Python number in it that the steps change is traced.
+        unroll: as in `jax.lax.fori_loop`.
+
     Returns:
         the last value.
+
+    Raises:
+        StructureError: if a step changes the structure of the state, or the shape or dtype of an array, at the path.
 
     Example:
         >>> start = {"x": jnp.zeros(2), "name": "net"}

@@ -102,8 +102,8 @@ def compare(contenders: Sequence[Contender], batches: Sequence[Batch], rounds: i
     for contender in contenders:
         loss = results[contender.name].loss
         if contender.name in steps and not math.isclose(loss, expected, rel_tol=TOLERANCE):
-            why = contender.reason or f"expected {expected:.5f}"
-            failure = f"wrong, {loss:.5f}: {why}"
+            reason = contender.reason or f"expected {expected:.5f}"
+            failure = f"wrong, {loss:.5f}: {reason}"
             results[contender.name] = Result(contender.name, failure=failure)
             del steps[contender.name]
 
@@ -126,8 +126,8 @@ def _try(contender: Contender, batches: Sequence[Batch]) -> tuple[Result, Step |
         losses = [step(x, y) for x, y in batches]
         return Result(name, float(losses[-1])), step
     except Exception as error:
-        why = contender.reason or str(error).partition("\n")[0]
-        return Result(name, failure=f"{type(error).__name__}: {why}"), None
+        reason = contender.reason or str(error).partition("\n")[0]
+        return Result(name, failure=f"{type(error).__name__}: {reason}"), None
 
 
 def _seconds_per_step(step: Step, batches: Sequence[Batch]) -> float:
@@ -142,16 +142,16 @@ def _seconds_per_step(step: Step, batches: Sequence[Batch]) -> float:
 def table(title: str, results: Sequence[Result]) -> Table:
     """The results as a table; ratios are to `jax.jit` with the arrays split off by hand."""
     baseline = next(result.seconds for result in results if result.name == BASELINE)
-    made = Table(title=title, title_justify="left", title_style="bold")
-    made.add_column("", no_wrap=True)
+    comparison = Table(title=title, title_justify="left", title_style="bold")
+    comparison.add_column("", no_wrap=True)
     for column in ("time", "ratio", "flatten +\nunflatten"):
-        made.add_column(column, justify="right")
-    made.add_column("final loss")
+        comparison.add_column(column, justify="right")
+    comparison.add_column("final loss")
     for result in results:
         if result.failure:
-            made.add_row(result.name, "", "", "", result.failure, style="dim")
+            comparison.add_row(result.name, "", "", "", result.failure, style="dim")
             continue
-        made.add_row(
+        comparison.add_row(
             result.name,
             f"{result.seconds * 1e6:.0f} us",
             f"{result.seconds / baseline:.2f}x",
@@ -159,4 +159,4 @@ def table(title: str, results: Sequence[Result]) -> Table:
             f"{result.loss:.5f}",
             style="bold" if result.name.startswith("graftax") else None,
         )
-    return made
+    return comparison

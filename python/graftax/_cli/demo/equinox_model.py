@@ -90,12 +90,12 @@ def by_hand() -> Step:
         model, state, loss, accuracy = step(eqx.combine(arrays, static), state, x, y)
         return eqx.filter(model, eqx.is_array), state, loss, accuracy
 
-    def one(x: jax.Array, y: jax.Array) -> jax.Array:
+    def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
         nonlocal arrays, state
         arrays, state, loss, _ = compiled(arrays, state, x, y)
         return loss
 
-    return one
+    return loss_of_example
 
 
 def contenders(jit: Jit | None = None) -> list[Contender]:

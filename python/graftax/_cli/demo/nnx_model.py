@@ -102,12 +102,12 @@ def by_hand() -> Step:
         loss, _ = step(model, optimizer, x, y)
         return nnx.state((model, optimizer)), loss
 
-    def one(x: jax.Array, y: jax.Array) -> jax.Array:
+    def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
         nonlocal state
         state, loss = compiled(state, x, y)
         return loss
 
-    return one
+    return loss_of_example
 
 
 def contenders(jit: Jit | None = None) -> list[Contender]:

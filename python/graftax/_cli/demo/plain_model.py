@@ -149,12 +149,12 @@ def by_hand() -> Step:
         loss, _ = step(network, optimizer, x, y)
         return network.params(), optimizer.state, loss
 
-    def one(x: jax.Array, y: jax.Array) -> jax.Array:
+    def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
         nonlocal params, state
         params, state, loss = compiled(params, state, x, y)
         return loss
 
-    return one
+    return loss_of_example
 
 
 def as_flarejax() -> Step:
@@ -174,12 +174,12 @@ def as_flarejax() -> Step:
         loss, _ = step(network, optimizer, x, y)
         return network, jax.tree.leaves(optimizer.state), loss
 
-    def one(x: jax.Array, y: jax.Array) -> jax.Array:
+    def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
         nonlocal network, state
         network, state, loss = compiled(network, state, x, y)
         return loss
 
-    return one
+    return loss_of_example
 
 
 def contenders(jit: Jit | None = None) -> list[Contender]:

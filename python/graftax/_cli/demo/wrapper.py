@@ -29,8 +29,8 @@ class Hidden:
     @classmethod
     def tree_unflatten(cls, aux: Any, arrays: Any) -> "Hidden":
         treedef, statics = aux
-        rest = iter(arrays)
-        return cls(treedef.unflatten(next(rest) if static is None else static[0] for static in statics))
+        arrays_left = iter(arrays)
+        return cls(treedef.unflatten(next(arrays_left) if static is None else static[0] for static in statics))
 
 
 def wrapper_jit(fun: Callable[..., Any], node: type[Hidden] = Hidden) -> Callable[..., Any]:

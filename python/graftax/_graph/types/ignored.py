@@ -109,4 +109,4 @@ def _means(wanted: Filter, place: Place, value: Any) -> bool:
     if wanted.types and isinstance(value, wanted.types):
         return True
     path = tuple(plain_key(entry) for entry in place[1]) if wanted.asked else ()
-    return any(isinstance(value, library.of) and library.asks(path, value) for library in wanted.asked)
+    return any(isinstance(value, library.value_types) and library.accepts(path, value) for library in wanted.asked)

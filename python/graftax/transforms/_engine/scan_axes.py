@@ -40,7 +40,13 @@ NEW_PLACE = (
 
 
 class Carry:
-    """Marks in `in_axes` and `out_axes` of `graftax.scan` what is carried from one step to the next."""
+    """Marks in `in_axes` and `out_axes` of `graftax.scan` what is carried from one step to the next.
+
+    Example:
+        >>> total = graftax.scan(lambda s, x: s + x, in_axes=(graftax.Carry, 0), out_axes=graftax.Carry)
+        >>> total(jnp.zeros(()), jnp.ones(3)).item()
+        3.0
+    """
 
 
 _ENTRY = "an axis (int or None) or Carry"

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of what graftax returns, for annotations. Each is an attribute of `graftax` as well."""
+
+from __future__ import annotations
+
+from graftax._core import GraphDef
+from graftax._explain import CallExplanation, Explanation, RecompileLog
+from graftax._export.export import Exported
+from graftax._graph.packed import Packed
+from graftax._graph.path import Path, Ref
+from graftax._jit.cache import CacheInfo
+from graftax._jit.jitted import Jitted
+from graftax._jit.stages import Compiled, Lowered, Traced
+from graftax._training.optimizer import Optimizer
+
+__all__ = [
+    "CacheInfo",
+    "CallExplanation",
+    "Compiled",
+    "Explanation",
+    "Exported",
+    "GraphDef",
+    "Jitted",
+    "Lowered",
+    "Optimizer",
+    "Packed",
+    "Path",
+    "RecompileLog",
+    "Ref",
+    "Traced",
+]
