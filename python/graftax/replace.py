@@ -113,7 +113,7 @@ def _replace(name: str, original: Any, replacement: Callable[..., Any], drop: Se
             return functools.partial(jit, *args, **options)
         if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] in _KEEP_THEIR_OWN:
             return original(function, *args, **options)
-        kept = {key: value for key, value in options.items() if key not in drop} | more
+        kept = {key: value for key, value in options.items() if value is not None and key not in drop} | more
         return Replacement(
             function, name, lambda f: original(f, *args, **options), lambda f: replacement(f, *args, **kept)
         )
