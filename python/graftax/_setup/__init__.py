@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from jax import tree_util
 
@@ -29,9 +32,18 @@ def setup() -> None:
     gc.callbacks.append(_core.let_go_of_kept)
     fast_dispatch.setup()
     tracebacks.setup()
+    vars(sys.modules["graftax"])["__getattr__"] = _shell_hook  # where type checkers see it, every name would be there
 
 
 def public_names() -> list[str]:
     """What `dir(graftax)` shows, and a shell completes: what a user may use, not the modules that it is made in."""
     names = vars(sys.modules["graftax"])
     return sorted(name for name, value in names.items() if name == "tree" or not isinstance(value, ModuleType))
+
+
+def _shell_hook(name: str) -> Callable[[Any], None]:
+    """What `%load_ext graftax` and `%unload_ext graftax` ask this module for; it has no other names than its own."""
+    for hook in ("load", "unload"):
+        if name == f"{hook}_ipython_extension":
+            return getattr(importlib.import_module("graftax._cli.notebook"), hook)
+    raise AttributeError(f"module 'graftax' has no attribute {name!r}", name=name, obj=sys.modules["graftax"])
