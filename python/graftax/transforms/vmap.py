@@ -21,7 +21,7 @@ from graftax._graph.stack import Each
 from graftax._jax.compat import ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import preserves_pytree
-from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked
+from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked, with_lists_as_each
 from graftax.transforms._engine.leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.lift import (
     ARRAYS,
@@ -113,7 +113,9 @@ def vmap(
     an object that is not mapped must not depend on the mapped axis.
 
     Args:
-        fun: the function. An argument may be `graftax.each(objects)`, a list of models: it is given one of them.
+        fun: the function. An argument may be `graftax.each(objects)`, a list of models: it is given one of them. So
+            it is with a plain list of layers, as `scan` knows them, where they have no axis that could be mapped: one
+            length of all arrays, of modules that JAX opens; and of other objects the one that other arguments have.
         in_axes: the axis for each array of the arguments, None where it is not mapped. One axis for all positional
             arguments, or a tuple with an entry for each: an axis; a container, or an object of the argument's class,
             with an axis for each part; a function of the array; or a dict of patterns of key paths, of which the first
@@ -175,6 +177,8 @@ def vmap_by(
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
+        if not ignore_opaque:
+            args = with_lists_as_each(args, in_axes, axis_size)
         if any(isinstance(arg, Each) for arg in args):
             return call_with_stacked(name_of(fun, title), mapped, args, kwargs)
         axis = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
