@@ -186,7 +186,7 @@ def _trace_once(
         call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
         caches = private_caches(reads is not None and reads.has_inner_jit)
         try:
-            with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure):
+            with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure, recording.opaque):
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
                 if reads is not None or _core.is_watched() or not options.warns_impure:
                     result = signature.call(*call_arguments)
