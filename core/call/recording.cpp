@@ -149,6 +149,17 @@ void bind_recording(nb::module_& m) {
           nb::arg("types"), nb::sig("def instances(self, types: tuple[type, ...]) -> list[Any]"),
           "The statics in it that are of these classes.")
       .def_prop_ro(
+          "opaque",
+          [](const Recording& r) {
+            nb::list out;
+            for (const Static& s : r.program().statics) {
+              const Kind* kind = s.obj && s.how == How::identity && !s.weak ? known_kind(s.type) : nullptr;
+              if (kind && kind->opaque) out.append(nb::borrow(s.obj));
+            }
+            return out;
+          },
+          nb::sig("def opaque(self) -> list[Any]"), "The objects in it whose state C code keeps.")
+      .def_prop_ro(
           "nodes",
           [](const Recording& r) {
             nb::list out;

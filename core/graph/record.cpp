@@ -220,7 +220,13 @@ void Recorder::visit(PyObject* obj, Below below) {
           !kind.symbolic)
         check_opaque(obj);
       return add_static_leaf(obj, kind);
-    case Leaf::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
+    case Leaf::refused:
+      // JAX compares what a registered class keeps beside its children by its own ==, which for this is its identity.
+      if (kind.opaque && below.aux && (!options_.inputs || is_given(obj))) {
+        hooks::check_opaque(obj, Py_False);
+        return emit(Op::stat, add_identity(out_.program, obj), obj);
+      }
+      raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
     case Leaf::none: break;
   }
   if (kind.own_equality) {

@@ -217,6 +217,10 @@ class Recording:
         """The statics in it that are of these classes."""
 
     @property
+    def opaque(self) -> list[Any]:
+        """The objects in it whose state C code keeps."""
+
+    @property
     def nodes(self) -> list[Any]:
         """The tracked nodes, by their index."""
 

@@ -18,7 +18,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from graftax._base.errors import ImpureCallWarning
@@ -47,6 +47,11 @@ _PRINT = Kind("print nothing", "jax.debug.print prints in each run, and shows va
 _FILE = Kind("leave the file alone", f"Read it outside, and give its content as an argument. {_CALLBACK}")
 _INPUT = Kind("do not ask again", f"Ask outside, and give the answer as an argument. {_CALLBACK}")
 _WARN = Kind("warn of nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
+_HANDED = Kind(
+    "leave the object alone",
+    "The object is one of C code below a registered class: it counts by identity, and no change of it is seen. Change "
+    "it outside, and put a new one into what the function is given.",
+)
 _LOG = Kind("log nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
@@ -145,6 +150,15 @@ def _call_of(function: Any, first: Any = MISSING) -> Call | None:
     return call
 
 
+def _handing_over(function: Any) -> Call | None:
+    """What a function is that was given an object of C code, if it is C code itself. Builtins only look at it."""
+    if isinstance(function, (types.FunctionType, type)) or getattr(function, "__module__", "") == "builtins":
+        return None
+    if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
+        return None
+    return Call(str(getattr(function, "__qualname__", type(function).__name__)), _HANDED)
+
+
 def _is_date(value: Any) -> bool:
     module = sys.modules.get("datetime")
     return module is not None and type(value) is type and issubclass(value, module.date)
@@ -240,29 +254,34 @@ class ImpureCalls:
 
     def __init__(self) -> None:
         self._suspects: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
+        self._others: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
         self.told: set[tuple[str, int, str]] = set()
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Code of the user's that is going to run: is it worth a look?"""
         where = _Scope(code, scope, cells, names.imports)
-        if code in self._suspects or not _names_impure(where, names):
+        if code in self._suspects:
             return
-        offsets = _looked_at(where, names)
-        with _LOCK:
-            self._suspects[code] = offsets
         watch = _watch()
-        if watch is not None and watch.calls is self:
+        is_suspect = _names_impure(where, names)
+        offsets: _Offsets = _looked_at(where, names) if is_suspect else {_ANYWHERE: None}
+        with _LOCK:
+            (self._suspects if is_suspect else self._others)[code] = offsets
+        if watch is not None and watch.calls is self and (is_suspect or watch.opaque):
             watch.look_at(code, offsets)
 
     @contextlib.contextmanager
-    def named(self, name: str, wanted: bool) -> Generator[None]:
-        """While a trace of the function `name` runs in this thread: its calls are told of, where that is wanted."""
-        watch = _Watch(self, name) if wanted else None
+    def named(self, name: str, wanted: bool, opaque: Sequence[Any] = ()) -> Generator[None]:
+        """While a trace of the function `name` runs in this thread: its calls are told of, where that is wanted.
+
+        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on.
+        """
+        watch = _Watch(self, name, opaque) if wanted else None
         _THREAD.watches.append(watch)
         try:
             if watch is not None:
                 with _LOCK:
-                    suspects = list(self._suspects.items())
+                    suspects = list(self._suspects.items()) + (list(self._others.items()) if watch.opaque else [])
                 for code, offsets in suspects:
                     watch.look_at(code, offsets)
             yield
@@ -275,8 +294,9 @@ class ImpureCalls:
 class _Watch:
     """One trace that runs in this thread."""
 
-    def __init__(self, calls: ImpureCalls, name: str) -> None:
+    def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[Any]) -> None:
         self.calls, self._name, self._looks = calls, name, False
+        self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
@@ -363,6 +383,8 @@ if sys.version_info >= (3, 12):
     def _on_call(code: types.CodeType, offset: int, function: Any, first: Any) -> None:  # unmeasured: in an event
         watch = _watch()
         call = _call_of(function, first) if watch is not None else None
+        if watch is not None and call is None and id(first) in watch.opaque:
+            call = _handing_over(function)
         if watch is None or call is None or (call.unseeded and first is not _monitoring.MISSING and first is not None):
             return
         watch.tell(call, sys._getframe(1))

@@ -204,7 +204,7 @@ def _trace_once(
             return caller._table.make_numpy_constant(growth.recording if growth else recording, arguments)
 
         try:
-            with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure):
+            with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure, recording.opaque):
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
                 if reads is not None or _core.is_watched() or not options.warns_impure:
                     result = signature.call(*call_arguments)

@@ -211,7 +211,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, own_equality=own, order=order)
     if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
         return Description("equal")
-    return Description("refused", reason=IN_C) if hides_state(obj, solid) else Description("identity")
+    return Description("refused", reason=IN_C, opaque=True) if hides_state(obj, solid) else Description("identity")
 
 
 def names_of_children(cls: type) -> tuple[str, ...] | None:
