@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "python/collected.h"
+
 namespace graftax {
 
 namespace {
@@ -41,40 +43,18 @@ void push_globals(const Binding& b, OwnedList& out) {
   b.seen_at = now;
 }
 
-int binding_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  auto* b = nb::inst_ptr<Binding>(self);
-  Py_VISIT(b->names.ptr());
-  Py_VISIT(b->defaults.ptr());
-  Py_VISIT(b->missing.ptr());
-  Py_VISIT(b->given.ptr());
-  Py_VISIT(b->code.ptr());
-  Py_VISIT(b->cells.ptr());
-  Py_VISIT(b->globals.ptr());
-  Py_VISIT(b->global_names.ptr());
-  Py_VISIT(b->origins.ptr());
-  return 0;
+void show_binding(const Binding& b, Visitor& visit) {
+  visit(b.names, b.defaults, b.missing, b.given, b.code, b.cells, b.globals, b.global_names, b.origins);
 }
 
-int binding_clear(PyObject* self) {
-  if (!nb::inst_ready(self)) return 0;
-  auto* b = nb::inst_ptr<Binding>(self);
-  b->watch.end();  // it has borrowed the names
-  b->seen.clear();
-  b->seen_at = 0;
-  b->defaults = nb::steal(PyTuple_New(0));
-  b->names = nb::steal(PyTuple_New(0));
-  b->cells = nb::steal(PyTuple_New(0));
-  b->global_names = nb::steal(PyTuple_New(0));
-  b->origins = nb::steal(PyTuple_New(0));
-  b->positional = b->positional_only = 0;
-  return 0;
+void clear_binding(Binding& b) {
+  b.watch.end();  // it has borrowed the names
+  b.seen.clear();
+  b.seen_at = 0;
+  for (nb::object* held : {&b.defaults, &b.names, &b.cells, &b.global_names, &b.origins})
+    *held = nb::steal(PyTuple_New(0));
+  b.positional = b.positional_only = 0;
 }
-
-PyType_Slot binding_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(binding_traverse)},
-                               {Py_tp_clear, reinterpret_cast<void*>(binding_clear)},
-                               {0, nullptr}};
 
 }  // namespace
 
@@ -183,7 +163,8 @@ void bind_binding(nb::module_& m) {
       nb::sig("def use_shown(type: type[Any]) -> None"),
       "What stands in a class while a trace shows something else there: its `original` is the class's own.");
   no_layout = PyTuple_New(0);
-  nb::class_<Binding>(m, "Binding", nb::type_slots(binding_slots), "How the arguments of a signature become roots.")
+  nb::class_<Binding>(m, "Binding", nb::type_slots(Collected<Binding, show_binding, clear_binding>::slots),
+                      "How the arguments of a signature become roots.")
       .def(
           "__init__",
           [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given,

@@ -17,57 +17,26 @@ constexpr size_t hints_of_one_hash = 4;
 
 size_t first_hint(size_t missed) { return (missed >> 20) % (max_hints / hints_of_one_hash) * hints_of_one_hash; }
 
-int entry_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  auto* e = nb::inst_ptr<Entry>(self);
-  Py_VISIT(e->context.get());
-  Py_VISIT(e->compiled.get());
-  Py_VISIT(e->reads.get());
-  Py_VISIT(e->outcomes.get());
-  Py_VISIT(e->host.get());
-  Py_VISIT(e->evaluate.get());
-  Py_VISIT(e->graphdef.get());
-  return 0;
+void show_entry(const Entry& e, Visitor& visit) {
+  visit(e.context, e.compiled, e.reads, e.outcomes, e.host, e.evaluate, e.graphdef);
 }
 
 // The list of its Outcomes stays: the collector clears that by itself, and calls count what is in it.
-int entry_clear(PyObject* self) {
-  if (!nb::inst_ready(self)) return 0;
-  auto* e = nb::inst_ptr<Entry>(self);
-  e->context = {};
-  e->compiled = {};
-  e->reads = {};
-  e->host = {};
-  e->evaluate = {};
-  e->held = &Recording::nothing().program();
-  e->graphdef = {};
-  return 0;
+void clear_entry(Entry& e) {
+  for (Owned* held : {&e.context, &e.compiled, &e.reads, &e.host, &e.evaluate}) *held = {};
+  e.held = &Recording::nothing().program();
+  e.graphdef = {};
 }
 
-PyType_Slot entry_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(entry_traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(entry_clear)},
-                             {0, nullptr}};
-
-int table_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  for (const Owned& e : nb::inst_ptr<Table>(self)->recent) Py_VISIT(e.get());
-  for (const Table::Hint& h : nb::inst_ptr<Table>(self)->hints) Py_VISIT(h.entry.get());
-  return 0;
+void show_table(const Table& t, Visitor& visit) {
+  for (const Owned& e : t.recent) visit(e);
+  for (const Table::Hint& h : t.hints) visit(h.entry);
 }
 
-int table_clear(PyObject* self) {
-  if (nb::inst_ready(self)) {
-    auto dead = std::exchange(nb::inst_ptr<Table>(self)->recent, {});
-    auto hints = std::exchange(nb::inst_ptr<Table>(self)->hints, {});
-  }
-  return 0;
+void clear_table(Table& t) {
+  auto dead = std::exchange(t.recent, {});
+  auto hints = std::exchange(t.hints, {});
 }
-
-PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(table_clear)},
-                             {0, nullptr}};
 
 // How an entry looks for the executable that fits: the one used last first. Where most calls find none (more shapes than
 // are kept, in turn), looking at the leaves is in vain, and left for a while.
@@ -214,8 +183,8 @@ void Table::hint(size_t missed, PyObject* entry) {
 }
 
 void bind_table(nb::module_& m) {
-  nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
-                    "What is compiled for one structure of one function.")
+  nb::class_<Entry>(m, "Entry", nb::type_slots(Collected<Entry, show_entry, clear_entry>::slots),
+                    nb::is_weak_referenceable(), "What is compiled for one structure of one function.")
       .def(
           "__init__",
           [](Entry* self, nb::handle_t<GraphDef> graphdef, nb::object context, nb::object compiled, nb::list outcomes,
@@ -315,8 +284,8 @@ void bind_table(nb::module_& m) {
           "outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
           nb::sig("def outcomes(self) -> list[Outcome]"));
 
-  nb::class_<Table>(m, "Table", nb::type_slots(table_slots), nb::is_weak_referenceable(),
-                    "The entries used last; a subclass holds them all.")
+  nb::class_<Table>(m, "Table", nb::type_slots(Collected<Table, show_table, clear_table>::slots),
+                    nb::is_weak_referenceable(), "The entries used last; a subclass holds them all.")
       .def(nb::init<>())
       .def_ro("hits", &Table::hits)
       .def_rw("as_plain", &Table::as_plain)

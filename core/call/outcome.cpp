@@ -161,23 +161,12 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
 
 namespace {
 
-int outcome_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  return nb::inst_ptr<Outcome>(self)->program.traverse(visit, arg);
-}
+void show_outcome(const Outcome& outcome, Visitor& visit) { outcome.program.show_held(visit); }
 
-int outcome_clear(PyObject* self) {
-  if (nb::inst_ready(self)) {
-    nb::inst_ptr<Outcome>(self)->writes.clear();
-    nb::inst_ptr<Outcome>(self)->program.clear();
-  }
-  return 0;
+void clear_outcome(Outcome& outcome) {
+  outcome.writes.clear();
+  outcome.program.clear();
 }
-
-PyType_Slot outcome_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(outcome_traverse)},
-                               {Py_tp_clear, reinterpret_cast<void*>(outcome_clear)},
-                               {0, nullptr}};
 
 // ---- pickle
 
@@ -313,7 +302,8 @@ void check_nodes(const Outcome& o, const OwnedList& nodes) {
 }  // namespace
 
 void bind_outcome(nb::module_& m) {
-  nb::class_<Outcome>(m, "Outcome", nb::type_slots(outcome_slots), nb::is_weak_referenceable(),
+  nb::class_<Outcome>(m, "Outcome", nb::type_slots(Collected<Outcome, show_outcome, clear_outcome>::slots),
+                      nb::is_weak_referenceable(),
                       "What one executable gives back: the result, and what it does to the caller's nodes.")
       .def_prop_ro("result_leaves", [](const Outcome& o) { return o.result_leaves; })
       .def_prop_rw(

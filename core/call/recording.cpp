@@ -7,44 +7,18 @@ namespace graftax {
 
 namespace {
 
-int recording_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  auto* r = nb::inst_ptr<Recording>(self);
-  Py_VISIT(r->graphdef.ptr());
-  Py_VISIT(r->names.ptr());
-  for (size_t i = 0; i < r->live.size(); ++i) Py_VISIT(r->live[i]);
-  for (size_t i = 0; i < r->leaves.size(); ++i) Py_VISIT(r->leaves[i]);
-  return 0;
+void show_recording(const Recording& r, Visitor& visit) { visit(r.graphdef, r.names, r.live, r.leaves); }
+
+void clear_recording(Recording& r) {
+  r.graphdef.reset();
+  r.live.clear();
+  r.leaves.clear();
+  auto gone = std::exchange(r.looks, {});
 }
 
-int recording_clear(PyObject* self) {
-  if (!nb::inst_ready(self)) return 0;
-  auto* r = nb::inst_ptr<Recording>(self);
-  r->graphdef.reset();
-  r->live.clear();
-  r->leaves.clear();
-  auto gone = std::exchange(r->looks, {});
-  return 0;
-}
+void show_opened(const Opened& opened, Visitor& visit) { opened.show_held(visit); }
 
-PyType_Slot recording_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(recording_traverse)},
-                                 {Py_tp_clear, reinterpret_cast<void*>(recording_clear)},
-                                 {0, nullptr}};
-
-int opened_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<Opened>(self)->traverse(visit, arg) : 0;
-}
-
-int opened_clear(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<Opened>(self)->clear();
-  return 0;
-}
-
-PyType_Slot opened_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(opened_traverse)},
-                              {Py_tp_clear, reinterpret_cast<void*>(opened_clear)},
-                              {0, nullptr}};
+void clear_opened(Opened& opened) { opened.clear(); }
 
 void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std::vector<uint8_t>& root_flags,
                     nb::object layout, bool aliases, bool shapes, nb::object dynamic, Opened* opened,
@@ -99,10 +73,10 @@ const Recording& Recording::nothing() {
 }
 
 void bind_recording(nb::module_& m) {
-  nb::class_<Opened>(m, "Opened", nb::type_slots(opened_slots),
+  nb::class_<Opened>(m, "Opened", nb::type_slots(Collected<Opened, show_opened, clear_opened>::slots),
                      "What registered classes gave when they were opened: each is asked once in a call.")
       .def(nb::init<>());
-  nb::class_<Recording>(m, "Recording", nb::type_slots(recording_slots),
+  nb::class_<Recording>(m, "Recording", nb::type_slots(Collected<Recording, show_recording, clear_recording>::slots),
                         "The roots of one call, walked once: their structure, leaves and live objects.")
       .def(
           "__init__", &init_recording, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),

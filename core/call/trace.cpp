@@ -45,13 +45,55 @@ nb::list Trace::functions() const {
 }
 
 nb::list Trace::rebuild(nb::sequence leaves) {
-  const Program& p = recording_->program();
   for (nb::handle leaf : leaves) tracers_.push(leaf.ptr());
-  if (tracers_.size() != p.leaves)
+  if (tracers_.size() != recording_->program().leaves)
     raise_graftax("ConcurrentChangeError", "the arguments changed between the call and its trace");
+  nb::list out = build_roots(0);
+  named_.enter(recording_->program(), built_, root_names());
+  return out;
+}
+
+bool Trace::begins(nb::handle recording) const {
+  if (!nb::isinstance<Recording>(recording)) raise_error(PyExc_TypeError, "expected a Recording");
+  const Recording& longer = *nb::inst_ptr<Recording>(recording);
+  const Program& p = recording_->program();
+  if (!begins_with(longer.program(), p)) return false;
+  for (size_t i = 0; i < recording_->leaves.size(); ++i)
+    if (recording_->leaves[i] != longer.leaves[i]) return false;
+  for (uint32_t pc : p.track_pc)
+    if (recording_->live[pc] != longer.live[pc]) return false;
+  return true;
+}
+
+nb::list Trace::extend(nb::object recording, nb::sequence leaves) {
+  if (!begins(recording)) raise_graftax("ConcurrentChangeError", "the arguments changed while the function was traced");
+  const Recording &shorter = *recording_, &longer = *nb::inst_ptr<Recording>(recording);
+  if (nb::len(leaves) != longer.program().leaves) raise_error(PyExc_ValueError, "expected one value a leaf");
+  nb::object before = std::exchange(held_, std::move(recording));
+  recording_ = &longer;
+  size_t traced = tracers_.size(), nodes = built_.size(), tracked = raw_.size();
+  try {
+    for (size_t i = traced; i < longer.program().leaves; ++i) tracers_.push(nb::object(leaves[i]).ptr());
+    nb::list out = build_roots(shorter.program().roots);
+    named_.renew(longer.program(), root_names());
+    return out;
+  } catch (...) {  // the trace is what it was
+    held_ = std::move(before);
+    recording_ = &shorter;
+    tracers_.resize(traced), built_.resize(nodes), unflattened_.resize(nodes);
+    raw_.resize(tracked), behind_.resize(tracked);
+    throw;
+  }
+}
+
+// Builds the roots from this one on, and notes what they look like.
+nb::list Trace::build_roots(uint32_t first_root) {
+  const Program& p = recording_->program();
+  auto first_pc = static_cast<uint32_t>(built_.size()), first_track = static_cast<uint32_t>(raw_.size());
   OwnedList stand_ins;
   std::vector<PyObject*> replaced;  // by instruction, borrowed from `stand_ins`; empty where there is none
-  for (uint32_t pc : p.track_pc) {
+  for (uint32_t t = first_track; t < p.track_pc.size(); ++t) {
+    uint32_t pc = p.track_pc[t];
     if (!p.code[pc].node->kind->node->is_ignored) continue;
     Owned path = own(PyUnicode_FromString(path_text(p, pc, root_names()).c_str()));
     stand_ins.push_stolen(hooks::ignored(path.get()));
@@ -60,26 +102,29 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   }
   Sources sources{tracers_.data(), nullptr, nullptr, recording_->live.data()};
   if (!replaced.empty()) sources.replaced = replaced.data();
+  sources.built = &built_;
   Builder builder(p, sources);
   builder.record_built();
   nb::list out;
   uint32_t pc = 0;
-  for (uint32_t r = 0; r < p.roots; ++r, pc = p.after(pc)) out.append(nb::steal(builder.build(pc).release()));
+  for (uint32_t r = 0; r < p.roots; ++r, pc = p.after(pc))
+    if (r >= first_root) out.append(nb::steal(builder.build(pc).release()));
   builder.drain();
-  built_ = std::move(builder.built());
+  OwnedList built = std::move(builder.built());
+  for (uint32_t at = 0; at < first_pc; ++at) built.set(at, built_[at]);
+  built_ = std::move(built);
   raw_.resize(p.track_pc.size());
-  for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+  for (uint32_t t = first_track; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
     // Where unflatten makes an instance of another class there is nothing to compare.
     if (n.node->kind->node->is_registered && Py_TYPE(expected(p.track_pc[t])) == n.node->type)
       raw_.set(t, raw_snapshot(expected(p.track_pc[t]), *n.node->kind).get());
   }
   behind_.resize(p.track_pc.size());
-  for (uint32_t t = 0; t < p.track_pc.size(); ++t)
+  for (uint32_t t = first_track; t < p.track_pc.size(); ++t)
     if (raw_[t]) behind_.replace(t, behind(p.track_pc[t], PyTuple_GET_ITEM(raw_[t], 0)));
   unflattened_.resize(p.code.size());
-  for (uint32_t c = 0; c < p.code.size(); ++c) unflattened_.set(c, unflattened(c).get());
-  named_.enter(p, built_, root_names());
+  for (uint32_t c = first_pc; c < p.code.size(); ++c) unflattened_.set(c, unflattened(c).get());
   return out;
 }
 
@@ -87,9 +132,8 @@ PyObject* Trace::expected(uint32_t pc) const {
   return built_[pc] ? built_[pc] : recording_->live[pc];  // what is handed over was not built
 }
 
-void Trace::restore_node(uint32_t pc) {
+void Trace::restore_node(uint32_t pc, Commit& commit) {
   const Program& p = recording_->program();
-  Commit commit;
   if (p.code[pc].node->kind->node->is_registered) {
     restore_raw(p.code[pc].node->track, commit);
   } else {
@@ -97,22 +141,68 @@ void Trace::restore_node(uint32_t pc) {
     for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) values.push_back(recording_->live[c]);
     commit.content(p, pc, recording_->live[pc], values.data());
   }
-  commit.run();
 }
 
-void Trace::restore() {
+bool Trace::has_another_type_or_code(uint32_t pc) const {
+  const Program& p = recording_->program();
+  const Instr& n = p.code[pc];
+  PyObject* obj = recording_->live[pc];
+  return Py_TYPE(obj) != n.node->type ||
+         (n.node->kind->node->is_function && !n.node->kind->node->content_matches(p, n, obj));
+}
+
+void Trace::each_changed_in_place(const std::function<void(uint32_t)>& f) {
   const Program& p = recording_->program();
   if (raw_.size() != p.track_pc.size()) return;  // never rebuilt: the function did not run
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
     if (n.op != Op::node || !(n.flags & HANDED_OVER) || (n.node->track == NONE && !n.node->kind->has_fields()))
       continue;
+    if (has_another_type_or_code(pc) || (n.node->track != NONE && raw_[n.node->track]) || changed(pc) ||
+        holds_otherwise(pc))
+      f(pc);
+  }
+}
+
+void Trace::restore() {
+  each_changed_in_place([&](uint32_t pc) {
+    const Program& p = recording_->program();
+    const Instr& n = p.code[pc];
     PyObject* obj = recording_->live[pc];
     if (Py_TYPE(obj) != n.node->type)
       check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.node->type)));
     if (n.node->kind->node->is_function && !n.node->kind->node->content_matches(p, n, obj))
       restore_code(p.statics[n.node->payload], obj);
-    if ((n.node->track != NONE && raw_[n.node->track]) || changed(pc) || holds_otherwise(pc)) restore_node(pc);
+    if (!((n.node->track != NONE && raw_[n.node->track]) || changed(pc) || holds_otherwise(pc))) return;
+    Commit commit;
+    restore_node(pc, commit);
+    commit.run();
+  });
+}
+
+nb::object Trace::as_begun(nb::handle f) {
+  std::vector<std::unique_ptr<Commit>> done;
+  auto take_back = [&] {
+    for (; !done.empty(); done.pop_back()) done.back()->take_back();
+  };
+  bool can_set_aside = true;
+  try {
+    each_changed_in_place([&](uint32_t pc) {
+      if (!can_set_aside || has_another_type_or_code(pc)) {
+        can_set_aside = false;
+        return;
+      }
+      auto commit = std::make_unique<Commit>();
+      restore_node(pc, *commit);
+      commit->run();
+      done.push_back(std::move(commit));
+    });
+    nb::object out = can_set_aside ? nb::steal(check(PyObject_CallNoArgs(f.ptr()))) : nb::none();
+    take_back();
+    return out;
+  } catch (...) {
+    take_back();
+    throw;
   }
 }
 
@@ -348,6 +438,14 @@ void bind_trace(nb::module_& m) {
       .def("functions", &Trace::functions, nb::sig("def functions(self) -> list[Any]"),
            "The functions of the graph as the traced function sees them.")
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
+      .def("as_begun", &Trace::as_begun, nb::arg("f"), nb::sig("def as_begun(self, f: Callable[[], Any]) -> Any"),
+           "f(), while the nodes that were handed over are as they were when the trace began; None where that cannot "
+           "be.")
+      .def("begins", &Trace::begins, nb::arg("recording"), nb::sig("def begins(self, recording: Recording) -> bool"),
+           "Is it the recording of the same roots, of which nothing has changed, and of more behind them?")
+      .def("extend", &Trace::extend, nb::arg("recording"), nb::arg("leaves"),
+           nb::sig("def extend(self, recording: Recording, leaves: Sequence[object]) -> list[Any]"),
+           "Goes on with that recording and all of its leaves; the new roots, rebuilt.")
       .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"),
            nb::arg("donated"), nb::arg("arrays") = false, nb::arg("numbers") = false, nb::arg("share") = false,
            nb::arg("numpy") = true,

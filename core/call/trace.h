@@ -65,6 +65,13 @@ class Trace {
   nb::list leaf_names() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
   nb::list rebuild(nb::sequence leaves);
+  // f(), while handed-over nodes are as the trace found them; None where what f changed in them cannot be set aside.
+  nb::object as_begun(nb::handle f);
+  // Is this the recording of the same roots, of which nothing has changed, and of more behind them?
+  bool begins(nb::handle recording) const;
+  // The trace goes on with that recording and all of its leaves: the new roots, rebuilt. What they share with the others
+  // is what the trace has in its place.
+  nb::list extend(nb::object recording, nb::sequence leaves);
   // Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).
   nb::dict identities() const;
   // The caller's object that a rebuilt one stands for; none of anything else.
@@ -87,6 +94,7 @@ class Trace {
   void close();
 
  private:
+  nb::list build_roots(uint32_t first_root);
   PyObject* expected(uint32_t pc) const;
   bool changed(uint32_t pc) const;
   bool holds_otherwise(uint32_t pc) const;
@@ -106,7 +114,10 @@ class Trace {
   void refuse_changed_registered(uint32_t pc, PyObject* before);
   bool is_made_otherwise(uint32_t pc);
   void refuse_new_attributes(uint32_t pc, PyObject* dict, const std::function<bool(PyObject*)>& is_known) const;
-  void restore_node(uint32_t pc);
+  // Calls f(pc) for each handed-over node that has changed.
+  void each_changed_in_place(const std::function<void(uint32_t)>& f);
+  bool has_another_type_or_code(uint32_t pc) const;
+  void restore_node(uint32_t pc, Commit& commit);
   void restore_raw(uint32_t track, Commit& commit);
   std::vector<bool> leads_to_rebuilt() const;
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;

@@ -58,6 +58,20 @@ struct Session {
     auto found = functions.find(function);
     return found == functions.end() ? function : found->second;
   }
+  void sees(nb::list scopes, nb::list twins) {
+    for (nb::handle pair : scopes) {
+      PyObject *scope = nb::object(pair[0]).ptr(), *seen = nb::object(pair[1]).ptr();
+      shadows[scope] = seen;
+      stands_for(seen, scope);
+    }
+    for (nb::handle pair : twins) {
+      PyObject *function = nb::object(pair[0]).ptr(), *twin = nb::object(pair[1]).ptr();
+      functions[function] = twin;
+      if (PyFunction_Check(function)) replaced.insert(PyFunction_GET_CODE(function));
+      stands_for(twin, function);
+    }
+    for (Met& each : met) each.code = nullptr;
+  }
   void stands_for(PyObject* copy, PyObject* original) {
     if (copy == original || !originals.emplace(copy, original).second) return;
     held.push(copy);
@@ -333,17 +347,7 @@ void bind_frames(nb::module_& m) {
           session.known.insert(code.ptr());
           session.held.push(code.ptr());
         }
-        for (nb::handle pair : shadows) {
-          PyObject *scope = nb::object(pair[0]).ptr(), *seen = nb::object(pair[1]).ptr();
-          session.shadows[scope] = seen;
-          session.stands_for(seen, scope);
-        }
-        for (nb::handle pair : functions) {
-          PyObject *function = nb::object(pair[0]).ptr(), *twin = nb::object(pair[1]).ptr();
-          session.functions[function] = twin;
-          if (PyFunction_Check(function)) session.replaced.insert(PyFunction_GET_CODE(function));
-          session.stands_for(twin, function);
-        }
+        session.sees(shadows, functions);
         Scope scope(session);
         return nb::steal(check(PyObject_CallOneArg(hooks::with_room.get(), f.ptr())));
       },
@@ -361,6 +365,15 @@ void bind_frames(nb::module_& m) {
       "runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the "
       "trace is none "
       "that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.");
+  m.def(
+      "sees_too",
+      [](nb::list shadows, nb::list functions) {
+        if (Session* session = innermost()) session->sees(std::move(shadows), std::move(functions));
+      },
+      nb::arg("shadows"), nb::arg("functions"),
+      nb::sig("def sees_too(shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> "
+              "None"),
+      "From now on this thread's trace sees these too, as `run_watched` says.");
   m.def(
       "seen_function",
       [](nb::object f) {

@@ -35,6 +35,12 @@ void Named::leave() {
   paths_.clear();
 }
 
+void Named::renew(const Program& program, PyObject* root_names) {
+  program_ = &program, root_names_ = root_names;
+  is_found_ = false;
+  places_.clear();
+}
+
 void Named::find() {
   is_found_ = true;
   const Program& p = *program_;

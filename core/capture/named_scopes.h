@@ -22,6 +22,8 @@ class Named {
   // All three are borrowed until `leave`. `built`: by instruction, what is rebuilt; null elsewhere.
   void enter(const Program& program, const OwnedList& built, PyObject* root_names);
   void leave();
+  // There is more in the graph by now.
+  void renew(const Program& program, PyObject* root_names);
   // The key path of an object of the graph, borrowed; null where it is none of them.
   PyObject* path(PyObject* obj);
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "capture/frame_hook.h"
+#include "python/collected.h"
 
 namespace graftax {
 
@@ -276,30 +277,10 @@ void let_go(Reads& r) {
   for (PyObject* c : contents) Py_XDECREF(c);
 }
 
-int reads_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  auto* r = nb::inst_ptr<Reads>(self);
-  for (const Read& b : r->bindings) {
-    if (!b.guard) Py_VISIT(b.holder);
-    Py_VISIT(b.guard);
-    Py_VISIT(b.name);
-    Py_VISIT(b.value);
-  }
-  for (const FunctionRead& f : r->functions) {
-    Py_VISIT(f.function);
-    Py_VISIT(f.code);
-    Py_VISIT(f.defaults);
-    Py_VISIT(f.keywords);
-  }
-  for (PyObject* c : r->cells) Py_VISIT(c);
-  for (PyObject* c : r->contents) Py_VISIT(c);
-  return 0;
-}
-
-int reads_clear(PyObject* self) {
-  if (nb::inst_ready(self)) let_go(*nb::inst_ptr<Reads>(self));
-  return 0;
+void show_reads(const Reads& r, Visitor& visit) {
+  for (const Read& b : r.bindings) visit(b.guard ? b.guard : b.holder, b.name, b.value);
+  for (const FunctionRead& f : r.functions) visit(f.function, f.code, f.defaults, f.keywords);
+  visit(r.cells, r.contents);
 }
 
 // Of (a dict, a class, or a weak reference to a function for its globals, name).
@@ -322,10 +303,6 @@ Read read_of(const nb::tuple& given) {
   else Py_INCREF(b.holder);
   return b;
 }
-
-PyType_Slot reads_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(reads_traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(reads_clear)},
-                             {0, nullptr}};
 
 }  // namespace
 
@@ -375,8 +352,8 @@ uint64_t NameWatch::now() const { return dict_ ? names_epoch(dict_) : 0; }
 void bind_watch(nb::module_& m) {
   init_watchers();
   m.attr("has_watchers") = has_watchers;
-  nb::class_<Reads>(m, "Reads", nb::type_slots(reads_slots), nb::is_weak_referenceable(),
-                    "Bindings that the code of a trace has read, and the values they had.")
+  nb::class_<Reads>(m, "Reads", nb::type_slots(Collected<Reads, show_reads, let_go>::slots),
+                    nb::is_weak_referenceable(), "Bindings that the code of a trace has read, and the values they had.")
       .def(
           "__init__",
           [](Reads* self, nb::list bindings, nb::list functions, nb::list cells) {

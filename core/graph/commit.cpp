@@ -201,4 +201,25 @@ void Commit::run() {
   }
 }
 
+void Commit::take_back() {
+  for (SlotWrite& s : slots_) {
+    auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(s.obj.get()) + s.offset);
+    s.value = Owned::steal(std::exchange(*place, s.value.release()));
+  }
+  for (Item& i : items_) {
+    if (i.index >= PyList_GET_SIZE(i.list.get())) continue;
+    PyObject* written = PyList_GET_ITEM(i.list.get(), i.index);
+    PyList_SET_ITEM(i.list.get(), i.index, i.value.release());
+    i.value = Owned::steal(written);
+  }
+  for (size_t n = assignments_.size(); n-- > 0;) {
+    Assignment& a = assignments_[n];
+    if (a.old) set_item(a.dict.get(), a.key.get(), a.old.get(), a.ordered);
+    else if (a.value) delete_item(a.dict.get(), a.key.get(), a.ordered);
+  }
+  for (Exchange& e : exchanges_)
+    if (!e.by_api) e.kind->exchange(e.node.get(), e.fresh.get());
+  for (size_t n = steps_.size(); n-- > 0;) steps_[n].back();
+}
+
 }  // namespace graftax

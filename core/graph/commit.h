@@ -33,6 +33,8 @@ class Commit {
 
   // Writes all of it. Where it raises, nothing was written. What was replaced is released with the Commit.
   void run();
+  // After `run`: what was replaced takes its place again.
+  void take_back();
 
   // ---- what a kind of node asks for, in NodeKind::write
 

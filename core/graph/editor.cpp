@@ -311,27 +311,16 @@ bool is_alike(const GraphEditor& a, const GraphEditor& b) {
   return true;
 }
 
-int graph_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  const RecordedGraph& rec = nb::inst_ptr<GraphEditor>(self)->rec;
-  for (size_t i = 0; i < rec.live.size(); ++i) Py_VISIT(rec.live[i]);
-  for (size_t i = 0; i < rec.leaves.size(); ++i) Py_VISIT(rec.leaves[i]);
-  return rec.program.traverse(visit, arg);
+void show_graph(const GraphEditor& g, Visitor& visit) {
+  visit(g.rec.live, g.rec.leaves);
+  g.rec.program.show_held(visit);
 }
 
-int graph_clear(PyObject* self) {
-  if (!nb::inst_ready(self)) return 0;
-  GraphEditor& g = *nb::inst_ptr<GraphEditor>(self);
+void clear_graph(GraphEditor& g) {
   g.rec.program.clear();
   g.rec.live.clear();
   g.rec.leaves.clear();
-  return 0;
 }
-
-PyType_Slot graph_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(graph_traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(graph_clear)},
-                             {0, nullptr}};
 
 // `visit(cursor, child)` is called for each child of a node, one level down; a value has none.
 template <typename Visit>
@@ -359,7 +348,7 @@ GraphEditor editor_of(nb::handle obj) {
 
 void bind_surgery(nb::module_& m) {
   nb::class_<GraphEditor>(
-      m, "GraphEditor", nb::type_slots(graph_slots), nb::is_final(),
+      m, "GraphEditor", nb::type_slots(Collected<GraphEditor, show_graph, clear_graph>::slots), nb::is_final(),
       "An object graph with every value in it as a leaf. Rows have numbers: nodes, values and references.")
       .def(
           "__init__", [](GraphEditor* self, nb::handle obj) { new (self) GraphEditor(editor_of(obj)); },

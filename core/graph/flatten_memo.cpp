@@ -31,11 +31,6 @@ Opened::Parts Opened::of(PyObject* node) {
 
 void Opened::walk_again() { again_ = true; }
 
-int Opened::traverse(visitproc visit, void* arg) const {
-  for (size_t i = 0; i < parts_.size(); ++i) Py_VISIT(parts_[i]);
-  return 0;
-}
-
 void Opened::clear() {
   at_.clear();
   known_ = 0;

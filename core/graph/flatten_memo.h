@@ -5,7 +5,7 @@
 
 #include <unordered_map>
 
-#include "python/py.h"
+#include "python/collected.h"
 
 namespace graftax {
 
@@ -22,7 +22,7 @@ class Opened {
   // Another walk of the same objects begins. Only then are the parts indexed: most calls need one walk.
   void walk_again();
 
-  int traverse(visitproc visit, void* arg) const;
+  void show_held(Visitor& visit) const { visit(parts_); }
   void clear();
 
  private:

@@ -22,12 +22,10 @@ void Program::clear() {
   layout = nullptr;
 }
 
-int Program::traverse(visitproc visit, void* arg) const {
-  for (size_t i = 0; i < owned.size(); ++i) Py_VISIT(owned[i]);
+void Program::show_held(Visitor& visit) const {
+  visit(owned);
   for (const Static& s : statics)
-    if (s.contents)
-      if (int stop = s.contents->traverse(visit, arg)) return stop;
-  return 0;
+    if (s.contents) s.contents->show_held(visit);
 }
 
 namespace {
@@ -125,6 +123,14 @@ bool operator==(const Program& a, const Program& b) {
   for (size_t i = 0; i < a.code.size(); ++i)
     if (!instrs_equal(a, a.code[i], b, b.code[i])) return false;
   return true;
+}
+
+bool begins_with(const Program& longer, const Program& p) {
+  bool fits = p.key_roots.empty() && longer.code.size() >= p.code.size() && longer.roots >= p.roots &&
+              longer.track_pc.size() >= p.track_pc.size() &&
+              std::equal(p.track_pc.begin(), p.track_pc.end(), longer.track_pc.begin());
+  for (size_t i = 0; fits && i < p.code.size(); ++i) fits = instrs_equal(p, p.code[i], longer, longer.code[i]);
+  return fits;
 }
 
 bool same_but_for_leaves(const Program& a, const Program& b) {
@@ -432,20 +438,9 @@ namespace {
 
 nb::object borrowed(PyObject* p) { return p ? nb::borrow(p) : nb::none(); }
 
-int graphdef_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  return nb::inst_ptr<GraphDef>(self)->program.traverse(visit, arg);
-}
+void show_graphdef(const GraphDef& g, Visitor& visit) { g.program.show_held(visit); }
 
-int graphdef_clear(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<GraphDef>(self)->program.clear();
-  return 0;
-}
-
-PyType_Slot graphdef_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(graphdef_traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(graphdef_clear)},
-                                {0, nullptr}};
+void clear_graphdef(GraphDef& g) { g.program.clear(); }
 
 size_t num_nodes(const GraphDef& g) {
   size_t n = 0;
@@ -456,7 +451,8 @@ size_t num_nodes(const GraphDef& g) {
 }  // namespace
 
 void bind_graphdef(nb::module_& m) {
-  nb::class_<GraphDef>(m, "GraphDef", nb::type_slots(graphdef_slots), nb::is_weak_referenceable(), nb::is_final(),
+  nb::class_<GraphDef>(m, "GraphDef", nb::type_slots(Collected<GraphDef, show_graphdef, clear_graphdef>::slots),
+                       nb::is_weak_referenceable(), nb::is_final(),
                        "The recorded structure of an object graph: immutable, hashable, comparable, printable.")
       .def(
           "numbers",

@@ -5,6 +5,7 @@
 
 #include "graph/kind.h"
 #include "graph/set_table.h"
+#include "python/collected.h"
 
 namespace graftax {
 
@@ -155,10 +156,13 @@ struct Program {
 
   void finish();  // computes the hash: the program is immutable from here on
   void clear();
-  int traverse(visitproc visit, void* arg) const;
+  void show_held(Visitor& visit) const;
 };
 
 bool operator==(const Program& a, const Program& b);
+
+// Is `longer` the same program with more roots behind those of `p`, which stand where they stood?
+bool begins_with(const Program& longer, const Program& p);
 
 // The same structure, whatever the leaves are?
 bool same_but_for_leaves(const Program& a, const Program& b);

@@ -123,6 +123,7 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
   kind.handed = answer.is_true("handed");
   kind.reason = answer.text("reason");
   kind.sentinel = answer.is_true("sentinel");
+  kind.own_equality = answer.is_true("own_equality");
   kind.expires = answer.is_true("expires");
   kind.reduce = answer.kept("reduce");
   if (role == "array") {

@@ -35,6 +35,7 @@ enum class How : uint8_t {
   function,  // a function without its children: its code, globals and names
   input,     // Outcome only: a key that is one of the caller's nodes (`first` is its tracked index)
   context,   // not at all: it says where the program is running (NNX's trace state), and is made anew by a rebuild
+  hashed,    // declared static: by the __eq__ and __hash__ that its class defines, both asked each time, as in jax.jit
 };
 
 struct Slot {
@@ -53,6 +54,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool has_dict = false;
   bool has_del = false;
   bool sentinel = false;  // the class has no methods: an instance without fields counts by identity
+  bool own_equality = false;  // the class defines both __eq__ and __hash__
   bool shape = false;     // a jax.ShapeDtypeStruct: a leaf where nothing is run
   bool dynamic = false;   // Python numbers below it are traced
   bool symbolic = false;  // stands for a Python number while a function is traced

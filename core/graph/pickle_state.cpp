@@ -278,7 +278,7 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
     nb::tuple t = as_tuple(h);
     int how = field<int>(t, 0);
     nb::object value = field<nb::object>(t, 1);
-    if (how < 0 || how > static_cast<int>(How::context)) malformed("static");
+    if (how < 0 || how > static_cast<int>(How::hashed)) malformed("static");
     if (static_cast<How>(how) == How::input) {
       if (!is_outcome) malformed("static");
       Static s;
@@ -315,6 +315,7 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
         if (!is_outcome || kind.leaf != Leaf::numpy) malformed("static");
         add_static(p, value.ptr(), kind, true);
       } else if (kind.leaf == Leaf::statics || kind.leaf == Leaf::numpy) add_static(p, value.ptr(), kind);
+      else if (static_cast<How>(how) == How::hashed && kind.own_equality) add_hashed(p, value.ptr());
       else if (static_cast<How>(how) == How::identity) add_identity(p, value.ptr());
       else add_key(p, value.ptr());
     }

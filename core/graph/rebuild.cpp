@@ -75,6 +75,14 @@ Builder::Builder(const Program& program, Sources sources) : program_(program), s
   if (sources.live)
     for (size_t t = 0; t < tracked; ++t)
       if (program.code[program.track_pc[t]].flags & HANDED_OVER) nodes_.set(t, sources.live[program.track_pc[t]]);
+  size_t built = sources.built ? sources.built->size() : 0;
+  for (size_t pc = 0; pc < built; ++pc) {
+    const Instr& n = program.code[pc];
+    PyObject* value = (*sources.built)[pc];
+    if (n.op != Op::node || !value) continue;
+    if (n.node->track != NONE) nodes_.set(n.node->track, value);
+    if (n.flags & TARGET) closed_.set(pc, value);
+  }
 }
 
 Owned Builder::construct(uint32_t pc, PyObject** values) {

@@ -36,6 +36,7 @@ struct Sources {
   bool leaves_only = false;                 // None in place of every leaf of JAX's tree that holds no Op::leaf
   PyObject* const* replaced = nullptr;      // by instruction: another value in its place; nullptr for none
   bool anew = false;                        // an instance that counts by identity but has no name is made anew
+  const OwnedList* built = nullptr;         // by instruction: what is there already of the first ones; with `live`
 };
 
 class Builder {

@@ -172,15 +172,19 @@ bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& b
   return answer.get() == Py_True;
 }
 
-// An opaque value may hide arrays; one that the function made would be one object for all calls.
-void Recorder::check_opaque(PyObject* obj) {
-  bool made = options_.inputs != nullptr;
-  if (made && given_.empty()) {
+// Was the function given this object as a static that is handed over as itself?
+bool Recorder::is_given(PyObject* obj) {
+  if (given_.empty()) {
     given_.insert(nullptr);  // asked for, even if there are none
     for (const Static& s : options_.inputs->program->statics)
-      if (s.how == How::identity) given_.insert(s.obj);
+      if (s.how == How::identity || s.how == How::hashed) given_.insert(s.obj);
   }
-  made = made && given_.count(obj) == 0;
+  return given_.count(obj) > 0;
+}
+
+// An opaque value may hide arrays; one that the function made would be one object for all calls.
+void Recorder::check_opaque(PyObject* obj) {
+  bool made = options_.inputs != nullptr && !is_given(obj);
   hooks::check_opaque(obj, made ? Py_True : Py_False);
 }
 
@@ -218,6 +222,10 @@ void Recorder::visit(PyObject* obj, Below below) {
       return add_static_leaf(obj, kind);
     case Leaf::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
     case Leaf::none: break;
+  }
+  if (kind.own_equality) {
+    if (options_.inputs ? is_given(obj) : root_is_static() && !below.in_function)
+      return emit(Op::stat, options_.inputs ? add_identity(out_.program, obj) : add_hashed(out_.program, obj), obj);
   }
   auto is_new = [&] { return options_.inputs && !options_.inputs->nodes->find(obj); };
   if (kind.node->is_function && is_new() && !seen_->find(obj) && hooks::named_function(obj).get() == obj)

@@ -85,6 +85,7 @@ class Recorder {
     uint32_t slots = 0;
   };
 
+  bool is_given(PyObject* obj);
   void check_opaque(PyObject* obj);
   void visit(PyObject* obj, Below below);
   bool is_ignored(PyObject* obj);

@@ -61,23 +61,9 @@ nb::object key_entry_of(Row& row) {
   return nb::borrow(row.entry.get());
 }
 
-int row_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  Py_VISIT(nb::inst_ptr<Row>(self)->owner.get());
-  Py_VISIT(nb::inst_ptr<Row>(self)->entry.get());
-  return 0;
-}
+void show_row(const Row& row, Visitor& visit) { visit(row.owner, row.entry); }
 
-int row_clear(PyObject* self) {
-  if (!nb::inst_ready(self)) return 0;
-  Row gone = std::move(*nb::inst_ptr<Row>(self));  // releasing may run code that sees this row
-  return 0;
-}
-
-PyType_Slot row_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(row_traverse)},
-                           {Py_tp_clear, reinterpret_cast<void*>(row_clear)},
-                           {0, nullptr}};
+void clear_row(Row& row) { Row gone = std::move(row); }  // releasing may run code that sees this row
 
 bool has(const Row& row, uint8_t flag) { return (row.at().flags & flag) != 0; }
 
@@ -124,7 +110,8 @@ void bind_rows(nb::module_& m) {
       .value("identity", How::identity)
       .value("tuple", How::tuple)
       .value("function", How::function);
-  nb::class_<Row>(m, "Row", nb::type_slots(row_slots), nb::is_final(), "One instruction of a recorded structure.")
+  nb::class_<Row>(m, "Row", nb::type_slots(Collected<Row, show_row, clear_row>::slots), nb::is_final(),
+                  "One instruction of a recorded structure.")
       .def_prop_ro("op", [](const Row& r) { return r.at().op; })
       .def_prop_ro(
           "number", [](const Row& r) { return r.number; }, "Its number among the rows.")

@@ -102,7 +102,8 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
     case How::bytes: {
       return equal(a, b);
     }
-    case How::equal: return own_equal(a, b);
+    case How::equal:
+    case How::hashed: return own_equal(a, b);
     default: return a == b;
   }
 }
@@ -176,6 +177,17 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
       s.hash = PyObject_Hash(obj);
       if (s.hash == -1) raise_python();
   }
+  program.statics.push_back(s);
+  return static_cast<uint32_t>(program.statics.size() - 1);
+}
+
+uint32_t add_hashed(Program& program, PyObject* obj) {
+  Static s;
+  s.how = How::hashed;
+  s.type = program.keep_type(Py_TYPE(obj));
+  s.obj = program.keep(Owned::borrow(obj));
+  s.hash = PyObject_Hash(obj);
+  if (s.hash == -1) raise_python();
   program.statics.push_back(s);
   return static_cast<uint32_t>(program.statics.size() - 1);
 }
@@ -278,6 +290,11 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
     return plain_equal(snapshot.get(), reduced(kind_of(obj), obj).get(), 0);
   }
   Owned value = Owned::borrow(s.obj);
+  if (s.how == How::hashed) {  // one object, too, after a change that its hash shows
+    Py_hash_t recorded = s.hash, hash = PyObject_Hash(obj);
+    if (hash == -1) raise_python();
+    return hash == recorded && own_equal(value.get(), obj);
+  }
   return values_equal(s.how, value.get(), obj);
 }
 

@@ -9,6 +9,8 @@ namespace graftax {
 // Adds `obj` to the program's pool and returns its id. Dict keys and set elements go this way too, where a tuple is
 // compared element by element. `copy` is set for the NumPy constants of an Outcome.
 uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy = false);
+// Adds what its class compares with an `__eq__` and a `__hash__` of its own.
+uint32_t add_hashed(Program& program, PyObject* obj);
 // Does the class compare its instances by value? Those of other classes count by identity as keys.
 bool defines_eq(PyTypeObject* type);
 // What a key is compared by: the referent of a weak reference (empty when it is gone), else the key itself.
@@ -26,7 +28,8 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj);
 inline bool matches_at_once(const Static& s, PyObject* obj) {
   if (s.weak || s.how == How::function) return false;
   if (s.how == How::context) return Py_TYPE(obj) == s.type;
-  return s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple;
+  return s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple &&
+         s.how != How::hashed;
 }
 
 // The same for two pools.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "python/collected.h"
 #include "python/hooks.h"
 #include "tree/serialize.h"
 #include "tree/walk.h"
@@ -52,11 +53,6 @@ size_t Structure::num_nodes() const {
   size_t n = leaves;
   for (const TreeNode& node : nodes) n += node.role != Role::leaf;
   return n;
-}
-
-int Structure::traverse(visitproc visit, void* arg) const {
-  for (size_t i = 0; i < owned.size(); ++i) Py_VISIT(owned[i]);
-  return 0;
 }
 
 // Leaves one leaf behind: a structure that matches anything, and reads nothing that is gone.
@@ -262,16 +258,11 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
   return out;
 }
 
-int treedef_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  return nb::inst_ptr<TreeDef>(self)->tree.traverse(visit, arg);
-}
+void show_treedef(const TreeDef& t, Visitor& visit) { visit(t.tree.owned); }
 
-int treedef_clear(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<TreeDef>(self)->tree.clear();
-  return 0;
-}
+void clear_treedef(TreeDef& t) { t.tree.clear(); }
+
+using CollectedTreeDef = Collected<TreeDef, show_treedef, clear_treedef>;
 
 // For the slots of a type: a C++ exception becomes the Python error that is set.
 template <class Result, class Body>
@@ -312,8 +303,8 @@ Py_hash_t treedef_hash(PyObject* self) {
 
 PyType_Slot treedef_slots[] = {{Py_tp_richcompare, reinterpret_cast<void*>(treedef_compare)},
                                {Py_tp_hash, reinterpret_cast<void*>(treedef_hash)},
-                               {Py_tp_traverse, reinterpret_cast<void*>(treedef_traverse)},
-                               {Py_tp_clear, reinterpret_cast<void*>(treedef_clear)},
+                               {Py_tp_traverse, reinterpret_cast<void*>(CollectedTreeDef::traverse)},
+                               {Py_tp_clear, reinterpret_cast<void*>(CollectedTreeDef::clear)},
                                {0, nullptr}};
 
 }  // namespace

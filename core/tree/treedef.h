@@ -64,7 +64,6 @@ struct Structure {
   bool is_leaf() const { return nodes.size() == 1 && nodes[0].role == Role::leaf; }
   size_t num_nodes() const;  // as JAX counts: each leaf is one
 
-  int traverse(visitproc visit, void* arg) const;
   void clear();
 };
 

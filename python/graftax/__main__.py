@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     explain.add_argument("--out", type=Path, help="the page; by default beside the first log, as .html")
 
     run = commands.add_parser("run", help="run a script with graftax's jit in place of jax.jit, filter_jit and nnx.jit")
+    run.add_argument("--watch", action="store_true", help="replace nothing, and say what graftax would change")
+    run.add_argument("--report", type=Path, metavar="PAGE.html", help="write it as a page; implies --watch")
     run.add_argument("script", help="the script; what follows are its own arguments")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
 
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "run":
         from graftax._cli.run import run as run_script
 
-        return run_script(options.script, [*options.arguments, *rest])
+        return run_script(options.script, [*options.arguments, *rest], options.watch, options.report)
     if options.command == "bench":
         return bench(rest)
     if rest:

@@ -14,9 +14,7 @@ def setup(hooks: object, jax_registry: object | None, flatten_one_level: object,
     """Gives the core, once, what it asks Python for."""
 
 def call_host(host: object, *leaves: object) -> Any:
-    """
-    Calls a function of the user on the host: what it raises shows no frame of this package.
-    """
+    """Calls a function of the user on the host: what it raises shows no frame of this package."""
 
 def forget_kind(type: type) -> None:
     """Looks at the next instance of a class anew."""
@@ -25,9 +23,7 @@ def kind_info(type: type) -> tuple[str, bool, list[str]]:
     """(base, has an identity, slot names) of a class."""
 
 def use_layouts(known: bool) -> None:
-    """
-    False: contents are replaced by calls, as where this Python has a layout that is not known.
-    """
+    """False: contents are replaced by calls, as where this Python has a layout that is not known."""
 
 class Op(enum.IntEnum):
     """What a row of a recorded structure is."""
@@ -90,9 +86,7 @@ class Row:
 
     @property
     def target(self) -> int:
-        """
-        The row itself; of a reference or a repetition, the row that was met first.
-        """
+        """The row itself; of a reference or a repetition, the row that was met first."""
 
     @property
     def type(self) -> type | None:
@@ -100,9 +94,7 @@ class Row:
 
     @property
     def track(self) -> int:
-        """
-        The number of a node that has an identity, of the one that a reference means, or of the caller's; else -1.
-        """
+        """The number of a node that has an identity, of the one that a reference means, or of the caller's; else -1."""
 
     @property
     def leaf(self) -> int:
@@ -121,14 +113,10 @@ class Row:
         """A static's value; what a node needs beside its children."""
 
 class GraphDef:
-    """
-    The recorded structure of an object graph: immutable, hashable, comparable, printable.
-    """
+    """The recorded structure of an object graph: immutable, hashable, comparable, printable."""
 
     def numbers(self) -> list[tuple[int, int | float]]:
-        """
-        The number of the row and the value of each `int` and `float` that can change by itself.
-        """
+        """The number of the row and the value of each `int` and `float` that can change by itself."""
 
     def without_numbers(self) -> GraphDef:
         """The same structure, whatever these numbers are."""
@@ -160,9 +148,7 @@ class GraphDef:
 
     @property
     def num_nodes(self) -> int:
-        """
-        The number of nodes and leaves, as in JAX; a node that is met again counts once.
-        """
+        """The number of nodes and leaves, as in JAX; a node that is met again counts once."""
 
     @property
     def _shares(self) -> bool: ...
@@ -176,46 +162,34 @@ class GraphDef:
         """The key path of every dynamic leaf from its root, in order."""
 
     def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]:
-        """
-        The place of every dynamic leaf, in order: the number of its root, and its key path from there.
-        """
+        """The place of every dynamic leaf, in order: the number of its root, and its key path from there."""
 
     def _leaf_names(self, root_names: tuple[str, ...], /) -> list[str]:
-        """
-        The name of every dynamic leaf, in order: that of its root, and the text of its key path.
-        """
+        """The name of every dynamic leaf, in order: that of its root, and the text of its key path."""
 
     def _node_place(self, track: int) -> tuple[int, tuple[Any, ...]]: ...
 
     def fingerprint(self) -> str:
-        """
-        A text that equal structures share in every process: classes and functions count by qualified name.
-        """
+        """A text that equal structures share in every process: classes and functions count by qualified name."""
 
     def children(self) -> list[GraphDef]:
-        """
-        The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.
+        """The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.
         """
 
     def rows(self) -> list[Row]:
         """The structure as records: one a node, leaf, static or reference."""
 
 def weaken(graphdef: GraphDef) -> GraphDef:
-    """
-    An equal GraphDef that holds its identity statics weakly, where their type allows it; the same one where it has none.
+    """An equal GraphDef that holds its identity statics weakly, where their type allows it; the same one where it has none.
     """
 
 class Opened:
-    """
-    What registered classes gave when they were opened: each is asked once in a call.
-    """
+    """What registered classes gave when they were opened: each is asked once in a call."""
 
     def __init__(self) -> None: ...
 
 class Recording:
-    """
-    The roots of one call, walked once: their structure, leaves and live objects.
-    """
+    """The roots of one call, walked once: their structure, leaves and live objects."""
 
     def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, symbolic: Any = None) -> None: ...
 
@@ -229,9 +203,7 @@ class Recording:
     def leaves(self) -> list[Any]: ...
 
     def kinds_of_shardings(self) -> set[type] | None:
-        """
-        The classes of the shardings of leaves; None where direct calls do not look at such leaves.
-        """
+        """The classes of the shardings of leaves; None where direct calls do not look at such leaves."""
 
     @property
     def holds_ids(self) -> bool:
@@ -271,73 +243,59 @@ class RootFlag(enum.IntEnum):
     """Python numbers in it are traced."""
 
     captured = 8
-    """
-    No argument: a ShapeDtypeStruct in it is itself, and stands for no array.
-    """
+    """No argument: a ShapeDtypeStruct in it is itself, and stands for no array."""
 
     target = 16
     """What is called: functions anywhere in it count by identity."""
 
     constant = 32
-    """
-    Its NumPy arrays are constants of the program: its code asks for their values.
-    """
+    """Its NumPy arrays are constants of the program: its code asks for their values."""
 
 def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None) -> tuple[list[Any], GraphDef]:
-    """
-    Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.
-    """
+    """Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments."""
 
 def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
 
 def let_go_of_kept(phase: str, info: dict[str, int]) -> None:
-    """
-    For `gc.callbacks`: a full collection finds no structure kept with a class that no module holds.
-    """
+    """For `gc.callbacks`: a full collection finds no structure kept with a class that no module holds."""
 
 def kept_structures() -> list[GraphDef]:
     """The structures that `flatten` keeps."""
 
 def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = False, in_order: bool = False) -> tuple[list[Any], list[Any]] | None:
-    """
-    The leaves and tracked nodes of roots that match, else None. `any_sentinel`: an instance without fields that counts by identity fits any other of its class. `in_order`: equal sets have to iterate alike, and those that a trace is known to change to do the same in it.
+    """The leaves and tracked nodes of roots that match, else None. `any_sentinel`: an instance without fields that counts by identity fits any other of its class. `in_order`: equal sets have to iterate alike, and those that a trace is known to change to do the same in it.
     """
 
 def unflatten_roots(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> tuple[Any, ...]:
     """As unflatten: the roots, also where there is but one."""
 
 def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False, anew: bool = False) -> Any:
-    """
-    Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None. With anew, only a sentinel that a module or a class names is itself.
+    """Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None. With anew, only a sentinel that a module or a class names is itself.
     """
 
 class InnerFrames:
     """JAX's own frames that run nobody else's code."""
 
     def __init__(self, bind: Any, apply: Any, applied: int, of_jaxprs: tuple[Any, ...], owner: str, modules: tuple[str, ...], jaxprs: tuple[type, ...], inert: tuple[type, ...], leaves: tuple[type, ...], owns: Callable[[Any], bool]) -> None:
-        """
-        Codes of JAX's: `bind` of a primitive's method (self, *args, **params) that runs it; `apply` of what its jitted functions run on a call (*args, **kwargs), whose closure holds the function in the cell number `applied`, or None; `of_jaxprs` of functions that run or cut a jaxpr, their first argument. `owner` is how the names of JAX's own modules begin, `modules` those of its modules whose functions call nothing but what they are given. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, `leaves` those of what such functions may be given. `owns(primitive)` says whether its rules are JAX's own.
+        """Codes of JAX's: `bind` of a primitive's method (self, *args, **params) that runs it; `apply` of what its jitted functions run on a call (*args, **kwargs), whose closure holds the function in the cell number `applied`, or None; `of_jaxprs` of functions that run or cut a jaxpr, their first argument. `owner` is how the names of JAX's own modules begin, `modules` those of its modules whose functions call nothing but what they are given. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, `leaves` those of what such functions may be given. `owns(primitive)` says whether its rules are JAX's own.
         """
 
 def outside(noted: list[Any], inner: InnerFrames | None) -> list[Any]:
-    """
-    Those of the equations, each given itself or by what holds it, in which somebody else's code may be called; all that are still there, where nothing is known of JAX's own.
+    """Those of the equations, each given itself or by what holds it, in which somebody else's code may be called; all that are still there, where nothing is known of JAX's own.
     """
 
 def frames_unknown() -> str:
-    """
-    Why the code under a trace is not heard of by this interpreter; empty where it is.
-    """
+    """Why the code under a trace is not heard of by this interpreter; empty where it is."""
 
 def forget_frames(reason: str) -> None:
-    """
-    As if the interpreter's frames were not known, for the rest of the process. For tests.
-    """
+    """As if the interpreter's frames were not known, for the rest of the process. For tests."""
 
 def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], inner: InnerFrames | None, quiet: bool = False, telling: tuple[type[BaseException], ...] | None = None, raised: list[BaseException] | None = None) -> Any:
+    """f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.
     """
-    f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.
-    """
+
+def sees_too(shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> None:
+    """From now on this thread's trace sees these too, as `run_watched` says."""
 
 def seen_function(function: Any) -> Any:
     """What runs in the place of a function in this thread's trace."""
@@ -346,9 +304,7 @@ def seen_globals(globals: dict[str, Any]) -> dict[str, Any]:
     """What frames of these globals see in this thread's trace."""
 
 def stands_for(copy: object, original: object) -> None:
-    """
-    A copy of a function or of its globals is announced as the original, for the rest of this thread's trace.
-    """
+    """A copy of a function or of its globals is announced as the original, for the rest of this thread's trace."""
 
 def give_parts(function: Any, globals: dict[str, Any], closure: tuple[Any, ...] | None) -> None:
     """Gives a function that a trace has made other globals and cells."""
@@ -376,44 +332,35 @@ class Reads:
         """(holder, name) of each binding that has another value."""
 
 class Outcome:
-    """
-    What one executable gives back: the result, and what it does to the caller's nodes.
-    """
+    """What one executable gives back: the result, and what it does to the caller's nodes."""
 
     @property
     def result_leaves(self) -> int: ...
 
     @property
     def numbers(self) -> list[tuple[int, int]]:
-        """
-        Output leaves that are Python numbers, in order: (the leaf, which output of the host it is).
-        """
+        """Output leaves that are Python numbers, in order: (the leaf, which output of the host it is)."""
 
     @numbers.setter
     def numbers(self, arg: list[tuple[int, int]], /) -> None: ...
 
     @property
     def refs(self) -> list[tuple[int, int]]:
-        """
-        Output leaves that are the content of a new jax.Ref, in order: (the leaf, the first one of the same Ref).
-        """
+        """Output leaves that are the content of a new jax.Ref, in order: (the leaf, the first one of the same Ref)."""
 
     @refs.setter
     def refs(self, arg: list[tuple[int, int]], /) -> None: ...
 
     @property
     def ties(self) -> list[tuple[int, int]]:
-        """
-        Output leaves that are one array, in order: (the leaf, the first one, which stands in the place of both).
-        """
+        """Output leaves that are one array, in order: (the leaf, the first one, which stands in the place of both)."""
 
     @ties.setter
     def ties(self, arg: list[tuple[int, int]], /) -> None: ...
 
     @property
     def alike(self) -> list[list[tuple[int, list[int]]]]:
-        """
-        Output leaves that are one array where the input leaves that they were made of are: groups of (output, inputs).
+        """Output leaves that are one array where the input leaves that they were made of are: groups of (output, inputs).
         """
 
     @alike.setter
@@ -430,9 +377,7 @@ class Outcome:
     def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> Any: ...
 
     def inputs(self) -> tuple[list[int], list[int], list[int]]:
-        """
-        The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index.
-        """
+        """The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index."""
 
     def identities(self) -> list[Any]:
         """The statics that count by identity, keys among them."""
@@ -457,28 +402,37 @@ class Outcome:
     def __repr__(self) -> str: ...
 
 class Trace:
-    """
-    One trace: the caller's graph rebuilt around tracers, and what became of it.
-    """
+    """One trace: the caller's graph rebuilt around tracers, and what became of it."""
 
     def __init__(self, recording: Recording) -> None: ...
 
     def leaf_names(self) -> list[str]: ...
 
     def identities(self) -> dict[int, tuple[int, int]]:
-        """
-        Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).
-        """
+        """Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's)."""
 
     def original(self, rebuilt: object, /) -> Any:
-        """
-        The caller's object that a rebuilt one stands for; None of anything else.
-        """
+        """The caller's object that a rebuilt one stands for; None of anything else."""
 
     def functions(self) -> list[Any]:
         """The functions of the graph as the traced function sees them."""
 
     def rebuild(self, leaves: Sequence[object], /) -> list[Any]: ...
+
+    def as_begun(self, f: Callable[[], Any]) -> Any:
+        """
+        f(), while the nodes that were handed over are as they were when the trace began; None where that cannot be.
+        """
+
+    def begins(self, recording: Recording) -> bool:
+        """
+        Is it the recording of the same roots, of which nothing has changed, and of more behind them?
+        """
+
+    def extend(self, recording: Recording, leaves: Sequence[object]) -> list[Any]:
+        """
+        Goes on with that recording and all of its leaves; the new roots, rebuilt.
+        """
 
     def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = False, numbers: bool = False, share: bool = False, numpy: bool = True) -> tuple[Outcome, list[Any], list[str], bool]: ...
 
@@ -489,15 +443,12 @@ class Trace:
     def close(self) -> None: ...
 
 class GraphEditor:
-    """
-    An object graph with every value in it as a leaf. Rows have numbers: nodes, values and references.
-    """
+    """An object graph with every value in it as a leaf. Rows have numbers: nodes, values and references."""
 
     def __init__(self, obj: object) -> None: ...
 
     def rows(self, cls: type[Any]) -> list[Any]:
-        """
-        (array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by number, as tuples of this class.
+        """(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by number, as tuples of this class.
         """
 
     def instances(self, kinds: type[Any] | tuple[type[Any], ...]) -> list[int]:
@@ -507,34 +458,25 @@ class GraphEditor:
         """The numbers of some rows and of all below them, through references."""
 
     def values(self) -> tuple[list[int], list[Any]]:
-        """
-        (numbers, objects) of the values that are no part of the structure for JAX.
-        """
+        """(numbers, objects) of the values that are no part of the structure for JAX."""
 
     def is_alike(self, other: GraphEditor) -> bool:
-        """
-        Do they differ in the objects of `values` at most? False may mean that a closer look is needed.
-        """
+        """Do they differ in the objects of `values` at most? False may mean that a closer look is needed."""
 
     def build(self, changes: dict[int, Any], all: bool = False) -> Any:
-        """
-        The root with other values for some rows. Nodes that hold none of them stay themselves, or all are made anew.
+        """The root with other values for some rows. Nodes that hold none of them stay themselves, or all are made anew.
         """
 
     def write(self, changes: dict[int, Any]) -> bool:
-        """
-        Writes other values into the nodes themselves; immutable ones on the way are made anew. False: no mutable object holds one of the rows, and nothing was written.
+        """Writes other values into the nodes themselves; immutable ones on the way are made anew. False: no mutable object holds one of the rows, and nothing was written.
         """
 
     def update(self, source: object) -> bool:
-        """
-        Writes what another graph of the same structure has in its leaves, but for None. False: nothing was written, and a closer look is needed.
+        """Writes what another graph of the same structure has in its leaves, but for None. False: nothing was written, and a closer look is needed.
         """
 
     def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]:
-        """
-        A copy with other values for some rows, and the object of each row in it.
-        """
+        """A copy with other values for some rows, and the object of each row in it."""
 
 def is_node(obj: object) -> bool:
     """Is this value one that a walk looks into?"""
@@ -562,9 +504,7 @@ class PyTreeDef:
     def _from_state(state: list[Any]) -> PyTreeDef: ...
 
     def _records(self) -> list[tuple[tuple[type, Any] | None, int]]:
-        """
-        (node data, number of children) of each node in pre-order; leaves side by side are one (None, number).
-        """
+        """(node data, number of children) of each node in pre-order; leaves side by side are one (None, number)."""
 
     @staticmethod
     def _from_records(records: list[tuple[tuple[type, Any] | None, int]]) -> PyTreeDef: ...
@@ -585,9 +525,7 @@ class PyTreeDef:
         """Each leaf replaced by the structure `inner`."""
 
     def from_iterable_tree(self, tree: Any, /) -> Any:
-        """
-        Builds the tree from one of the same structure in which any iterable may stand for a node.
-        """
+        """Builds the tree from one of the same structure in which any iterable may stand for a node."""
 
     def serialize_using_proto(self) -> bytes:
         """As JAX's own: containers of Python only."""
@@ -608,13 +546,10 @@ class PyTreeDef:
         """The subtrees that stand where this structure has leaves."""
 
     def walk(self, f_node: Callable[[tuple[Any, ...], Any], Any], f_leaf: Callable[[Any], Any] | None, leaves: Iterable[Any], /) -> Any:
-        """
-        Calls f_node(children, node data) at nodes and f_leaf at leaves, from below.
-        """
+        """Calls f_node(children, node data) at nodes and f_leaf at leaves, from below."""
 
 def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], PyTreeDef]:
-    """
-    The leaves of a tree, and its structure.
+    """The leaves of a tree, and its structure.
 
     Args:
         tree: any value: what is no node is a leaf. The keys of dicts are taken in sorted order, and None has no leaves.
@@ -633,8 +568,7 @@ def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tup
     """
 
 def tree_unflatten(treedef: Any, leaves: Iterable[Any]) -> Any:
-    """
-    Builds a tree from its structure and leaves.
+    """Builds a tree from its structure and leaves.
 
     Args:
         treedef: of `graftax.tree`, or of `jax.tree`.
@@ -652,8 +586,7 @@ def tree_structure(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> P
     """The structure of a tree. See `flatten` for the arguments."""
 
 def tree_flatten_with_path(tree: Any, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False) -> tuple[list[tuple[tuple[Any, ...], Any]], PyTreeDef]:
-    """
-    The leaves of a tree with their key paths, and its structure.
+    """The leaves of a tree with their key paths, and its structure.
 
     Args:
         tree: as in `flatten`.
@@ -665,8 +598,7 @@ def tree_flatten_with_path(tree: Any, is_leaf: Callable[..., bool] | None = None
     """
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """
-    A tree of the results of `f`, called with each leaf of `tree` and what stands in its place in the `rest`.
+    """A tree of the results of `f`, called with each leaf of `tree` and what stands in its place in the `rest`.
 
     Args:
         f: takes one leaf of each tree.
@@ -683,14 +615,10 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[An
     """
 
 def tree_map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False) -> Any:
-    """
-    `map` whose `f` is given the key path first. See `flatten_with_path` for `is_leaf_takes_path`.
-    """
+    """`map` whose `f` is given the key path first. See `flatten_with_path` for `is_leaf_takes_path`."""
 
 def tree_one_level(tree: Any, with_keys: bool = False) -> tuple[list[Any], Any] | None:
-    """
-    (children, node data) of a node, None for a leaf; with keys the children are pairs (key path entry, child).
-    """
+    """(children, node data) of a node, None for a leaf; with keys the children are pairs (key path entry, child)."""
 
 def tree_all_leaves(iterable: Iterable[Any]) -> bool: ...
 
@@ -698,9 +626,7 @@ def with_attributes(function: Callable[..., Any], attributes: dict[str, Any]) ->
     """The function, as one that has these attributes."""
 
 def use_shown(type: type[Any]) -> None:
-    """
-    What stands in a class while a trace shows something else there: its `original` is the class's own.
-    """
+    """What stands in a class while a trace shows something else there: its `original` is the class's own."""
 
 class Binding:
     """How the arguments of a signature become roots."""
@@ -715,14 +641,10 @@ class Binding:
     def generation(self, arg: int, /) -> None: ...
 
     def was_read_from(self, function: Any, /) -> bool:
-        """
-        Has the function the code and the defaults that it had when this was read?
-        """
+        """Has the function the code and the defaults that it had when this was read?"""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-        """
-        (roots, layout) of these arguments, `prefix` before them; None where the function would raise TypeError.
-        """
+        """(roots, layout) of these arguments, `prefix` before them; None where the function would raise TypeError."""
 
 class Entry:
     """What is compiled for one structure of one function."""
@@ -738,8 +660,7 @@ class Entry:
         """How many of its executables are run directly; None where none can be."""
 
     def serves(self, recording: Recording) -> bool:
-        """
-        Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects whose id() was asked for the same, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
+        """Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects whose id() was asked for the same, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
         """
 
     def use_numbers(self, symbols: list[tuple[int, type]], host: Any) -> None:
@@ -747,9 +668,7 @@ class Entry:
 
     @property
     def evaluate(self) -> Any:
-        """
-        The numbers of a call -> what the host computes of them; None where a guard fails.
-        """
+        """The numbers of a call -> what the host computes of them; None where a guard fails."""
 
     @evaluate.setter
     def evaluate(self, f: Any, /) -> None: ...
@@ -762,9 +681,7 @@ class Entry:
 
     @property
     def waits(self) -> bool:
-        """
-        Does a call wait for the computation, so that its errors are raised by the call?
-        """
+        """Does a call wait for the computation, so that its errors are raised by the call?"""
 
     @waits.setter
     def waits(self, arg: bool, /) -> None: ...
@@ -842,48 +759,32 @@ class Caller:
     _method: types.MemberDescriptorType = ...
 
 def use_new_reads(type: type[BaseException]) -> None:
-    """
-    What a trace gives up with that has met code which reads what is no root yet.
-    """
+    """What a trace gives up with that has met code which reads what is no root yet."""
 
 def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None, tuple[Any, ...] | None] | None:
-    """
-    The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one, what the host has computed of its numbers).
+    """The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one, what the host has computed of its numbers).
     """
 
 def running_call() -> tuple[Any, tuple[Any, ...], list[Outcome]] | None:
-    """
-    The call that this thread is in: (caller, roots, the Outcomes of its entry).
-    """
+    """The call that this thread is in: (caller, roots, the Outcomes of its entry)."""
 
 def run_active(caller: Caller | None, roots: tuple[object, ...], outcomes: list[Outcome], recording: Recording | None, f: Callable[..., Any], /, *args: object) -> Any:
-    """
-    f(*args) while this call is the active one: for lower, trace and eval_shape.
-    """
+    """f(*args) while this call is the active one: for lower, trace and eval_shape."""
 
 def run_rebuilt(f: Callable[[list[Any]], Any], rebuilt: list[Any], /) -> Any:
-    """
-    f(rebuilt), while these are what the active call's trace has rebuilt its roots as.
-    """
+    """f(rebuilt), while these are what the active call's trace has rebuilt its roots as."""
 
 def running_traces() -> list[tuple[tuple[Any, ...], list[Any]]]:
-    """
-    (the caller's roots, the rebuilt ones) of each trace that this thread is in, the outermost first.
-    """
+    """(the caller's roots, the rebuilt ones) of each trace that this thread is in, the outermost first."""
 
 def decode(code: tuple[object, ...]) -> int:
-    """
-    The number of an Outcome from its code: None is 0, () is 1, lowest bit first.
-    """
+    """The number of an Outcome from its code: None is 0, () is 1, lowest bit first."""
 
 def use_settings(disable_jit: tuple[Any, Any], prng_impl: tuple[Any, Any], others: list[tuple[Any, Any]]) -> None:
-    """
-    How to ask for JAX's settings: a function and its one argument. The others are booleans.
-    """
+    """How to ask for JAX's settings: a function and its one argument. The others are booleans."""
 
 def use_direct_settings(off: list[tuple[Any, Any, Any]], in_jits_key: list[tuple[Any, Any]]) -> None:
-    """
-    The settings that direct calls depend on: those with one answer that lets them through, those of jax.jit's key.
+    """The settings that direct calls depend on: those with one answer that lets them through, those of jax.jit's key.
     """
 
 def settings_changed(*args: object) -> int:
@@ -893,22 +794,19 @@ def use_told_settings(told: bool) -> None:
     """Whether each change of a setting is followed by `settings_changed`."""
 
 def settings_now() -> tuple[Any, bool, tuple[Any, ...]]:
-    """
-    What JAX's settings are in this thread: what a trace depends on and JAX's own key does not show, whether an executable may be run by itself, and what jax.jit has in its key.
+    """What JAX's settings are in this thread: what a trace depends on and JAX's own key does not show, whether an executable may be run by itself, and what jax.jit has in its key.
     """
 
 def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: tuple[Any, Any], put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None:
     """Tells the core, once, what direct calls read of JAX."""
 
 def find_array_parts(samples: list[tuple[Any, Any, Any, bool]]) -> bool:
-    """
-    Finds where an array holds its aval, its sharding, and whether it is committed; each sample is an array and these three. Where that is not known, direct calls ask the array.
+    """Finds where an array holds its aval, its sharding, and whether it is committed; each sample is an array and these three. Where that is not known, direct calls ask the array.
     """
 
 def caches_cleared() -> None:
     """JAX has forgotten what it had compiled: so do direct calls."""
 
 def direct_from(leaves: int, wait: int) -> None:
-    """
-    Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` calls; 0: none does.
+    """Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` calls; 0: none does.
     """

@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,9 +22,12 @@ import graftax
 from graftax._base.errors import GraftaxError
 
 _LIBRARIES = ("equinox", "flax.nnx")  # patched once they are imported
-_KEEP_THEIR_OWN = ("jax", "jaxlib", "graftax")  # whose modules ask for `jax.jit` while they run
+# Whose modules ask for `jax.jit` while they run. What users call of these libraries has a name of its own.
+_KEEP_THEIR_OWN = ("jax", "jaxlib", "graftax", *_LIBRARIES)
 _OF_NNX_ALONE = ("graph", "graph_updates")  # options of nnx.jit that say how it splits graphs
 
+# What stood at the names.
+_patched: list[tuple[types.ModuleType, str, Any]] = []
 _counts = {True: 0, False: 0}  # of replaced functions: were they refused?
 
 
@@ -76,15 +79,40 @@ class Replacement:
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
 
 
+class Request(NamedTuple):
+    """What a program asks for when it calls one of the names."""
+
+    name: str  # as the program spells it: `jax.jit`
+    original: Callable[[Any], Any]  # compiles a function as the program would have it
+    replaced: Callable[[Any], Any]  # and by graftax
+    options: dict[str, Any]
+
+
+Wrap = Callable[[Any, Request], Any]
+
+
 def install() -> None:
     """Replaces the names, in libraries that are imported later as soon as they are. Once is enough."""
-    if hasattr(jax.jit, "__graftax_original__"):
+    patch_names(lambda function, request: Replacement(function, request.name, request.original, request.replaced))
+
+
+def patch_names(wrap: Wrap) -> None:
+    """Makes `jit` and its likes return `wrap(function, request)`, in each library as soon as it is imported."""
+    if _patched:
         return
-    jax.jit = _replace("jax.jit", jax.jit, graftax.jit)
+    _patch(jax, wrap)
     for library in _LIBRARIES:
         if library in sys.modules:
-            _patch(sys.modules[library])
-    sys.meta_path.insert(0, _PatchOnImport())
+            _patch(sys.modules[library], wrap)
+    sys.meta_path.insert(0, _PatchOnImport(wrap))
+
+
+def restore_names() -> None:
+    """Gives all names their own meaning again."""
+    while _patched:
+        module, name, original = _patched.pop()
+        setattr(module, name, original)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _PatchOnImport)]
 
 
 def summary() -> str:
@@ -102,7 +130,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(summary())
 
 
-def _replace(name: str, original: Any, replacement: Callable[..., Any], drop: Sequence[str] = (), **more: Any) -> Any:
+def _replace(
+    name: str, original: Any, replacement: Callable[..., Any], wrap: Wrap, drop: Sequence[str] = ()
+) -> Callable[..., Any]:
     """A `jit` that is called as `original` is."""
 
     @functools.wraps(original)
@@ -111,29 +141,37 @@ def _replace(name: str, original: Any, replacement: Callable[..., Any], drop: Se
             function = options.pop("fun")
         if function is None:
             return functools.partial(jit, *args, **options)
-        if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] in _KEEP_THEIR_OWN:
+        caller = f"{sys._getframe(1).f_globals.get('__name__')}."
+        if any(caller.startswith(f"{module}.") for module in _KEEP_THEIR_OWN):
             return original(function, *args, **options)
-        kept = {key: value for key, value in options.items() if key not in drop} | more
-        return Replacement(
-            function, name, lambda f: original(f, *args, **options), lambda f: replacement(f, *args, **kept)
-        )
+        kept = {key: value for key, value in options.items() if value is not None and key not in drop}
+        as_written = functools.partial(_decorate, original, args, options)
+        return wrap(function, Request(name, as_written, functools.partial(_decorate, replacement, args, kept), options))
 
-    jit.__graftax_original__ = original  # type: ignore[attr-defined]
     return jit
 
 
-def _patch(module: types.ModuleType) -> None:
-    if module.__name__ == "equinox":
-        module.filter_jit = _replace("equinox.filter_jit", module.filter_jit, graftax.filter_jit)  # type: ignore[attr-defined]
+def _decorate(jit: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], function: Any) -> Any:
+    return jit(function, *args, **options)
+
+
+def _patch(module: types.ModuleType, wrap: Wrap) -> None:
+    if module is jax:
+        name, replacement, drop = "jit", graftax.jit, ()
+    elif module.__name__ == "equinox":
+        name, replacement, drop = "filter_jit", graftax.filter_jit, ()
     else:
-        module.jit = _replace("flax.nnx.jit", module.jit, graftax.jit, _OF_NNX_ALONE)  # type: ignore[attr-defined]
+        name, replacement, drop = "jit", graftax.jit, _OF_NNX_ALONE
+    original = getattr(module, name)
+    _patched.append((module, name, original))
+    setattr(module, name, _replace(f"{module.__name__}.{name}", original, replacement, wrap, drop))
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):
     """Finds the libraries as the finders behind it do, and patches them when they have been imported."""
 
-    def __init__(self) -> None:
-        self._finding = False
+    def __init__(self, wrap: Wrap) -> None:
+        self._wrap, self._finding = wrap, False
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in _LIBRARIES or self._finding:
@@ -148,7 +186,7 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
 
             def exec_module(module: types.ModuleType) -> None:
                 run(module)
-                _patch(module)
+                _patch(module, self._wrap)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

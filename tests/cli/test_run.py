@@ -52,6 +52,7 @@ def test_a_script_runs_as_it_is(tmp_path):
     assert summary == "graftax: 3 functions compiled by graftax, 1 by their own jit"
 
 
+@pytest.mark.quick(0)
 def test_libraries_are_patched_when_they_are_imported(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""

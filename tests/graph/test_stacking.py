@@ -284,7 +284,7 @@ def test_layers_that_differ_are_named_in_a_note(jit: Any):
         ([Layer(0), Layer(1, 2)], r"obj\.w is float32\[3, 3\] in the first object, and float32\[2, 2\] in number 1"),
         ([OfEquinox(jnp.ones((3, 3))), OfEquinox(jnp.ones(3))], r"obj\.w is float32\[3, 3\] in the first .* number 1"),
         ([OfEquinox(jnp.ones((2, 3))), OfEquinox([jnp.ones(2)])], r"number 1 differs from the first"),
-        ([OfEquinox(jnp.ones((2, 3)))], r"list of one OfEquinox.*graftax\.each"),
+        ([OfEquinox(jnp.ones((2, 3)))], r"list of one OfEquinox, whose arrays all have 2 rows.*graftax\.each"),
     ):
         with pytest.raises((ValueError, TypeError)) as info:
             scan(jnp.ones(3), layers)
@@ -342,8 +342,8 @@ def notes(error: BaseException) -> str:
     return "".join(getattr(error, "__notes__", []))
 
 
-@pytest.mark.parametrize("layers", [[Layer(0), Layer(1)], [Layer(0), OtherLayer(1)]])
-def test_a_vmap_over_a_plain_list_of_models_tells_of_each(layers: Any):
+@pytest.mark.parametrize("layers", [[OfEquinox(jnp.eye(3)), OfEquinox(jnp.eye(3))], [Layer(0), OtherLayer(1)]])
+def test_a_vmap_over_a_plain_list_of_models_with_rows_tells_of_each(layers: Any):
     with pytest.raises((ValueError, TypeError)) as info:
         graftax.vmap(lambda layer, x: layer(x), in_axes=(0, None))(layers, jnp.ones(3))
     assert f"argument 0 is a list of 2 {type(layers[0]).__name__}" in notes(info.value)
@@ -351,6 +351,42 @@ def test_a_vmap_over_a_plain_list_of_models_tells_of_each(layers: Any):
     with pytest.raises(TypeError) as info:
         graftax.vmap(lambda x, y: x + None)(jnp.ones(3), [jnp.ones(3)])
     assert "graftax.each" not in notes(info.value)
+
+
+class OfPair(eqx.Module):
+    w: Any
+    scale: Any = eqx.field(default_factory=lambda: jnp.ones(()))
+
+    def __call__(self, x: Any) -> Any:
+        return self.w @ x * self.scale
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("make", [Layer, lambda i: OfPair(jnp.eye(3) * i)], ids=["unknown to JAX", "module"])
+def test_one_layer_is_gone_over_as_two_are(make: Any, count: int):
+    x, layers = jnp.ones(3), [make(i) for i in range(count)]
+    wanted = jnp.stack([layer(x) for layer in layers])
+    for xs in (layers, graftax.each(layers)):
+        np.testing.assert_allclose(graftax.map(lambda layer: layer(x), xs), wanted)
+        np.testing.assert_allclose(graftax.map(lambda layer: layer(x), xs, batch_size=2), wanted)
+        np.testing.assert_allclose(graftax.scan(lambda c, layer: (c, layer(x)), 0, xs)[1], wanted)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_vmap_calls_with_each_layer_that_has_no_rows(count: int):
+    run = graftax.jit(graftax.vmap(lambda layer, x: layer(x), in_axes=(0, None)))
+    layers, x = [Layer(i) for i in range(count)], jnp.ones(3)
+    wanted = jnp.stack([copy(x) for copy in graftax.copy(layers)])
+    np.testing.assert_allclose(run(layers, x), wanted, rtol=1e-6)
+    assert all(layer.mean.any() for layer in layers[1:])
+    modules = [OfEquinox([jnp.ones(2), jnp.ones(())])] * count  # JAX finds no axis that all arrays have
+    assert graftax.vmap(lambda module: module.w[0].sum())(modules).shape == (count,)
+
+
+def test_a_list_of_objects_with_as_many_rows_as_the_other_arguments_is_one_model():
+    layers, xs = [Layer(0), Layer(1)], jnp.ones((3, 5))  # all arrays of the layers have three rows
+    assert graftax.vmap(lambda model, x: model[0].w[0] + x[0])(layers, xs).shape == (3,)
 
 
 class Counted:

@@ -345,6 +345,7 @@ def test_eq_and_hash_that_change_what_holds_them(base, holder):
 
 
 @isolated()
+@pytest.mark.quick(0)
 def test_eq_and_hash_that_yield_to_eight_threads():
     import time
 

@@ -362,6 +362,7 @@ def test_a_jitted_function_may_call_itself():
 
 
 @isolated()
+@pytest.mark.quick(0)
 def test_an_endless_recursion_is_a_recursion_error_and_then_all_is_well():
     @graftax.jit
     def f(x, log):
@@ -392,6 +393,7 @@ def mixture(i):
 
 @pytest.mark.parametrize("kind", ["by value", "static", "symbolic"])
 @isolated()
+@pytest.mark.quick(0)
 def test_eight_threads_mixed_structures_and_first_calls_at_once(kind):
     by_value = kind == "by value"
     for _ in range(sized(5, 2)):
@@ -485,6 +487,7 @@ def test_a_container_that_another_thread_changes_is_seen_whole_or_refused(kind, 
 
 
 @isolated()
+@pytest.mark.quick(0)
 def test_two_threads_that_change_one_object_write_whole_results():
     """Updates may be lost, as in plain Python, and any number of them: a call that read 0 and had to wait writes 1 over
     all that the other thread did. What is there is always what one call wrote."""
@@ -592,6 +595,7 @@ def test_a_subinterpreter_is_refused_before_jax_is_imported_there():
     assert "refused: graftax works in the main interpreter of a process alone" in out and out.endswith("main works\n")
 
 
+@pytest.mark.quick(0)
 def test_a_subinterpreter_can_use_the_core_or_is_refused():
     out = python(INTERPRETER)
     assert "ran" in out and out.endswith("main works\n"), out

@@ -137,6 +137,7 @@ def test_a_structure_with_many_shapes_is_looked_at_again_after_a_pause():
     assert directs(f) == 1 and np.array_equal(f(many[3]), many[3] * 2)
 
 
+@pytest.mark.quick(0)
 def test_few_leaves_wait_until_the_executable_is_worth_asking_for():
     run(
         """
@@ -190,6 +191,7 @@ def test_a_numpy_leaf_is_what_jax_jit_makes_of_it(name, x64):
         assert a.aval == b.aval and a.sharding == b.sharding and a.committed == b.committed and np.array_equal(a, b)
 
 
+@pytest.mark.quick(0)
 def test_a_numpy_leaf_of_another_shape_or_dtype_or_class_is_another_program():
     f = graftax.jit(lambda t: (t["x"] * 2, t["b"] + 1))
     others = [
@@ -355,6 +357,7 @@ def test_programs_with_callbacks_or_refs_stay_with_jax_jit():
     assert sorted(seen.get(timeout=10) for _ in range(4)) == [0, 1, 2, 3] and directs(f) is None
 
 
+@pytest.mark.quick(0)
 def test_clear_caches_lets_go_of_the_executables():
     f = graftax.jit(double)
     warm(f, tree())
@@ -507,6 +510,7 @@ def test_a_layout_of_its_own_is_seen():
         assert np.array_equal(f(values)[0], a * 2)
 
 
+@pytest.mark.quick(0)
 def test_results_that_come_back_as_leaves_are_told_from_others():
     from jax.experimental.layout import Format, Layout
 

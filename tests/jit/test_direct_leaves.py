@@ -117,6 +117,7 @@ def test_places_are_those_of_arrays_alone():
     assert _core.find_array_parts(samples)
 
 
+@pytest.mark.quick(0)
 def test_keys_of_two_implementations_with_the_same_bits_are_two_programs():
     def program(t):
         return jax.random.key_data(jax.random.split(t["x"], 3)), t["x"]
@@ -179,6 +180,7 @@ def test_an_executable_is_given_the_leaves_that_it_takes(capfd):
     assert "supplied" not in capfd.readouterr().err  # XLA's word for a call with another number of arguments
 
 
+@pytest.mark.quick(0)
 def test_a_program_with_arguments_of_its_own_is_left_to_jax():
     code = """
         import jax, jax.numpy as jnp, numpy as np, graftax

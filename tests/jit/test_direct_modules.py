@@ -117,6 +117,7 @@ def test_a_deleted_array_is_named_and_the_next_call_is_right(make, jit):
 
 @makers
 @modes
+@pytest.mark.quick(0)
 def test_a_warm_call_inside_transforms(make, jit):
     f = jit(affine)
     w, b, x = f32(1, 2), f32(3, 4), f32(5, 6)

@@ -37,6 +37,7 @@ def test_hosts_that_agree_compare_once_for_each_structure(hosts: Any):
     assert on_all(hosts, "nothing_is_lowered_or_traced_twice") == [1, 1]
 
 
+@pytest.mark.quick(1)  # one worker starts the hosts
 @pytest.mark.parametrize(
     ("scenario", "said"),
     [
@@ -58,21 +59,25 @@ def test_what_differs_is_an_error_on_every_host(hosts: Any, scenario: str, said:
         assert host[scenario].partition(": ")[2] == text.partition(": ")[2]
 
 
+@pytest.mark.quick(0)
 def test_counters_and_host_functions_are_alike(hosts: Any):
     assert on_all(hosts, "a_counter_and_a_host_function") == [28.0, 56.0, 84.0, 112.0]
 
 
+@pytest.mark.quick(0)
 def test_a_program_that_was_loaded_is_compared_as_one_that_is_compiled(hosts: Any):
     count, traces, totals, comparisons, text = on_all(hosts, "a_program_that_was_loaded_is_compared")
     assert (count, traces, totals, comparisons) == (1, 0, [56.0] * 3, 2)
     assert "state['n'] is int 2 on host 0, and int 3 on host 1." in text
 
 
+@pytest.mark.quick(0)
 def test_what_is_not_compared(hosts: Any):
     assert on_all(hosts, "programs_of_one_host_are_not_compared") == 0
     assert on_all(hosts, "turned_off") == [0, "off: GRAFTAX_CHECK_HOSTS=0"]
 
 
+@pytest.mark.quick(0)
 def test_a_host_that_stays_away_is_named(hosts: Any):
     last = len(hosts) - 1
     for host in hosts[:-1]:
@@ -81,11 +86,13 @@ def test_a_host_that_stays_away_is_named(hosts: Any):
         assert len(late) == 1 and f"host {last} has not come to comparison" in late[0]
 
 
+@pytest.mark.quick(0)
 def test_a_host_0_that_comes_when_nobody_waits_any_more_has_an_error_too(hosts: Any):
     assert "had timed out" in hosts[0]["host_0_comes_too_late"] and "host 1" in hosts[0]["host_0_comes_too_late"]
     assert all("host 0 has not come" in host["host_0_comes_too_late"] for host in hosts[1:])
 
 
+@pytest.mark.quick(0)
 def test_rules_place_arrays_on_all_hosts(hosts: Any):
     spec, same, numpy, local, total, addressable = on_all(hosts, "rules_place_arrays_on_all_hosts")
     rows = 8 // len(hosts)
@@ -93,6 +100,7 @@ def test_rules_place_arrays_on_all_hosts(hosts: Any):
     assert total == sum(number * rows * 2 for number in range(len(hosts)))
 
 
+@pytest.mark.quick(0)
 def test_arrays_that_span_hosts_are_compared_whole(hosts: Any):
     same, differences = on_all(hosts, "equal_and_diff_of_arrays_that_span_hosts")
     assert same and len(differences) == 1 and "1 of 8 elements differ, the first at [7]" in differences[0]
@@ -100,6 +108,7 @@ def test_arrays_that_span_hosts_are_compared_whole(hosts: Any):
     assert total == 84.0 and "'d'" in spec
 
 
+@pytest.mark.quick(0)
 def test_check_hosts(hosts: Any):
     assert on_all(hosts, "check_hosts_of_the_same") == "fine"
     number, small, large, shapes, length = on_all(hosts, "check_hosts_of_others")

@@ -107,6 +107,7 @@ def test_two_traces_of_one_function_at_once_each_put_back_what_they_set():
 
 
 @pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+@pytest.mark.quick(0)
 def test_sixteen_threads_do_all_of_it_at_once():
     turns, wrong = threads.run(sized(10, 2))
     assert turns >= threads.THREADS and not wrong, wrong[0]

@@ -27,7 +27,7 @@ PACKAGES = (
     *("_base", "interop", "_jax", "_graph", "_capture", "_sharding", "tree", "_explain", "_jit", "transforms"),
     *("_export", "_training", "_io", "_show", "_setup", "errors", "types", "__init__", "replace", "_cli", "__main__"),
 )
-LATE = {("_jit", "_export")}  # inside of `Jitted.save_compiled` and `load_compiled`, which need all of that class
+LATE = {("_jit", "_export"), ("_jit", "transforms")}  # inside of methods of `Jitted`, for what needs all of that class
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")
 NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
 

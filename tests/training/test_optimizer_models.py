@@ -118,6 +118,7 @@ def test_names_are_told_apart():
 # ---- mutable and frozen
 
 
+@pytest.mark.quick(0)
 def test_a_frozen_model_is_made_anew():
     model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
     fit = lambda model, x: (model(x) ** 2).sum()

@@ -25,6 +25,7 @@ class Description:
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and what to do instead
     sentinel: bool = False  # an instance without fields is compared by identity
+    own_equality: bool = False  # the class defines `__eq__` and `__hash__`, which decide where it is declared static
     order: tuple[str, ...] | None = None  # of fields; registered classes and named tuples: names of the items
     absent: Any = None  # a field with this value counts as missing
     expires: bool = False  # can only be used up, which a by-value call may ignore

@@ -121,15 +121,18 @@ class Rebuilt:
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
         self.raised: list[BaseException] = []  # errors about a tracer
+        self.views: Views | None = None  # of the traced function
+        self.take_in: Callable[[], bool] | None = None  # gives the trace the roots that its read set has found
         self._trace: _core.Trace | None = None
         self._ids: dict[int, tuple[int, int]] = {}
 
     def begin(self, trace: _core.Trace) -> None:
+        """The trace has rebuilt its roots, or more of them."""
         self.functions.update(map(id, trace.functions()))
         self._trace = trace
 
     def end(self) -> None:
-        self._trace = None
+        self._trace = self.views = self.take_in = None
         self._ids = {}
         self.raised.clear()
 
@@ -164,11 +167,22 @@ class Views:
         self._reads, self._rebuilt = reads, rebuilt or Rebuilt()
         self._modules: list[tuple[types.ModuleType, type, type]] = []
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._begun: dict[int, dict[str, Any]] = {}  # what the frames saw in them when they began to
         self._classes: dict[tuple[int, str | None], _SeenAttribute] = {}
         self.functions: list[tuple[Any, Any]] = []
-        self._assigned = assigned
-        self._shown = [*changed, *((origin, content(cell)) for origin, cell in assigned)]
-        for origin, value in self._shown:
+        self._assigned: list[tuple[Origin, types.CellType]] = []
+        self._shown: list[tuple[Origin, Any]] = []
+        self._roots: dict[tuple[int, str | None], int] = {}
+        self._patching = contextlib.ExitStack()
+        self._show(changed, assigned)
+
+    def _show(self, changed: list[tuple[Origin, Any]], assigned: list[tuple[Origin, types.CellType]]) -> None:
+        """Puts these values where the code looks for them; into classes and modules only when the trace runs."""
+        reads = self._reads
+        new = [*changed, *((origin, content(cell)) for origin, cell in assigned)]
+        self._assigned += assigned
+        self._shown += new
+        for origin, value in new:
             if origin.name is None:
                 self.functions.append((origin.holder, value))
             elif isinstance(origin.holder, type):
@@ -197,11 +211,11 @@ class Views:
             if twin is None or origin.key in shown:
                 continue
             twin = in_place_of(value, twin)
-            if isinstance(origin.holder, type):
-                self._classes[origin.key] = _SeenAttribute(origin, twin)
-            else:
+            if not isinstance(origin.holder, type):
                 Origin(self.scope(origin.holder), origin.name).put(twin)
                 out.append(origin)
+            elif origin.key not in self._classes:
+                self._classes[origin.key] = _SeenAttribute(origin, twin)
         return out
 
     def _see_modules(self, reads: ReadSet, origins: list[Origin]) -> None:
@@ -238,8 +252,9 @@ class Views:
 
     def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
         """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of origins."""
+        self._roots.update(roots)
         for i, (scope, seen) in self._scopes.items():
-            numbers = {name: root for (holder, name), root in roots.items() if holder == i and name is not None}
+            numbers = {name: root for (holder, name), root in self._roots.items() if holder == i and name is not None}
             self._rebuilt.scopes[id(seen)] = scope, numbers
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -252,21 +267,52 @@ class Views:
             for original, copy in (*self._scopes.values(), *self.functions):
                 _core.stands_for(copy, original)
             return function()
-        with _PATCHING if self._classes or self._modules else contextlib.nullcontext():
+        with self._patching:
+            if self._classes or self._modules:
+                self._patching.enter_context(_PATCHING)
             return self._run(function, self._reads)
+
+    def can_extend(self) -> bool:
+        """May it put more into classes and modules? Not while the trace of another thread does, for which ours may be
+        what it waits for."""
+        is_free = _PATCHING.acquire(blocking=False)
+        if is_free:
+            self._patching.callback(_PATCHING.release)
+        return is_free
+
+    def extend(self, found: list[tuple[Origin, Any, Any]], first: int) -> None:
+        """The trace has more roots by now, from number `first` on: (origin, its rebuilt value, the caller's)."""
+        before = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
+        patched = set(self._classes)
+        for module, own_class, _ in self._modules:
+            module.__class__ = own_class
+        self._modules.clear()
+        changed = [(origin, value) for origin, value, old in found if value is not old and not origin.assigned]
+        self._show(changed, [(origin, value) for origin, value, _ in found if origin.assigned])
+        self.tell({origin.key: first + i for i, (origin, _, _) in enumerate(found)})
+        self._patch([seen for key, seen in self._classes.items() if key not in patched])
+        for i, (scope, seen) in self._scopes.items():
+            names = self._begun.setdefault(i, {})
+            held = before.get(i, {})
+            names.update({name: value for name, value in seen.items() if held.get(name, MISSING) is not value})
+            if self._reads is not None:
+                self._reads.builtins.now.originals[id(seen)] = scope
+        if self._reads is not None:
+            self._reads.show({origin.key for origin, _ in self._shown})
+        _core.sees_too(list(self._scopes.values()), self.functions)
 
     def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
-        reads.begin({origin.key for origin, _ in self._shown})
-        begun = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
-        self._patch()
+        reads.begin({origin.key for origin, _ in self._shown}, self._rebuilt.take_in)
+        self._begun = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
+        self._patch(list(self._classes.values()))
         try:
             scopes = list(self._scopes.values())
             reads.builtins.now.originals = {id(seen): scope for scope, seen in scopes}
             heard = enter, reads.known, scopes, self.functions, inner_frames()
             result = _core.run_watched(function, *heard, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
-            replaced = [*self._unpatch(reads), *self._set_by_computed_names(begun, reads)]
+            replaced = [*self._unpatch(reads), *self._set_by_computed_names(reads)]
             for origin in replaced:
                 reads.assign(origin)
             is_new = reads.end()
@@ -281,9 +327,10 @@ class Views:
                     Origin(scope, name).put(seen.get(name, MISSING))
         return result
 
-    def _set_by_computed_names(self, begun: dict[int, dict[str, Any]], reads: ReadSet) -> list[Origin]:
+    def _set_by_computed_names(self, reads: ReadSet) -> list[Origin]:
         """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
         known = {origin.key for origin, _ in self._shown} | reads.left
+        begun = self._begun
         return [
             Origin(scope, name, True)
             for i, (scope, seen) in self._scopes.items()
@@ -298,8 +345,8 @@ class Views:
             return self._classes[origin.key].value
         return self.scope(origin.holder).get(origin.name or "", MISSING)
 
-    def _patch(self) -> None:
-        for seen in self._classes.values():
+    def _patch(self, attributes: list[_SeenAttribute]) -> None:
+        for seen in attributes:
             seen.original = seen.origin.value()
             type.__setattr__(seen.origin.holder, seen.origin.name or "", seen)
         for module, _, seen_class in self._modules:

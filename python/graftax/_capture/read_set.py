@@ -185,7 +185,7 @@ class ReadSet:
         each = each or code in self._rooted
         if not each:
             self.known.add(code)
-        if self._is_jitted_inside(code, function, present) or self._size != before:
+        if self._is_jitted_inside(code, function, present) or (self._size != before and not self._take_in()):
             return self.signals.give()
         return False if each else None
 
@@ -198,7 +198,18 @@ class ReadSet:
         before = self._size
         self.add(code, scope, function)
         self.known.add(code)
-        return self.signals.give() if self._size != before else False
+        return self.signals.give() if self._size != before and not self._take_in() else False
+
+    def _take_in(self) -> bool:
+        """Gives the running trace the roots that were found. False where it has to begin anew with them."""
+        return self._now.take_in is not None and self._now.take_in()
+
+    def show(self, keys: Iterable[tuple[int, str | None]]) -> None:
+        """The running trace sees these origins rebuilt, too."""
+        self._now.show(keys)
+
+    def note_lock(self, lock: Any) -> None:
+        self._now.locks.note(lock)
 
     @alone
     def note_itself(self, function: types.FunctionType) -> None:
@@ -463,9 +474,12 @@ class ReadSet:
 
     # ---- attributes of classes, modules and functions that the code sets: known only once it has done it
 
-    def begin(self, shown: set[tuple[int, str | None]]) -> None:
-        """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
-        self._now.begin(shown)
+    def begin(self, shown: set[tuple[int, str | None]], take_in: Callable[[], bool] | None) -> None:
+        """A trace begins: notes what the names hold that code may set, and does not see rebuilt.
+
+        `take_in` gives it the roots that are found while it runs; it is False where the trace has to begin anew.
+        """
+        self._now.begin(shown, take_in)
         self._note_before()
 
     def _note_before(self) -> None:

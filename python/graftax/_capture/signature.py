@@ -306,6 +306,7 @@ class Signature:
         assigned = [(origin, value) for origin, value, _ in found if origin.assigned]
         views = Views(reads, changed, assigned, graph)
         if graph is not None:
+            graph.views = views
             first = at - len(self.cells)
             pairs = zip(cells, roots[first:at], strict=True)
             graph.cells.update({id(new): (first + i, old) for i, (new, old) in enumerate(pairs) if new is not old})

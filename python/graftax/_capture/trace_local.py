@@ -45,10 +45,19 @@ class Now(threading.local):
         self._held: dict[int, tuple[Any, dict[str, Any]]] = {}  # modules and classes, with what they held before
         self._states: dict[int, State] = {}  # of functions
         self.locks = Locks(())  # of the trace that runs
+        self.take_in: Callable[[], bool] | None = None  # takes in new roots while it runs, where it can
 
-    def begin(self, shown: set[tuple[int, str | None]]) -> None:
+    def begin(self, shown: set[tuple[int, str | None]], take_in: Callable[[], bool] | None) -> None:
         self.shown, self.trace, self.noted, self.runs = shown, current_trace(), (), False
+        self.take_in = take_in
         self._held, self._states = {}, {}
+
+    def show(self, keys: Iterable[tuple[int, str | None]]) -> None:
+        """The trace sees these rebuilt as well from now on."""
+        self.shown = {*(self.shown or ()), *keys}
+        for i, name in self.shown:
+            if name is None:
+                self._states.pop(i, None)
 
     def note(self, holders: Iterable[Any], functions: Iterable[types.FunctionType]) -> None:
         """Notes what these modules and classes hold, and these functions, where the trace has no copy."""
@@ -76,7 +85,7 @@ class Now(threading.local):
                 if was is not value and (name in names or holds_tracer(value, self.trace)):
                     changed.append((Origin(holder, name, True), was))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
-        self.shown, self.trace, self._held, self._states = None, None, {}, {}
+        self.shown, self.trace, self.take_in, self._held, self._states = None, None, None, {}, {}
         for origin, was in changed:
             origin.put(was)
         for state in states:

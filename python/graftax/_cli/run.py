@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m graftax run`: a script as it is, with graftax's `jit` in place of the one that it was written for."""
+"""`python -m graftax run`: a script as it is, with graftax's `jit` in place of its own, or watched with its own."""
 
 from __future__ import annotations
 
@@ -11,16 +11,47 @@ from pathlib import Path
 from graftax.replace import install, summary
 
 
-def run(script: str, arguments: Sequence[str]) -> int:
-    """Runs a script with its arguments. Returns the exit status of the command; the script's own exits pass."""
+def run(script: str, arguments: Sequence[str], watch: bool = False, report: Path | None = None) -> int:
+    """Runs a script with its arguments. Returns the exit status of the command; the script's own exits pass.
+
+    Args:
+        script: the file.
+        arguments: of the script.
+        watch: leave all as it is, and say what was seen.
+        report: write a page of it.
+    """
     if not Path(script).is_file():
         print(f"graftax run: there is no file {script}", file=sys.stderr)
         return 2
+    if watch or report is not None:
+        return _watch(script, arguments, report)
     install()
-    sys.argv[:] = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
     try:
-        runpy.run_path(script, run_name="__main__")
+        _run(script, arguments)
     finally:
         print(summary(), file=sys.stderr)
     return 0
+
+
+def _watch(script: str, arguments: Sequence[str], report: Path | None) -> int:
+    from graftax._cli.watch import page, record
+    from graftax._cli.watch.watched import Watch
+
+    watch = Watch()
+    watch.start()
+    report = report and report.resolve()  # the script may change the directory
+    try:
+        _run(script, arguments)
+    finally:
+        watch.stop()
+        print(record.summary(watch.records), file=sys.stderr)
+        if report is not None:
+            report.write_text(page.page(watch.records, Path(script).name), encoding="utf-8")
+            print(f"graftax: {report}", file=sys.stderr)
+    return 0
+
+
+def _run(script: str, arguments: Sequence[str]) -> None:
+    sys.argv[:] = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")

@@ -240,7 +240,8 @@ def export(
 
 def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabled_checks: Any) -> Exported[P, R]:
     options = dataclasses.replace(jitted._options, donate=(), donate_word="none")  # a caller's arrays are the caller's
-    roots, layout, recording = jitted._record_arguments(args, kwargs)
+    call = jitted._record_arguments(args, kwargs)
+    roots, layout, recording = call.roots, call.layout, call.recording
     plan = Plan(jitted._plan.name, jitted._plan.definition, jitted._plan.signature, options, jitted._plan.on_trace)
     graphdef, names = recording.graphdef, recording.names
     skip, arguments = len(jitted._prefix), plan.signature.arguments(layout)
@@ -256,7 +257,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     own_leaves, own_graphdef = _core.record(own_roots, own_names, flags, own_layout, shapes=True, dynamic=dynamic)
     argument_leaf = _leaf_numbers(graphdef, range(skip, arguments))
 
-    entry = build_entry(plan, jitted, roots, layout, recording, None, staged=True)
+    entry = build_entry(dataclasses.replace(call, plan=plan), staged=True)
     constants = copy_numpy_leaves(recording.leaves)
     traces: list[tuple[_core.Outcome, list[int]]] = []
 

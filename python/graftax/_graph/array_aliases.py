@@ -45,6 +45,10 @@ class Ties:
     def note(self, made: Any, way: Hashable, operands: tuple[Any, ...]) -> None:
         self._notes.setdefault(id(made), (len(self._notes), made, way, operands))
 
+    def extend(self, given: Sequence[Any], leaves: Sequence[Any]) -> None:
+        """The trace has more leaves by now: these are all of them."""
+        self._given, self._leaves = given, leaves
+
     def end(self, around: Ties | None) -> None:
         """Hands the notes over where the trace around is a part of the same one of JAX, as the step of a loop is."""
         if around is not None and around.trace is self.trace:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
@@ -20,6 +20,10 @@ from graftax._graph.structure import Chain, Op, Place, Structure, walk
 # A name: the cell of a function's free variable has one with brackets.
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+UNUSED = (
+    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or earlier patterns cover "
+    "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
+)
 NO_PATTERN = "{text!r} is no pattern: it makes no sense from {rest!r} on. Write layers[*].w or **.w"
 EMPTY_PATTERN = "'' is no pattern: it is empty. Write layers[*].w, or '**', which covers everything"
 _CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be left out here, too
@@ -383,6 +387,12 @@ class Covering:
                 positions = pattern.at_root(name)
                 if positions:
                     yield row.number, positions
+
+
+def refuse_unused(pattern: str, name: str, option: str, paths: Iterable[str]) -> NoReturn:
+    """Raises for a pattern that decides about no array: most likely it is misspelled."""
+    close_paths = nearest(pattern, paths) or "no array"
+    raise ValueError(UNUSED.format(name=name, pattern=pattern, option=option, paths=close_paths))
 
 
 _NAMES = 500  # names that a message looks through for one that is close

@@ -130,11 +130,11 @@ class Each(Generic[T]):
 
 
 def each(objects: Iterable[T]) -> Each[T]:
-    """For `graftax.scan` and `graftax.vmap`: over objects of one structure, such as the layers of a model, or models.
+    """For `graftax.scan`, `map` and `vmap`: over objects of one structure, such as the layers of a model, or models.
 
     The function is traced once for all of them. What a step changes of the object that it is given is changed in the
-    caller's. `graftax.scan` takes a plain list of layers for this without being told. `each` says it of any objects,
-    such as dicts, and has an error where they differ. `graftax.vmap` slices a plain list, as JAX does.
+    caller's. `graftax.scan` and `map` take a plain list of layers for this without being told, and `graftax.vmap` one
+    that has no axis to map. `each` says it of any objects, such as dicts, and has an error where they differ.
     Each call stacks their arrays: a model that keeps its layers stacked (`stack`) saves that.
 
     Args:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
 from jax.tree_util import GetAttrKey
@@ -26,36 +26,24 @@ from graftax._jax.tracebacks import boundary
 T = TypeVar("T")
 
 
+class LoadOptions(TypedDict, total=False):
+    """The keyword arguments of `load`, for type checkers."""
+
+    only: Any
+    into: bool
+    strict: bool
+    cast: bool
+    rename: Mapping[str, str] | None
+    shard: Any
+    mesh: Any
+    classes: Any
+    lazy: bool
+
+
 @overload
-def load(
-    path: str | os.PathLike[str],
-    like: None = None,
-    *,
-    only: Any = None,
-    into: bool = False,
-    strict: bool = True,
-    cast: bool = False,
-    rename: Mapping[str, str] | None = None,
-    shard: Any = None,
-    mesh: Any = None,
-    classes: Any = (),
-    lazy: bool = False,
-) -> Any: ...
+def load(path: str | os.PathLike[str], like: None = None, **options: Unpack[LoadOptions]) -> Any: ...
 @overload
-def load(
-    path: str | os.PathLike[str],
-    like: T,
-    *,
-    only: Any = None,
-    into: bool = False,
-    strict: bool = True,
-    cast: bool = False,
-    rename: Mapping[str, str] | None = None,
-    shard: Any = None,
-    mesh: Any = None,
-    classes: Any = (),
-    lazy: bool = False,
-) -> T: ...
+def load(path: str | os.PathLike[str], like: T, **options: Unpack[LoadOptions]) -> T: ...
 @boundary
 def load(
     path: str | os.PathLike[str],

@@ -436,6 +436,39 @@ def current_trace() -> Any:
     return getattr(getattr(_jax_core, "trace_ctx", None), "trace", None)
 
 
+# ---- a trace that is given further arguments while it runs
+
+
+def can_grow(trace: Any) -> bool:
+    """Can `add_argument` and `jaxpr_of` be used with this trace?"""
+    parts = getattr(trace, "new_arg", None), getattr(getattr(trace, "frame", None), "to_jaxpr", None)
+    return all(map(callable, parts)) and hasattr(_jax_core, "set_current_trace")
+
+
+def add_argument(trace: Any, like: Any) -> Any:
+    """A tracer of one more argument of a running trace, with the type of `like`. There is no public way."""
+    return trace.new_arg(jax.typeof(like), source_info=_source_info_util.current())
+
+
+def within_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
+    """While entered, what is computed is part of this trace."""
+    return _jax_core.set_current_trace(trace)
+
+
+def jaxpr_of(trace: Any, outputs: list[Any]) -> Any:
+    """The closed Jaxpr of a running trace with these tracers of it as outputs."""
+    info, here = trace.frame.debug_info, _source_info_util.current()
+    jaxpr, constants = trace.frame.to_jaxpr(trace, outputs, info and info.with_unknown_names(), here)
+    if hasattr(jaxpr, "with_consts"):  # JAX 0.12 has one class for both
+        return jaxpr.with_consts(constants)
+    return jax.extend.core.ClosedJaxpr(jaxpr, constants)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def is_of_trace(value: Any, trace: Any) -> bool:
+    """Is it a tracer of this very trace?"""
+    return isinstance(value, jax.core.Tracer) and getattr(value, "_trace", None) is trace
+
+
 # ---- frames of JAX that run no code of users
 
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.check import Checked
-from graftax._jit.compile_progress import ProgressChecked, ProgressJitted
 from graftax._jit.jitted import Jitted
 from graftax._jit.jitted_pytree import JittedPytree
 from graftax._jit.options import (
@@ -31,8 +30,6 @@ R = TypeVar("R")
 def _wrap(function: Any, options: Options) -> Any:
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_wrap(function.__func__, options))
-    if options.progress:
-        return (ProgressChecked if options.check else ProgressJitted)(function, options)
     if not options.captured and is_pytree(function):
         return JittedPytree(function, options)
     return (Checked if options.check else Jitted)(function, options)

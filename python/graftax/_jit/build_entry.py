@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,12 +12,11 @@ from jax.tree_util import SequenceKey
 from graftax import _core
 from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
-from graftax._jit.call_plan import Layout, Plan, covered_leaves, refuse_unmatched_patterns
+from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
 from graftax._jit.donation import DonationWarnings, donated_leaves
 from graftax._jit.leaf_names import LeafNames
 from graftax._jit.multihost_check import CrossHostCheck
 from graftax._jit.multihost_rendezvous import compares_hosts
-from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.output_shardings import OutputPlacement, may_use_mesh
 from graftax._jit.trace import Flat, definition_of, flat_function
 from graftax._sharding.leaf_shardings import Shardings
@@ -25,35 +24,23 @@ from graftax._sharding.leaf_shardings import Shardings
 _MANY = 32  # leaves
 
 
-def build_entry(
-    plan: Plan,
-    caller: _core.Caller,
-    roots: tuple[Any, ...],
-    layout: Layout,
-    recording: _core.Recording,
-    context: Any,
-    staged: bool = False,
-    numbers: SymbolicNumbers | None = None,
-) -> _core.Entry:
+def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
     """Makes the cache entry of one structure, with its `jax.jit` object. Nothing is traced yet.
 
     Args:
-        plan, layout, recording: of the call that needs the entry.
-        caller: whose call it is.
-        roots: the bound arguments and captures of that call.
-        context: the settings of JAX that are part of the cache key.
+        call: the one that needs the entry.
         staged: the entry will be lowered or traced and never called.
-        numbers: the Python numbers of this entry that are symbolic.
     """
+    plan, layout, recording, numbers = call.plan, call.layout, call.recording, call.numbers
     options, graphdef, leaves = plan.options, recording.graphdef, recording.leaves
     outcomes: list[_core.Outcome] = []
-    donated, jit_options = leaf_options(plan, roots, layout, graphdef, leaves)
+    donated, jit_options = leaf_options(call)
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged, numbers)
     # JAX traces one tuple of a thousand leaves twice as fast as a thousand arguments. Options for single leaves
     # (donation, shardings) need separate arguments.
     tupled = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
     # Who donates everything, or a handle, does not claim that each single buffer can be reused: no warning for those.
-    donates_handles = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
+    donates_handles = any(call.handles) and options.donate_word not in ("warn", "warn-except-first")
     donation_warnings = (
         DonationWarnings()
         if (donates_handles or options.donate_word in ("all", "all-except-first")) and not staged
@@ -78,7 +65,7 @@ def build_entry(
         compiled = donation_warnings.run(compiled)
     if not staged and compares_hosts():
         compiled = CrossHostCheck(compiled, plan, layout, outcomes, numbers, tupled)
-    entry = _core.Entry(weak, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
+    entry = _core.Entry(weak, call.context, compiled, outcomes, call.arguments, tupled)
     if numbers is not None:
         program = numbers.begin()
         entry.use_numbers(list(zip(numbers.leaves, program.kinds, strict=True)), program)
@@ -97,16 +84,15 @@ def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]
     return tupled
 
 
-def leaf_options(
-    plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef, leaves: Sequence[Any]
-) -> tuple[list[bool], dict[str, Any]]:
+def leaf_options(call: RecordedCall) -> tuple[list[bool], dict[str, Any]]:
     """The options resolved for the flat leaves: (one donation flag a leaf, keyword arguments of `jax.jit`)."""
+    plan, roots, layout, graphdef = call.plan, call.roots, call.layout, call.recording.graphdef
     options, jit_options = plan.options, dict[str, Any]()
     donated: list[bool] = []
     if plan.dynamic_patterns:
         covered_leaves(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
     refuse_unmatched_patterns(plan, graphdef, plan.signature.root_names(layout))
-    donates = plan.donates(roots, layout)
+    donates = call.donates
     if donates or options.in_shardings is not None:
         paths = graphdef.leaf_places()
         if donates:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from graftax._capture.signature import Signature
 from graftax._graph.patterns import Covering, Pattern, nearest, of_arguments, tester
 from graftax._graph.structure import Place, Structure, place_name
 from graftax._graph.types.ignored import Ignoring, Test, covering
+from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options, split_patterns
 
 PATTERN_UNMATCHED = (
@@ -94,6 +97,31 @@ class Plan:
 
     def donates(self, roots: tuple[Any, ...], layout: Layout) -> bool:
         return self.options.donates or any(self.handles(roots, layout))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedCall:
+    """A call whose roots have been recorded: what its entry is found by, or made for. It ends with the call."""
+
+    plan: Plan
+    roots: tuple[Any, ...]
+    layout: Layout
+    recording: _core.Recording
+    context: Any  # the settings of JAX that are part of the cache key
+    numbers: SymbolicNumbers | None = None  # the Python numbers that are symbolic
+
+    @property
+    def arguments(self) -> int:
+        """How many roots are arguments; the others are captured."""
+        return self.plan.signature.arguments(self.layout)
+
+    @functools.cached_property
+    def handles(self) -> list[bool]:
+        return self.plan.handles(self.roots, self.layout)
+
+    @property
+    def donates(self) -> bool:
+        return self.plan.options.donates or any(self.handles)
 
 
 def number_test(

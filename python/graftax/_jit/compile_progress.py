@@ -5,17 +5,10 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
-from graftax import _core
 from graftax._jax.compat import compile_stage, on_compile_stages
-from graftax._jit.check import Checked
-from graftax._jit.jitted import Jitted
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 ProgressCallback = Callable[[str, float], Any]  # (stage that has finished, seconds)
 
@@ -27,44 +20,24 @@ _listen_lock = threading.Lock()
 _is_listening = False
 
 
-class ProgressJitted(Jitted[P, R]):
-    """A jitted function that reports the stages of each call that compiles."""
+def report_stages(name: str, progress: Any, recorded: float) -> None:
+    """Reports the stages of a call whose recording took `recorded` seconds, and which now compiles.
 
-    def _entry(
-        self,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        context: Any,
-        opened: _core.Opened,
-        binding: _core.Binding,
-    ) -> tuple[_core.Entry, _core.Recording]:
-        misses, begin = self._table.misses, time.perf_counter()
-        progress = self._options.progress
-        report = _Report(self._plan.name, progress if callable(progress) else _PrintProgress(self._plan.name))
-        entry, recording = super()._entry(roots, layout, context, opened, binding)
-        if self._table.misses != misses:  # otherwise the entry was compiled earlier
-            report.start()
-            report.finish_stage("recorded", time.perf_counter() - begin)
-        return entry, recording
-
-
-class ProgressChecked(ProgressJitted[P, R], Checked[P, R]):
-    """`progress=` together with `check=True`."""
+    JAX announces when it has traced, lowered and compiled a function in this thread.
+    """
+    _listen()
+    report = _Report(name, progress if callable(progress) else _PrintProgress(name))
+    reports: list[_Report] = _active_reports.__dict__.setdefault("reports", [])
+    reports.append(report)
+    del reports[:-_MAX_REPORTS]
+    report.finish_stage("recorded", recorded)
 
 
 class _Report:
     """The progress of one compiling call, from the end of its recording on."""
 
-    def __init__(self, name: str, callback: Any) -> None:
-        self._name, self._callback = name, cast(ProgressCallback, callback)
-
-    def start(self) -> None:
-        """Waits for JAX's events: it announces when it has traced, lowered and compiled a function in this thread."""
-        _listen()
-        self._during = sys.exception()
-        reports: list[_Report] = _active_reports.__dict__.setdefault("reports", [])
-        reports.append(self)
-        del reports[:-_MAX_REPORTS]
+    def __init__(self, name: str, callback: ProgressCallback) -> None:
+        self._name, self.finish_stage, self._during = name, callback, sys.exception()
 
     def is_of(self, name: str) -> bool:
         return name == self._name
@@ -72,9 +45,6 @@ class _Report:
     def has_failed(self) -> bool:
         """JAX also announces a trace that has raised, while the exception propagates."""
         return sys.exception() is not self._during
-
-    def finish_stage(self, stage: str, seconds: float) -> None:
-        self._callback(stage, seconds)
 
 
 def _listen() -> None:

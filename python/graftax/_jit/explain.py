@@ -58,7 +58,7 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallEx
 
 
 def _explain_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallExplanation:
-    recording, explanations = caller._record_call(args, kwargs), []
+    recording, explanations = caller._record_call(args, kwargs).recording, []
     for candidate in (recording, caller._record_call_with_symbols(args, kwargs)):
         if candidate is not None:
             explanations.append(_explain_recording(caller._plan.name, table, candidate))

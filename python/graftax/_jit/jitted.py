@@ -13,11 +13,12 @@ import functools
 import inspect
 import os
 import sys
+import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import jax
 import jax.core
@@ -26,7 +27,7 @@ from graftax import _core
 from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
 from graftax._base.handles import is_handle
 from graftax._capture.leaked_tracers import ended_among, is_unexpected
-from graftax._capture.retrace_signals import NewReads
+from graftax._capture.retrace_signals import MOST_RESTARTS, NewReads
 from graftax._capture.signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
 from graftax._explain import compile_events, frozen
@@ -39,15 +40,16 @@ from graftax._jax.compat import (
 )
 from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jit.advice import note_comparison
-from graftax._jit.build_entry import build_entry
+from graftax._jit.build_entry import build_entry, leaf_options
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
-from graftax._jit.call_plan import Plan
+from graftax._jit.call_plan import Plan, RecordedCall
+from graftax._jit.compile_progress import report_stages
 from graftax._jit.leaf_names import leaf_names
-from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
-from graftax._jit.stages import Stageable
-from graftax._jit.trace import definition_of
+from graftax._jit.stages import Lowered, Staging, Traced
+from graftax._jit.trace import context_of, definition_of, flat_function
+from graftax._jit.warm import warm
 from graftax.interop import own_error, refuse_around
 
 DELETED = (
@@ -61,14 +63,10 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Jitted(Stageable[P, R]):
+class Jitted(_core.Caller, Generic[P, R]):
     """A function compiled by graftax: what `graftax.jit` returns."""
 
     __wrapped__: Callable[P, R]
-    # (name, function, args, kwargs, mutation): runs a call as a part of the trace around it. Assigned in
-    # transforms/_engine/lift.py, because importing it here would be circular.
-    _as_program: ClassVar[Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str], Any]]
-    _pytree_method_class: ClassVar[type[Jitted[Any, Any]]]  # assigned in jitted_pytree.py, which imports this module
     __self__: Any  # of a bound method
     _method_of: Jitted[Any, R]  # of a bound method: the Jitted on the class
 
@@ -146,6 +144,51 @@ class Jitted(Stageable[P, R]):
 
         def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
+    # ---- the arguments of a call
+
+    def _bind_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None = None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """(roots, layout) of these arguments, with the current roots or those of a `plan`.
+
+        Raises the function's own TypeError if it does not take these arguments.
+        """
+        if not plan and self._has_changed():
+            self._rebind()
+        binding = plan.signature.binding if plan else self._binding
+        if plan and not binding.was_read_from(self._function):
+            origins = plan.signature.origins
+            hidden, assigned = plan.signature.hidden, plan.signature.assigned
+            signature_options = plan.signature.skip, plan.options.captured, origins, hidden, assigned
+            binding = Signature.of(self._function, *signature_options).binding
+        bound = binding.bind(args, kwargs, self._prefix)
+        if bound is None:
+            self._function(*self._prefix, *args, **kwargs)
+            raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
+        return bound
+
+    def _retry_with_new_roots(self, run: Callable[[], T]) -> T:
+        """Calls `run`, and retries with more roots each time that a trace finds another global or capture."""
+        for _ in range(MOST_RESTARTS):
+            try:
+                return run()
+            except NewReads:
+                self._rebind()
+        return run()
+
+    def _record_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
+        roots, layout = self._bind_arguments(args, kwargs)
+        plan = self._plan
+        if plan.signature.binding is not self._binding:
+            raise NewReads  # another thread is about to read the signature again
+        recording = plan.record(roots, layout, shapes=True)
+        self._restart_if_reads_changed(recording, plan)
+        return RecordedCall(plan, roots, layout, recording, _core.settings_now()[0])
+
+    def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
+        """Records the arguments of a call without making it."""
+        return self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))
+
     # ---- a miss
 
     @boundary
@@ -163,6 +206,7 @@ class Jitted(Stageable[P, R]):
             NewReads: the roots are out of date, so the core binds them again and retries.
         """
         table, plan = self._table, self._plan
+        misses, begin = table.misses, time.perf_counter()
         if plan.signature.binding is not binding:
             raise NewReads  # another thread has read the signature again since these roots were bound
         refuse_around(plan.name)
@@ -176,25 +220,25 @@ class Jitted(Stageable[P, R]):
                 raise NewReads from None
             raise
         self._restart_if_reads_changed(recording, plan)
-        numbers, symbolic = self._record_with_symbols(plan, roots, layout, recording, context, opened)
-        recording = symbolic or recording
-        return self._find_or_build_entry(plan, roots, layout, recording, context, numbers), recording
+        call = self._with_symbols(RecordedCall(plan, roots, layout, recording, context), opened)
+        entry = self._find_or_build_entry(call)
+        if self._options.progress and table.misses != misses:  # otherwise the entry was compiled earlier
+            report_stages(plan.name, self._options.progress, time.perf_counter() - begin)
+        return entry, call.recording
 
-    def _find_or_build_entry(
-        self,
-        plan: Plan,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        recording: _core.Recording,
-        context: Any,
-        numbers: SymbolicNumbers | None = None,
-    ) -> _core.Entry:
-        """The cache entry that a call with these roots runs. Builds and stores one if there is none."""
-        table, graphdef = self._table, recording.graphdef
+    def _find_or_build_entry(self, call: RecordedCall) -> _core.Entry:
+        """The cache entry that a call runs. Builds and stores one if there is none."""
+        table, name, recording, context, numbers = (
+            self._table,
+            call.plan.name,
+            call.recording,
+            call.context,
+            call.numbers,
+        )
         try:
             entry, key = table.find(recording, context)
         except Exception as error:  # raised by the `__eq__` of a static value
-            note_comparison(error, graphdef, recording.names)
+            note_comparison(error, recording.graphdef, recording.names)
             raise
         # An entry of loaded programs cannot compile: replace it by one that can.
         if entry is not None and table.loaded is not None and table.loaded.runs_only(entry):
@@ -204,14 +248,14 @@ class Jitted(Stageable[P, R]):
             table.slow_hits += 1
             return entry
         table.misses += 1
-        loaded = table.loaded_for(recording, context, plan.name, numbers)
+        loaded = table.loaded_for(recording, context, name, numbers)
         if table.frozen and loaded is None:
-            frozen.refuse(table, plan.name, recording)
+            frozen.refuse(table, name, recording)
         compile_events.listen()
-        self._advise(recording, plan.signature.arguments(layout))
-        entry = self._build(plan, roots, layout, recording, context, numbers)
+        self._advise(call)
+        entry = self._build(call)
         if loaded is not None and table.loaded is not None:
-            entry = table.loaded.entry(entry, context, plan.signature.arguments(layout), loaded, numbers)
+            entry = table.loaded.entry(entry, context, call.arguments, loaded, numbers)
         # Keep the entry's own GraphDef, which holds identity statics weakly, and not that of the recording.
         key = (entry.graphdef, *key[1:])
         if numbers is not None:
@@ -219,56 +263,37 @@ class Jitted(Stageable[P, R]):
         entry = table.store(key, entry)
         leaves = recording.leaves if numbers is None else numbers.given(recording.leaves)
         if loaded is not None and entry.compiled.stage_for(leaves) is not None:
-            compile_events.record_loaded(table, entry, plan.name, recording)
+            compile_events.record_loaded(table, entry, name, recording)
         return entry
 
-    def _advise(self, recording: _core.Recording, arguments: int) -> None:
+    def _advise(self, call: RecordedCall) -> None:
         """Warns about inputs that make this function slow, before another structure is compiled."""
-        name, table, graphdef, names = self._plan.name, self._table, recording.graphdef, recording.names
+        table, recording = self._table, call.recording
         table.history.warns = True
-        table.advice.captured(name, recording.leaves, graphdef, names, arguments)
+        table.advice.captured(call.plan.name, recording.leaves, recording.graphdef, recording.names, call.arguments)
 
-    def _build(
-        self,
-        plan: Plan,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        recording: _core.Recording,
-        context: Any,
-        numbers: SymbolicNumbers | None,
-    ) -> _core.Entry:
-        return build_entry(plan, self, roots, layout, recording, context, numbers=numbers)
+    def _build(self, call: RecordedCall) -> _core.Entry:
+        return build_entry(call)
 
-    def _record_with_symbols(
-        self,
-        plan: Plan,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        static: _core.Recording,
-        context: Any,
-        opened: _core.Opened,
-    ) -> tuple[SymbolicNumbers, _core.Recording] | tuple[None, None]:
-        """(symbolic numbers, a recording with them as leaves) if a call differs from others only in Python numbers.
-
-        (None, None) if its numbers stay static.
-        """
-        table = self._table
-        if not self._takes_symbols or table.has_entry_for(static, context):
-            return None, None
-        if table.numbers.expects and table.loaded_for(static, context, plan.name) is not None:
-            return None, None
+    def _with_symbols(self, call: RecordedCall, opened: _core.Opened) -> RecordedCall:
+        """The call with symbolic numbers, if it differs from others only in Python numbers; else as it is."""
+        table, plan, roots = self._table, call.plan, call.roots
+        if not self._takes_symbols or table.has_entry_for(call.recording, call.context):
+            return call
+        if table.numbers.expects and table.loaded_for(call.recording, call.context, plan.name) is not None:
+            return call
         origins, reads = plan.signature.origins, table.reads
         changing_globals = reads.changing if reads is not None else ()
         changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
-        while (numbers := table.numbers.symbolic(static, context, changing)) is not None:
+        while (numbers := table.numbers.symbolic(call.recording, call.context, changing)) is not None:
             try:
-                recording = plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
+                recording = plan.record(roots, call.layout, opened=opened, symbolic=numbers.places.keys())
             except GraftaxError:
                 numbers.refuse()
                 continue
             if numbers.found_in(recording):
-                return numbers, recording
-        return None, None
+                return dataclasses.replace(call, recording=recording, numbers=numbers)
+        return call
 
     @property
     def _takes_symbols(self) -> bool:
@@ -278,12 +303,12 @@ class Jitted(Stageable[P, R]):
 
     def _record_call_with_symbols(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
-        roots, layout, recording = self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))
-        numbers = self._table.numbers.would_be_symbolic(recording) if self._takes_symbols else None
+        call = self._record_call(args, kwargs)
+        numbers = self._table.numbers.would_be_symbolic(call.recording) if self._takes_symbols else None
         if numbers is None:
             return None
         try:
-            return self._plan.record(roots, layout, symbolic=numbers.places.keys())
+            return call.plan.record(call.roots, call.layout, symbolic=numbers.places.keys())
         except GraftaxError:
             return None
 
@@ -323,7 +348,9 @@ class Jitted(Stageable[P, R]):
             self._rebind()
         if self._options.mutation != "propagate" and _core.is_watched():
             bound = functools.partial(self._function, *self._prefix) if self._prefix else self._function
-            return Jitted._as_program(self._plan.name, bound, args, kwargs, self._options.mutation)
+            from graftax.transforms._engine.lift import run  # circular: it imports this class
+
+            return run(self._plan.name, bound, args, kwargs, self._options.mutation)
         if not any(map(is_handle, (*args, *kwargs.values()))):
             return self._function(*self._prefix, *args, **kwargs)
         roots, layout = self._bind_arguments(args, kwargs)
@@ -362,6 +389,101 @@ class Jitted(Stageable[P, R]):
             if paths := [path for leaf, path in named_leaves if is_mismatched_leaf(error, leaf)]:
                 error.args = (f"{error} (of {self._plan.name} that is {' or '.join(paths)})",)
         return error
+
+    # ---- ahead of time
+
+    @boundary
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
+        """Lowers the function for these arguments without running it."""
+        return Lowered(*self._retry_with_new_roots(lambda: self._staged("lower", args, kwargs)))
+
+    @boundary
+    def warm(
+        self,
+        calls: Iterable[tuple[Any, ...] | dict[str, Any]],
+        *,
+        threads: int = 8,
+        progress: Callable[[int, int, float], Any] | None = None,
+    ) -> None:
+        """Compiles beforehand what calls will need: then they trace and compile nothing.
+
+        Args:
+            calls: one a program, each a tuple of positional or a dict of keyword arguments. A
+                `jax.ShapeDtypeStruct` may stand for an array. Nothing is run and nothing changes.
+            threads: that compile at once. Tracing is done by the thread of the call, one after the other.
+            progress: is told of each program that is done: how many are, of how many, seconds. Without it a terminal
+                shows a line.
+
+        >>> f = graftax.jit(lambda x, mode: x * 2)
+        >>> shapes = [jax.ShapeDtypeStruct((n,), "float32") for n in (8, 16)]
+        >>> f.warm([(x, mode) for x in shapes for mode in ("train", "test")])
+        >>> f.cache_info().traces
+        4
+        """
+        warm(self.lower, self._plan.name, calls, threads, progress)
+
+    @boundary
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
+        """Traces the function for these arguments without running it: its `jaxpr` takes and returns flat leaves."""
+        return Traced(*self._retry_with_new_roots(lambda: self._staged("trace", args, kwargs)))
+
+    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
+        call = self._record_arguments(args, kwargs)
+        plan, recording, entry = call.plan, call.recording, self._find_or_build_entry(call)
+        staged = self._run_stage(call, entry, getattr(entry.compiled, stage))
+        bound_count = len(self._prefix)
+        return Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, bound_count), staged
+
+    def _run_stage(self, call: RecordedCall, entry: _core.Entry, run: Callable[..., Any]) -> Any:
+        leaves = call.recording.leaves
+        flat_arguments = (tuple(leaves),) if entry.tupled else leaves
+        staged = _core.run_active(self, call.roots, entry.outcomes, call.recording, run, *flat_arguments)
+        if entry.untold:
+            entry.tell(self._reads(entry))
+        return staged
+
+    @boundary
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
+        return self._retry_with_new_roots(lambda: self._shapes(args, kwargs))
+
+    def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self._record_arguments(args, kwargs)
+        shared = self._shapes_from_entry(call)
+        return shared[0] if shared else self._shapes_from_own_trace(call)
+
+    def _shapes_from_entry(self, call: RecordedCall) -> tuple[Any] | None:
+        """(the result,) from the trace that a call uses, applied to a copy of the graph.
+
+        None if the function may not be traced now (frozen), or changes an object that cannot be copied.
+        """
+        if self._table.frozen:
+            return None
+        entry, recording = self._find_or_build_entry(call), call.recording
+        run = getattr(entry.compiled, "eval_shape", None)
+        if run is None:
+            return None
+        result, written, code = self._run_stage(call, entry, run)
+        outcome = entry.outcomes[_core.decode(code)]
+        avals = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in recording.leaves]
+        _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
+        rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, call.roots)
+        copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(avals))))
+        rebuilt.close()
+        if walked is None or copied is None or any(walked[1][i] is copied[1][i] for i in outcome.inputs()[2]):
+            return None
+        return (outcome.apply([*result, *written], avals, copied[1]),)
+
+    def _shapes_from_own_trace(self, call: RecordedCall) -> Any:
+        leaves = call.recording.leaves
+        outcomes: list[_core.Outcome] = []
+        flat = flat_function(call.plan, call.layout, leaf_options(call)[0], outcomes, by_value=True, shapes=True)
+        shapes, _, code = _core.run_active(self, call.roots, outcomes, call.recording, jax.eval_shape, flat, *leaves)
+        walked = _core.walk(call.recording.graphdef, call.roots)
+        if walked is None:
+            raise GraftaxError("the arguments changed during eval_shape")
+        avals = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
+        return outcomes[_core.decode(code)].apply(shapes, avals, walked[1])
 
     # ---- public methods
 
@@ -435,12 +557,12 @@ class Jitted(Stageable[P, R]):
         if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
             return self  # as plain Python: only functions become methods
         is_pytree_method = not self._options.captured and is_pytree(instance)
-        bound_class: Any = self._pytree_method_class if is_pytree_method else type(self)
+        bound_class: Any = PytreeMethod if is_pytree_method else type(self)
         bound = bound_class.__new__(bound_class)
-        self.bind(bound, instance)
+        self._bind(bound, instance)
         return bound
 
-    def bind(self, bound: Jitted[..., R], instance: Any) -> None:
+    def _bind(self, bound: Jitted[..., R], instance: Any) -> None:
         """Sets up `bound` as this method, bound to `instance`."""
         bound._configure(self._function, (*self._prefix, instance), self._table, self._binding)
         bound.__dict__.update(self.__dict__)
@@ -492,6 +614,23 @@ class Jitted(Stageable[P, R]):
         if self._is_bound:
             return self._method_of.__get__(copy.deepcopy(self.__self__, memo))
         return type(self)(copy.deepcopy(self.__wrapped__, memo), self._options)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class PytreeMethod(Jitted[P, R]):
+    """A method compiled by `filter_jit` of an object that is a pytree: its leaves are those of the object."""
+
+    def tree_flatten(self) -> tuple[tuple[Any], Jitted[Any, R]]:
+        return (self.__self__,), self._method_of
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], Jitted[Any, R]]:
+        return ((jax.tree_util.GetAttrKey("__self__"), self.__self__),), self._method_of
+
+    @classmethod
+    def tree_unflatten(cls, method: Jitted[Any, R], parts: tuple[Any]) -> Self:
+        bound = cls.__new__(cls)
+        method._bind(bound, *parts)
+        return bound
 
 
 class _Annotations:

@@ -39,23 +39,3 @@ class JittedPytree(Jitted[P, R]):
         jitted = cls.__new__(cls)
         jitted.__wrapped__, jitted._options = *parts, options
         return jitted
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class JittedPytreeMethod(Jitted[P, R]):
-    """A compiled method of a pytree object: its leaves are those of the object."""
-
-    def tree_flatten(self) -> tuple[tuple[Any], Jitted[Any, R]]:
-        return (self.__self__,), self._method_of
-
-    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], Jitted[Any, R]]:
-        return ((GetAttrKey("__self__"), self.__self__),), self._method_of
-
-    @classmethod
-    def tree_unflatten(cls, method: Jitted[Any, R], parts: tuple[Any]) -> Self:
-        bound = cls.__new__(cls)
-        method.bind(bound, *parts)
-        return bound
-
-
-Jitted._pytree_method_class = JittedPytreeMethod  # pyright: ignore[reportPrivateUsage]

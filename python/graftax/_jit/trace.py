@@ -9,7 +9,6 @@ import functools
 import inspect
 import threading
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +32,6 @@ from graftax._explain import compile_events, frozen
 from graftax._graph.array_aliases import groups, noting
 from graftax._graph.types.opaque_values import keeping_made
 from graftax._jax.compat import (
-    current_trace,
     equations,
     inner_frames,
     is_concretization_error,
@@ -45,6 +43,8 @@ from graftax._jax.tracebacks import name_operands
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
+from graftax._jit.running_trace import enter_trace, leave_trace, running_traces
+from graftax._jit.trace_growth import Growth, TraceFinished, keep, take_finished
 from graftax.interop import have_errors, raises_its_own
 
 MUTATION_FORBIDDEN = (
@@ -71,7 +71,6 @@ REF_KEPT = (
 )
 
 _OUTCOME_LOCK = threading.Lock()
-_RUNNING = threading.local()  # .traces: the running traces of this thread, outermost first
 
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
@@ -84,6 +83,7 @@ def flat_function(
     by_value: bool,
     shapes: bool = False,
     numbers: SymbolicNumbers | None = None,
+    grows: bool = True,
 ) -> Callable[..., Flat]:
     """The function that JAX traces: arrays to (result leaves, write-back leaves, number of the Outcome).
 
@@ -97,6 +97,7 @@ def flat_function(
         by_value: changes are not written back.
         shapes: nothing will run, and the roots may hold `jax.ShapeDtypeStruct` instead of arrays.
         numbers: symbolic ones. Two vectors that the host has computed then follow the leaves.
+        grows: a trace takes in what it turns out to read, where it can. Otherwise it begins anew.
     """
 
     def flat(*leaves: Any) -> Flat:
@@ -107,8 +108,15 @@ def flat_function(
         recording = recording or plan.record(roots, layout, shapes, symbolic=numbers.places.keys() if numbers else ())
         if caller._table.frozen and not shapes:
             frozen.refuse(caller._table, plan.name, recording)
-        if numbers is None:
-            outcome, outputs = trace(plan, caller, roots, recording, layout, leaves, donated, by_value)
+        finished = take_finished(caller._table, recording, leaves)
+        if finished is not None:
+            outcome, outputs = finished.outcome, finished.repeat(leaves)
+        elif numbers is None:
+            growth = None
+            if grows and not running_traces() and Growth.is_possible(plan, caller._table):
+                growth = Growth(plan, caller._table, roots, recording, layout, leaves, donated, shapes)
+            run_arguments = (plan, caller, roots, recording, layout)
+            outcome, outputs = trace(*run_arguments, leaves, donated, by_value, growth=growth)
         else:
             run_arguments = (plan, caller, roots, recording, layout)
             outcome, outputs = numbers.run(
@@ -142,12 +150,14 @@ def trace(
     donated: Sequence[bool],
     by_value: bool,
     numbers: bool = False,
+    growth: Growth | None = None,
 ) -> tuple[_core.Outcome, list[Any]]:
     """Runs the caller's function on its objects rebuilt around `leaves`. Returns the Outcome and its output leaves.
 
     Raises:
         NewReads: the function reads a global or capture that is not a root yet. It is raised even if the function's
             own code has caught it.
+        TraceFinished: it does, and has run to its end all the same. The next trace of the call repeats what it did.
     """
     reads = caller._table.reads
     locks = Locks(recording.instances(LOCKS))
@@ -155,7 +165,10 @@ def trace(
     constants = recording.instances((np.ndarray,)) if has_constants else ()
     try:
         with read_only(constants), contextlib.nullcontext() if reads is None else reads.begun(locks):
-            return _trace_once(plan, caller, roots, recording, layout, leaves, donated, by_value, numbers)
+            return _trace_once(plan, caller, roots, recording, layout, leaves, donated, by_value, numbers, growth)
+    except TraceFinished as ending:
+        keep(ending.args[0])
+        raise
     except BaseException as error:
         if numbers or isinstance(error, NewReads):  # this trace will be repeated
             locks.give_back()
@@ -172,12 +185,13 @@ def _trace_once(
     donated: Sequence[bool],
     by_value: bool,
     numbers: bool,
+    growth: Growth | None,
 ) -> tuple[_core.Outcome, list[Any]]:
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
-    graph, equations_before = Rebuilt(numbers), len(equations())
-    arguments = signature.arguments(layout)
+    graph = growth.rebuilt if growth is not None else Rebuilt(numbers)
+    equations_before, arguments = len(equations()), signature.arguments(layout)
 
     def call(values: list[Any]) -> Any:
         reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
@@ -185,6 +199,10 @@ def _trace_once(
             reads.builtins.now.symbolic = numbers
         call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
         caches = private_caches(reads is not None and reads.has_inner_jit)
+
+        def make_numpy_constant() -> bool:
+            return caller._table.make_numpy_constant(growth.recording if growth else recording, arguments)
+
         try:
             with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure):
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
@@ -196,14 +214,15 @@ def _trace_once(
                         run, impure_calls.enter, impure_calls.known, [], [], inner_frames(), quiet=True
                     )
         except Exception as error:
-            if is_concretization_error(error) and caller._table.make_numpy_constant(recording, arguments):
+            if is_concretization_error(error) and make_numpy_constant():
                 raise NewReads from None
             raise
         # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
-        if graph.raised and caller._table.make_numpy_constant(recording, arguments):
+        if graph.raised and make_numpy_constant():
             raise NewReads
         if reads is not None and (
-            reads.see_hosts(caller._function, host_codes(start)) or not signature.has_roots_of(reads)
+            reads.see_hosts(caller._function, host_codes(start))
+            or not (growth.plan.signature if growth else signature).has_roots_of(reads)
         ):
             raise NewReads  # found in host callbacks of this trace, or meanwhile by a trace in another thread
         if options.warns_impure:
@@ -216,6 +235,8 @@ def _trace_once(
     share = options.out_shardings is None
     forward = share and options.in_shardings is None
     with noting(recording.leaves, leaves) as ties:
+        if growth is not None:
+            growth.ties = ties
         outcome, outputs, changed, lost = run_trace(
             plan.name,
             recording,
@@ -231,13 +252,18 @@ def _trace_once(
             numbers=numbers,
             graph=graph,
             keeps=not options.captured,
+            growth=growth,
         )
         if share:
             outcome.alike = groups(ties.sources(outputs))
+    if growth is not None:
+        plan, recording, leaves = growth.plan, growth.recording, growth.leaves
     _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)
     if not (by_value or caller._table.warned_of_lost_sharing):
         caller._table.warned_of_lost_sharing = warn_of_lost_sharing(plan.name, recording, outcome, leaves, outputs)
     plan.on_trace(changed if lost else [])
+    if growth is not None and growth.is_used:
+        raise TraceFinished(growth.finished(outcome, outputs))
     return outcome, outputs
 
 
@@ -287,6 +313,7 @@ def run_trace(
     numbers: bool = False,
     graph: Rebuilt | None = None,
     keeps: bool = False,
+    growth: Growth | None = None,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
     """Runs `call` on the recorded roots, rebuilt around `leaves`. The caller's objects stay as they are in any case.
 
@@ -297,12 +324,15 @@ def run_trace(
         graph: learns which trace `call` runs in.
         keeps: as in Equinox. An `object()` that `call` makes is one object as long as the trace is used, a NumPy leaf
             of the result is a `jax.Array`, and a function in the result owns its captures.
+        growth: gives the trace more roots while it runs.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether the Outcome drops these changes).
     """
     tracing, within = _core.Trace(recording), context_of(recording)
-    running = _enter_trace(tracing)
+    running = enter_trace(tracing, recording, roots, leaves)
+    if growth is not None:
+        growth.running = running
     try:
         values = within(tracing.rebuild, leaves)
         if graph is not None:
@@ -317,7 +347,8 @@ def run_trace(
             with keeping_made(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
                 outcome, outputs, changed, lost = within(tracing.finish, result, *finish_options)
-            refuse_ended(name, outcome, outputs, functools.partial(_path_of_output, recording, outcome), running.inner)
+            path = functools.partial(_path_of_output, running.recording or recording, outcome)
+            refuse_ended(name, outcome, outputs, path, running.inner)
             refuse_tracers_in_classes(name, outcome)
             refuse_cached(name)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], start)
@@ -329,7 +360,7 @@ def run_trace(
             if is_concretization_error(error):
                 rename_leaves(error, tracing.leaf_names())
             else:
-                name_operands(error, leaves, tracing.leaf_names)
+                name_operands(error, running.leaves, tracing.leaf_names)
             raise
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
@@ -341,7 +372,7 @@ def run_trace(
             raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
         # Now the caller's objects have to be as recorded. If not, a helper reached them by a path that is not a root.
         with jax.ensure_compile_time_eval():
-            is_unchanged = tracing.verify(roots)
+            is_unchanged = tracing.verify(running.roots)
         if not is_unchanged:
             raise ConcurrentChangeError(
                 CHANGED_OUTSIDE.format(name=name, path="one of its arguments or captured objects")
@@ -349,7 +380,7 @@ def run_trace(
         return outcome, outputs, changed, lost
     finally:
         clear_caches()
-        _RUNNING.traces, running.trace = _RUNNING.traces[:-1], None
+        leave_trace(running)
         if graph is not None:
             graph.end()
         tracing.close()
@@ -364,41 +395,6 @@ def context_of(recording: _core.Recording) -> Callable[..., Any]:
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
-
-
-class RunningTrace:
-    """A trace while it runs.
-
-    Attributes:
-        trace: None once it has ended.
-        inner: the JAX traces that began inside it.
-        copies: functions that describe changes to copies that transforms made in it.
-    """
-
-    def __init__(self, trace: _core.Trace) -> None:
-        self.trace: _core.Trace | None = trace
-        self.inner: list[weakref.ref[Any]] = []
-        self.copies: list[Callable[[], str]] = []
-
-
-def _enter_trace(tracing: _core.Trace) -> RunningTrace:
-    """Pushes a trace, and registers the current JAX trace with the one around it."""
-    outer, running, trace = getattr(_RUNNING, "traces", ()), RunningTrace(tracing), current_trace()
-    if outer and trace is not None:
-        outer[-1].inner.append(weakref.ref(trace))
-    _RUNNING.traces = (*outer, running)
-    return running
-
-
-def originals(rebuilt: Any) -> list[tuple[RunningTrace, Any]]:
-    """The objects that a rebuilt one is a copy of: one for each running trace that rebuilt it, innermost first."""
-    objects: list[tuple[RunningTrace, Any]] = []
-    for running in reversed(getattr(_RUNNING, "traces", ())):
-        original = running.trace.original(rebuilt) if running.trace is not None else None
-        if original is not None:
-            objects.append((running, original))
-            rebuilt = original
-    return objects
 
 
 def _read_new_refs(
@@ -427,12 +423,6 @@ def _ties(outcome: _core.Outcome, outputs: Sequence[Any]) -> list[tuple[int, int
     numbers = {leaf for leaf, _ in outcome.numbers}
     arrays = [i for i, leaf in enumerate(outputs) if isinstance(leaf, jax.Array) and i not in numbers]
     return [(i, first_output[id(outputs[i])]) for i in arrays if first_output.setdefault(id(outputs[i]), i) != i]
-
-
-def note_copy(changes: Callable[[], str]) -> None:
-    """Registers a copy that the running trace has made: the trace fails if `changes()` describes a change to it."""
-    if getattr(_RUNNING, "traces", ()):
-        _RUNNING.traces[-1].copies.append(changes)
 
 
 def _path_of_output(recording: _core.Recording, outcome: _core.Outcome, leaf: int) -> str:

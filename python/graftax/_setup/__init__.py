@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from jax import tree_util
 
@@ -28,8 +31,17 @@ def setup() -> None:
     gc.callbacks.append(_core.let_go_of_kept)
     fast_dispatch.setup()
     tracebacks.setup()
+    vars(sys.modules["graftax"])["__getattr__"] = _shell_hook  # where type checkers see it, every name would be there
 
 
 def list_names() -> list[str]:
     """What `dir(graftax)` shows and a shell completes: `__all__`, not the modules that the names are imported from."""
     return sorted(sys.modules["graftax"].__all__)
+
+
+def _shell_hook(name: str) -> Callable[[Any], None]:
+    """What `%load_ext graftax` and `%unload_ext graftax` ask this module for; it has no other names than its own."""
+    for hook in ("load", "unload"):
+        if name == f"{hook}_ipython_extension":
+            return getattr(importlib.import_module("graftax._cli.notebook"), hook)
+    raise AttributeError(f"module 'graftax' has no attribute {name!r}", name=name, obj=sys.modules["graftax"])

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the core asks Python for, by the names in `core/python/hooks.h`; `_setup` passes it on."""
 
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from jax import block_until_ready, named_scope
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
@@ -33,48 +36,3 @@ from graftax.tree._core_hooks import (
     treedef_from_state,
 )
 from graftax.tree._core_hooks import describe as describe_tree
-
-__all__ = [
-    "UNSPOKEN",
-    "FlattenedIndexKey",
-    "GetAttrKey",
-    "Ignored",
-    "Mark",
-    "SequenceKey",
-    "at_path",
-    "block_until_ready",
-    "check_opaque",
-    "describe",
-    "describe_tree",
-    "deserialize_using_proto",
-    "dict_key",
-    "errors",
-    "fingerprint",
-    "from_iterable_tree",
-    "from_jax",
-    "graphdef_children",
-    "is_leaf",
-    "is_module_level",
-    "is_tracer",
-    "made_alike",
-    "named_function",
-    "named_scope",
-    "new_ref",
-    "note_made",
-    "numpy_role",
-    "one_level_treedef",
-    "open_first",
-    "open_jaxpr",
-    "open_with_keys",
-    "reduce_graphdef",
-    "reduce_outcome",
-    "refuse_mismatch",
-    "remade",
-    "replaced",
-    "text_array",
-    "to_jax",
-    "treedef_from_state",
-    "with_room",
-    "write_text_array",
-    "writes_its_cells",
-]

@@ -15,23 +15,18 @@ from graftax._base.errors import some
 from graftax._base.key_path import keystr
 from graftax._graph.filters import Filter, filter_of
 from graftax._graph.path import Graph, Path, open_node
-from graftax._graph.patterns import Pattern, Root, nearest, of_arguments, root_entries
+from graftax._graph.patterns import Pattern, Root, of_arguments, refuse_unused, root_entries
 from graftax._graph.prefix_tree import ABSENT, part_of
 from graftax._graph.select import Shown
 from graftax._graph.structure import path_text, plain_key
 from graftax._sharding.frozen_specs import UnhashableSpec
-from graftax._sharding.rules import UNUSED as NO_USE
-from graftax._sharding.rules import Rules, refuse
+from graftax._sharding.rules import UNUSED, Rules, refuse
 
 NO_SHARDING = (
     "{name}: {option}={spec!r} has no entry for {path}. Give one sharding for everything, or a tree with an "
     "entry for each part: None leaves a part to JAX."
 )
 SHARDING_TOO_DEEP = "{name}: {option} has {spec!r} for {path}, which is an array. Give one sharding, or None, there."
-UNUSED = (
-    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or earlier patterns cover "
-    "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
-)
 NO_PART = "{name}: {option} has an entry for {keys}, and there is no such part: {path} has {there}."
 TOO_MANY = "{name}: {option} is given for {given} arguments, and there {are}: one each that is not static."
 
@@ -201,12 +196,11 @@ class Shardings:
         """Raises ValueError for a pattern, a rule or an entry without effect: most likely it is misspelled."""
         for text, used in self._pattern_used.items():
             if not used:
-                close_paths = nearest(text, self._paths) or "no array"
-                raise ValueError(UNUSED.format(name=self._name, pattern=text, option=self._option, paths=close_paths))
+                refuse_unused(text, self._name, self._option, self._paths)
         for (_, path), (spec, shown_path) in self._containers.items():
             self._refuse_unknown_parts(spec, self._graph_part(path), shown_path, set())
         for unused in self._unused.values():
-            refuse(f"{self._subject} of {self._name}", [f"  the rule {rule} {NO_USE}" for rule in sorted(unused)])
+            refuse(f"{self._subject} of {self._name}", [f"  the rule {rule} {UNUSED}" for rule in sorted(unused)])
 
     def _refuse_unknown_parts(self, spec: Any, target: Any, path: str, visited: set[tuple[int, int]]) -> None:
         """Raises ValueError if a spec has an entry for a part that `target` does not have."""

@@ -15,7 +15,7 @@ from graftax._base.errors import StructureError, rename_leaves
 from graftax._graph.structure import place_name
 from graftax._graph.structure_diff import differences, differences_text, only_order
 from graftax._jax.tracebacks import boundary
-from graftax._jit.trace import note_copy
+from graftax._jit.running_trace import note_copy
 from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.graph_after import (
     EndedTracer,
@@ -35,7 +35,7 @@ from graftax.transforms._engine.graph_after import (
 from graftax.transforms._engine.lift import name_of, named
 from graftax.transforms._engine.merge_objects import BranchObjects, BranchWriter
 from graftax.transforms._engine.program import Program, Recipe
-from graftax.transforms._engine.retrace import Fixpoint, Retrace
+from graftax.transforms._engine.retrace import Fixpoint
 from graftax.transforms._engine.snapshot import Snapshot
 
 BRANCH_STRUCTURE = (
@@ -170,64 +170,45 @@ class Branches:
         titles: the names of the branches in messages.
         branches: the user's functions.
         operands: their arguments.
-        fixpoint: the assumptions to begin with, from an earlier attempt.
     """
 
     def __init__(
-        self,
-        name: str,
-        titles: tuple[str, ...],
-        branches: Sequence[Callable[..., Any]],
-        operands: Sequence[Any],
-        fixpoint: Fixpoint[tuple[frozenset[str], frozenset[int], frozenset[str]]] | None = None,
+        self, name: str, titles: tuple[str, ...], branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
     ) -> None:
         self.name, self.titles, self.branches = name, titles, branches
         self.operands = operands
         self.program = Program(name, branches, operands)
-        self.fixpoint = fixpoint or Fixpoint.for_call(name, branches)
-        self.traced: frozenset[str] = frozenset()  # key paths of Python numbers in the operands that are traced
+        self.traced: frozenset[str] = frozenset()  # key paths of Python numbers that `program` traces
+        self.fixpoint = Fixpoint.for_call(name, branches)
         self.error: StructureError | None = None  # how the branches differed while those numbers were static
-        self.carried: frozenset[str] = frozenset()  # key paths of arrays of the state that some branch changes
-        self.copied: frozenset[int] = frozenset()  # elements of the result that are not the same object in all branches
         self.states: dict[int, StateAfter] = {}
         self.objects: BranchObjects
 
     def run(self, choose: Callable[[list[Callable[..., Any]], list[Any]], Any]) -> Any:
-        fixpoint = self.fixpoint
-        guessed = fixpoint.assumptions is not None
-        if fixpoint.assumptions is not None:
-            self.carried, self.copied, self.traced = fixpoint.assumptions
-        traced: frozenset[str] = frozenset()
-        while True:
-            if self.traced != traced:  # not within the trace of a branch, whose tracers it would record
-                traced = self.traced
-                self.program = Program(self.name, self.branches, self.operands, dynamic=traced.__contains__)
-            program = self.program
-            self.states.clear()
-            flats = [self._flat(i) for i in range(len(self.branches))]
-            try:
-                outputs = choose(flats, program.leaves)
-            except Retrace:
-                fixpoint.assumptions = (self.carried, self.copied, self.traced)
-                continue
-            except Exception as error:
-                if guessed and (self.copied or self.traced):  # the remembered assumptions may belong to other code
-                    fixpoint.forget()
-                    return Branches(self.name, self.titles, self.branches, self.operands, fixpoint).run(choose)
-                if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
-                    raise
-                if self.error is not None and error is not self.error:
-                    raise self.error from error
-                rename_leaves(error, [key_path.name for key_path in program.key_paths])
-                raise
-            return self._finish(outputs)
+        def attempt(program: Program) -> Any:
+            return choose([self._flat(program, i) for i in range(len(self.branches))], program.leaves)
 
-    def _flat(self, number: int) -> Callable[..., Any]:
-        program = self.program
+        return self._finish(self.fixpoint.run(self._begin, attempt, self._explain)[1])
 
+    def _begin(self) -> Program:
+        numbers = self.fixpoint.facts.numbers
+        if numbers != self.traced:  # not within the trace of a branch, whose tracers it would record
+            self.traced = numbers
+            self.program = Program(self.name, self.branches, self.operands, dynamic=numbers.__contains__)
+        if not numbers:
+            self.error = None
+        self.states.clear()
+        return self.program
+
+    def _explain(self, program: Program, error: Exception) -> None:
+        if self.error is not None and error is not self.error:
+            raise self.error from error
+        rename_leaves(error, [key_path.name for key_path in program.key_paths])
+
+    def _flat(self, program: Program, number: int) -> Callable[..., Any]:
         def flat(*leaves: Any) -> tuple[Any, ...]:
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-                return with_copies(with_arrays(functions[number](*operands)), self.copied)
+                return with_copies(with_arrays(functions[number](*operands)), self.fixpoint.facts.copied)
 
             def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
                 parts = elements(result)
@@ -256,8 +237,8 @@ class Branches:
 
     def _chosen(self, reference: StateAfter) -> list[int]:
         """The leaves that the branches return to JAX: the carried arrays of the state, and the arrays of the result."""
-        state_count = self._state_leaves(reference)
-        carried = [i for i, name in enumerate(self._leaf_names(reference)[:state_count]) if name in self.carried]
+        state_count, facts = self._state_leaves(reference), self.fixpoint.facts
+        carried = [i for i, name in enumerate(self._leaf_names(reference)[:state_count]) if name in facts.carried]
         return [*carried, *range(state_count, len(reference.values))]
 
     def _leaf_names(self, reference: StateAfter) -> list[str]:
@@ -276,9 +257,8 @@ class Branches:
         reference = self.states[0]
         # An element that is another object in another branch can only be returned as a copy.
         copied = {i for state in self.states.values() for i in self._other_elements(reference, state)}
-        if copied - self.copied:
-            self.copied |= copied
-            raise Retrace
+        if copied - self.fixpoint.facts.copied:
+            self.fixpoint.restart(copied=copied)
         for number, title in enumerate(self.titles):
             state = self.states[number]
             if state.final.graphdef != reference.final.graphdef:
@@ -288,9 +268,8 @@ class Branches:
         # Branches return the arrays of the state only if some branch changes them: a captured weight is a constant.
         names = self._leaf_names(reference)
         changed = {names[i] for i in range(self._state_leaves(reference)) if self._source(i) is None}
-        if changed - self.carried:
-            self.carried |= changed
-            raise Retrace
+        if changed - self.fixpoint.facts.carried:
+            self.fixpoint.restart(carried=changed)
 
     def _same_structure(self, reference: StateAfter, state: StateAfter, title: str) -> None:
         """Raises StructureError or Retrace if the state or the result has another structure than the first branch's."""
@@ -328,8 +307,7 @@ class Branches:
             self.error = StructureError(text)
         if not numbers or not paths:  # no visible difference: two symbols with one value
             raise self.error
-        self.traced |= differing_numbers or numbers
-        raise Retrace
+        self.fixpoint.restart(numbers=differing_numbers or numbers)
 
     def _names(self) -> tuple[str, ...]:
         count = len(elements(self.states[0].result))
@@ -418,7 +396,7 @@ class Branches:
             untouched.append({i: source for i, source in sources.items() if source is not None})
             pairs.append(([chosen.get(leaf) for leaf in state.output_leaves], state.outcome))
         result = self.program.finish_all(pairs, self._writing(order), untouched)[-1]
-        if self.copied:
+        if self.fixpoint.facts.copied:
             self._note_copies(result)
         return result
 
@@ -454,7 +432,7 @@ class Branches:
         If the trace changes such a copy, an error is raised.
         """
         parts = elements(result)
-        copied = sorted(i for i in self.copied if i < len(parts))
+        copied = sorted(i for i in self.fixpoint.facts.copied if i < len(parts))
         names = tuple(f"result[{i}]" if len(parts) > 1 else "result" for i in copied)
         copies, name = Snapshot.take(tuple(parts[i] for i in copied), names), self.name
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import preserves_pytree
 from graftax.transforms._engine.derivative import (
+    First,
     ForwardHook,
+    N,
+    ReverseOptions,
+    W,
     arrays_only,
     explaining_reverse_errors,
     require_positional,
@@ -27,6 +31,16 @@ T = TypeVar("T")
 V = TypeVar("V")
 A = TypeVar("A")
 
+
+class GradOptions(ReverseOptions[N, W], total=False):
+    """The keyword arguments of `grad` and `value_and_grad`."""
+
+    reduce_axes: Sequence[Any]
+
+
+ByFirst = GradOptions[Literal[0], OfArrays]
+ByArguments = GradOptions[int | Sequence[int], Wrt]
+
 NOT_SCALAR = (
     "{name}: the function has to return a scalar array, and returned {found}. Return (value, aux) with has_aux=True "
     "for what else there is, or use jacrev for the derivative of more than one number."
@@ -34,27 +48,11 @@ NOT_SCALAR = (
 
 
 @overload
-def grad(
-    fun: Callable[Concatenate[T, P], Any],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    *,
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[T, P], T]: ...
+def grad(fun: First[T, P, Any], *, has_aux: Literal[False] = False, **options: Unpack[ByFirst]) -> First[T, P, T]: ...
 @overload
 def grad(
-    fun: Callable[Concatenate[T, P], tuple[Any, A]],
-    argnums: Literal[0] = 0,
-    *,
-    has_aux: Literal[True],
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+    fun: First[T, P, tuple[Any, A]], *, has_aux: Literal[True], **options: Unpack[ByFirst]
+) -> First[T, P, tuple[T, A]]: ...
 @overload
 def grad(
     fun: Callable[P, Any],
@@ -68,33 +66,15 @@ def grad(
 ) -> Callable[P, Any]: ...
 @overload
 def grad(  # pyright: ignore[reportOverlappingOverload]  # more is known of the first argument
-    *,
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    wrt: OfArrays = None,
-) -> Callable[[Callable[Concatenate[T, P], Any]], Callable[Concatenate[T, P], T]]: ...
+    *, has_aux: Literal[False] = False, **options: Unpack[ByFirst]
+) -> Callable[[First[T, P, Any]], First[T, P, T]]: ...
 @overload
 def grad(
-    *,
-    argnums: Literal[0] = 0,
-    has_aux: Literal[True],
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    wrt: OfArrays = None,
-) -> Callable[[Callable[Concatenate[T, P], tuple[Any, A]]], Callable[Concatenate[T, P], tuple[T, A]]]: ...
+    *, has_aux: Literal[True], **options: Unpack[ByFirst]
+) -> Callable[[First[T, P, tuple[Any, A]]], First[T, P, tuple[T, A]]]: ...
 @overload
 def grad(
-    *,
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    wrt: Wrt = None,
+    *, has_aux: bool = False, **options: Unpack[ByArguments]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @boundary
 @decorator
@@ -129,26 +109,12 @@ def grad(
 
 @overload
 def value_and_grad(
-    fun: Callable[Concatenate[T, P], V],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    *,
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[T, P], tuple[V, T]]: ...
+    fun: First[T, P, V], *, has_aux: Literal[False] = False, **options: Unpack[ByFirst]
+) -> First[T, P, tuple[V, T]]: ...
 @overload
 def value_and_grad(
-    fun: Callable[Concatenate[T, P], tuple[V, A]],
-    argnums: Literal[0] = 0,
-    *,
-    has_aux: Literal[True],
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[T, P], tuple[tuple[V, A], T]]: ...
+    fun: First[T, P, tuple[V, A]], *, has_aux: Literal[True], **options: Unpack[ByFirst]
+) -> First[T, P, tuple[tuple[V, A], T]]: ...
 @overload
 def value_and_grad(
     fun: Callable[P, Any],
@@ -162,33 +128,15 @@ def value_and_grad(
 ) -> Callable[P, tuple[Any, Any]]: ...
 @overload
 def value_and_grad(  # pyright: ignore[reportOverlappingOverload]  # more is known of the first argument
-    *,
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    wrt: OfArrays = None,
-) -> Callable[[Callable[Concatenate[T, P], V]], Callable[Concatenate[T, P], tuple[V, T]]]: ...
+    *, has_aux: Literal[False] = False, **options: Unpack[ByFirst]
+) -> Callable[[First[T, P, V]], First[T, P, tuple[V, T]]]: ...
 @overload
 def value_and_grad(
-    *,
-    argnums: Literal[0] = 0,
-    has_aux: Literal[True],
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    wrt: OfArrays = None,
-) -> Callable[[Callable[Concatenate[T, P], tuple[V, A]]], Callable[Concatenate[T, P], tuple[tuple[V, A], T]]]: ...
+    *, has_aux: Literal[True], **options: Unpack[ByFirst]
+) -> Callable[[First[T, P, tuple[V, A]]], First[T, P, tuple[tuple[V, A], T]]]: ...
 @overload
 def value_and_grad(
-    *,
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    wrt: Wrt = None,
+    *, has_aux: bool = False, **options: Unpack[ByArguments]
 ) -> Callable[[Callable[P, Any]], Callable[P, tuple[Any, Any]]]: ...
 @boundary
 @decorator
@@ -306,20 +254,20 @@ def as_scalar(value: Any, name: str) -> Any:
 
 @overload
 def filter_value_and_grad(
-    fun: Callable[Concatenate[T, P], V], *, has_aux: Literal[False] = False, **options: Any
-) -> Callable[Concatenate[T, P], tuple[V, T]]: ...
+    fun: First[T, P, V], *, has_aux: Literal[False] = False, **options: Any
+) -> First[T, P, tuple[V, T]]: ...
 @overload
 def filter_value_and_grad(
-    fun: Callable[Concatenate[T, P], tuple[V, A]], *, has_aux: Literal[True], **options: Any
-) -> Callable[Concatenate[T, P], tuple[tuple[V, A], T]]: ...
+    fun: First[T, P, tuple[V, A]], *, has_aux: Literal[True], **options: Any
+) -> First[T, P, tuple[tuple[V, A], T]]: ...
 @overload
 def filter_value_and_grad(
     *, has_aux: Literal[False] = False, **options: Any
-) -> Callable[[Callable[Concatenate[T, P], V]], Callable[Concatenate[T, P], tuple[V, T]]]: ...
+) -> Callable[[First[T, P, V]], First[T, P, tuple[V, T]]]: ...
 @overload
 def filter_value_and_grad(
     *, has_aux: Literal[True], **options: Any
-) -> Callable[[Callable[Concatenate[T, P], tuple[V, A]]], Callable[Concatenate[T, P], tuple[tuple[V, A], T]]]: ...
+) -> Callable[[First[T, P, tuple[V, A]]], First[T, P, tuple[tuple[V, A], T]]]: ...
 @preserves_pytree
 @boundary
 def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
@@ -351,21 +299,17 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
 
 
 @overload
-def filter_grad(
-    fun: Callable[Concatenate[T, P], Any], *, has_aux: Literal[False] = False, **options: Any
-) -> Callable[Concatenate[T, P], T]: ...
+def filter_grad(fun: First[T, P, Any], *, has_aux: Literal[False] = False, **options: Any) -> First[T, P, T]: ...
 @overload
 def filter_grad(
-    fun: Callable[Concatenate[T, P], tuple[Any, A]], *, has_aux: Literal[True], **options: Any
-) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+    fun: First[T, P, tuple[Any, A]], *, has_aux: Literal[True], **options: Any
+) -> First[T, P, tuple[T, A]]: ...
 @overload
-def filter_grad(
-    *, has_aux: Literal[False] = False, **options: Any
-) -> Callable[[Callable[Concatenate[T, P], Any]], Callable[Concatenate[T, P], T]]: ...
+def filter_grad(*, has_aux: Literal[False] = False, **options: Any) -> Callable[[First[T, P, Any]], First[T, P, T]]: ...
 @overload
 def filter_grad(
     *, has_aux: Literal[True], **options: Any
-) -> Callable[[Callable[Concatenate[T, P], tuple[Any, A]]], Callable[Concatenate[T, P], tuple[T, A]]]: ...
+) -> Callable[[First[T, P, tuple[Any, A]]], First[T, P, tuple[T, A]]]: ...
 @preserves_pytree
 @boundary
 def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import preserves_pytree
 from graftax.transforms._engine.derivative import (
+    DerivativeOptions,
+    First,
     ForwardHook,
+    ReverseOptions,
     arrays_only,
     explaining_reverse_errors,
     require_positional,
@@ -35,25 +38,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
 
+ByFirst = DerivativeOptions[Literal[0], OfArrays]
+ByArguments = DerivativeOptions[int | Sequence[int], Wrt]
+ReverseByFirst = ReverseOptions[Literal[0], OfArrays]
+ReverseByArguments = ReverseOptions[int | Sequence[int], Wrt]
+
 
 @overload
 def jacfwd(
-    fun: Callable[Concatenate[T, P], jax.Array],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-    holomorphic: bool = False,
-    *,
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[T, P], T]: ...
+    fun: First[T, P, jax.Array], *, has_aux: Literal[False] = False, **options: Unpack[ByFirst]
+) -> First[T, P, T]: ...
 @overload
 def jacfwd(
-    fun: Callable[Concatenate[T, P], tuple[jax.Array, A]],
-    argnums: Literal[0] = 0,
-    *,
-    has_aux: Literal[True],
-    holomorphic: bool = False,
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+    fun: First[T, P, tuple[jax.Array, A]], *, has_aux: Literal[True], **options: Unpack[ByFirst]
+) -> First[T, P, tuple[T, A]]: ...
 @overload
 def jacfwd(
     fun: Callable[P, Any],
@@ -65,11 +63,7 @@ def jacfwd(
 ) -> Callable[P, Any]: ...
 @overload
 def jacfwd(
-    *,
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    wrt: Wrt = None,
+    *, has_aux: bool = False, **options: Unpack[ByArguments]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @boundary
 @decorator
@@ -105,24 +99,12 @@ def jacfwd(
 
 @overload
 def jacrev(
-    fun: Callable[Concatenate[T, P], jax.Array],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    *,
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[T, P], T]: ...
+    fun: First[T, P, jax.Array], *, has_aux: Literal[False] = False, **options: Unpack[ReverseByFirst]
+) -> First[T, P, T]: ...
 @overload
 def jacrev(
-    fun: Callable[Concatenate[T, P], tuple[jax.Array, A]],
-    argnums: Literal[0] = 0,
-    *,
-    has_aux: Literal[True],
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+    fun: First[T, P, tuple[jax.Array, A]], *, has_aux: Literal[True], **options: Unpack[ReverseByFirst]
+) -> First[T, P, tuple[T, A]]: ...
 @overload
 def jacrev(
     fun: Callable[P, Any],
@@ -135,12 +117,7 @@ def jacrev(
 ) -> Callable[P, Any]: ...
 @overload
 def jacrev(
-    *,
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    wrt: Wrt = None,
+    *, has_aux: bool = False, **options: Unpack[ReverseByArguments]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @boundary
 @decorator
@@ -171,22 +148,12 @@ def jacrev(
 
 @overload
 def hessian(
-    fun: Callable[Concatenate[jax.Array, P], jax.Array],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-    holomorphic: bool = False,
-    *,
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[jax.Array, P], jax.Array]: ...
+    fun: First[jax.Array, P, jax.Array], *, has_aux: Literal[False] = False, **options: Unpack[ByFirst]
+) -> First[jax.Array, P, jax.Array]: ...
 @overload
 def hessian(
-    fun: Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]],
-    argnums: Literal[0] = 0,
-    *,
-    has_aux: Literal[True],
-    holomorphic: bool = False,
-    wrt: OfArrays = None,
-) -> Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]]: ...
+    fun: First[jax.Array, P, tuple[jax.Array, A]], *, has_aux: Literal[True], **options: Unpack[ByFirst]
+) -> First[jax.Array, P, tuple[jax.Array, A]]: ...
 @overload
 def hessian(
     fun: Callable[P, Any],
@@ -198,11 +165,7 @@ def hessian(
 ) -> Callable[P, Any]: ...
 @overload
 def hessian(
-    *,
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    wrt: Wrt = None,
+    *, has_aux: bool = False, **options: Unpack[ByArguments]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @boundary
 @decorator
@@ -276,13 +239,9 @@ def jacobian_by(
 
 
 @overload
-def filter_jacfwd(
-    fun: Callable[Concatenate[T, P], jax.Array], has_aux: Literal[False] = False
-) -> Callable[Concatenate[T, P], T]: ...
+def filter_jacfwd(fun: First[T, P, jax.Array], has_aux: Literal[False] = False) -> First[T, P, T]: ...
 @overload
-def filter_jacfwd(
-    fun: Callable[Concatenate[T, P], tuple[jax.Array, A]], has_aux: Literal[True]
-) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+def filter_jacfwd(fun: First[T, P, tuple[jax.Array, A]], has_aux: Literal[True]) -> First[T, P, tuple[T, A]]: ...
 @overload
 def filter_jacfwd(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
 @preserves_pytree
@@ -302,13 +261,9 @@ def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..
 
 
 @overload
-def filter_jacrev(
-    fun: Callable[Concatenate[T, P], jax.Array], has_aux: Literal[False] = False
-) -> Callable[Concatenate[T, P], T]: ...
+def filter_jacrev(fun: First[T, P, jax.Array], has_aux: Literal[False] = False) -> First[T, P, T]: ...
 @overload
-def filter_jacrev(
-    fun: Callable[Concatenate[T, P], tuple[jax.Array, A]], has_aux: Literal[True]
-) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+def filter_jacrev(fun: First[T, P, tuple[jax.Array, A]], has_aux: Literal[True]) -> First[T, P, tuple[T, A]]: ...
 @overload
 def filter_jacrev(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
 @preserves_pytree
@@ -328,12 +283,12 @@ def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..
 
 @overload
 def filter_hessian(
-    fun: Callable[Concatenate[jax.Array, P], jax.Array], has_aux: Literal[False] = False
-) -> Callable[Concatenate[jax.Array, P], jax.Array]: ...
+    fun: First[jax.Array, P, jax.Array], has_aux: Literal[False] = False
+) -> First[jax.Array, P, jax.Array]: ...
 @overload
 def filter_hessian(
-    fun: Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]], has_aux: Literal[True]
-) -> Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]]: ...
+    fun: First[jax.Array, P, tuple[jax.Array, A]], has_aux: Literal[True]
+) -> First[jax.Array, P, tuple[jax.Array, A]]: ...
 @overload
 def filter_hessian(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
 @preserves_pytree

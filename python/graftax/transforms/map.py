@@ -9,13 +9,16 @@ from typing import Any, TypeVar
 import jax
 
 from graftax import _core
+from graftax._graph.stack import Each
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.carry import Loop, LoopAttempt, call_pure, rows_signature
 from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.graph_after import with_arrays
+from graftax.transforms._engine.layer_loop import Layers, layers_in
 from graftax.transforms._engine.lift import name_of, named
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.slices import Slices, plain_scan
+from graftax.transforms.scan import scan_layers
 
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -41,21 +44,46 @@ def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
         >>> graftax.map(lambda d: {"y": d["x"] * 2, "name": d["name"]}, {"x": jnp.arange(3), "name": "net"})
         {'y': Array([0, 2, 4], dtype=int32), 'name': 'net'}
     """
-    return run_compiled("map", [f], [None], [xs, batch_size], _map)
+    rows = xs.objects if isinstance(xs, Each) else xs
+    return run_compiled("map", [f], [None], [rows, batch_size, isinstance(xs, Each)], _map)
 
 
 def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
-    f, (xs, batch_size) = functions[0], extra
-    name = name_of(f, "map")
+    xs, batch_size, is_each = extra
+    name = name_of(functions[0], "map")
+    layers = Layers(name, xs) if is_each else layers_in(name, xs)
+    if not isinstance(layers, Layers):
+        try:
+            return _map_rows(functions, operands, xs, batch_size)
+        except Exception as error:
+            if layers is not None:
+                error.add_note(layers)
+            raise
+    if batch_size is not None:
+        result = _map_rows(functions, operands, layers.stacked, batch_size)
+        layers.write_back()
+        return result
+    return scan_layers([_as_step(functions[0])], [None, None], layers, (False, 1, None))[1]
+
+
+def _as_step(f: Callable[[Any], Any]) -> Callable[[None, Any], tuple[None, Any]]:
+    """A step of `scan` that has no carry."""
+
+    def step(carry: None, x: Any) -> tuple[None, Any]:
+        return carry, f(x)
+
+    step.__name__ = getattr(f, "__name__", type(f).__name__)
+    return step
+
+
+def _map_rows(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], xs: Any, batch_size: int | None) -> Any:
+    f, name = functions[0], name_of(functions[0], "map")
     slices = Slices(name, xs, None)
     if batch_size is not None:
         return _batched_map(name, f, slices, batch_size)
 
-    def without_carry(carry: None, x: Any) -> tuple[None, Any]:
-        return carry, f(x)
-
     if jax.config.jax_disable_jit and slices.length:
-        return plain_scan(name, without_carry, None, slices, False)[1]
+        return plain_scan(name, _as_step(f), None, slices, False)[1]
 
     def attempt(loop_attempt: LoopAttempt) -> tuple[Any, list[Any]]:
         structure: list[_core.GraphDef] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,17 @@ C = TypeVar("C")
 X = TypeVar("X")
 Y = TypeVar("Y")
 NO_CARRY: Any = object()
+
+
+class ScanOptions(TypedDict, total=False):
+    """The keyword arguments of a `scan` by axes, for type checkers."""
+
+    length: int | None
+    reverse: bool
+    unroll: int | bool
+    in_axes: Any
+    out_axes: Any
+    transform_metadata: Any
 
 
 @overload
@@ -63,26 +74,9 @@ def scan(
     progress: Progress = None,
 ) -> tuple[Any, Any]: ...
 @overload
-def scan(
-    f: Callable[..., Any],
-    *,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int | bool = 1,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    transform_metadata: Any = ...,
-) -> Callable[..., Any]: ...
+def scan(f: Callable[..., Any], **options: Unpack[ScanOptions]) -> Callable[..., Any]: ...
 @overload
-def scan(
-    *,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int | bool = 1,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    transform_metadata: Any = ...,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def scan(**options: Unpack[ScanOptions]) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 @boundary
 def scan(
     f: Callable[..., Any] = MISSING,
@@ -109,10 +103,10 @@ def scan(
         init: the first carry. A Python number in it that the steps change is traced.
         xs: any graph: `x` is a new one like it in each step, with the array's rows `array[i]` in place of arrays. What
             a step changes in it is changed in `xs`, row by row, as by `vmap`. Or a list of layers: `x` is each of them
-            in turn, and what a step changes in it is changed in that one. A list is one of layers where it holds two or
-            more that are alike: one class, equal statics, arrays of equal shapes. A layer is a module (of Equinox, NNX,
-            FlareJax, graftax), or an object of a class that is unknown to JAX. `graftax.each(objects)` says it of
-            any objects.
+            in turn, and what a step changes in it is changed in that one. A list is one of layers where all that it
+            holds is alike: one class, equal statics, arrays of equal shapes. A layer is a module (of Equinox, NNX,
+            FlareJax, graftax), or an object of a class that is unknown to JAX; one module alone whose arrays
+            have rows is sliced, as in JAX. `graftax.each(objects)` says it of any objects.
         length: how many steps; needed where `xs` holds no array.
         reverse, unroll: as in `jax.lax.scan`.
         progress: True or a title shows a bar (with the `rich` package); a function is called with (steps done, all
@@ -165,22 +159,29 @@ def scan(
 def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> tuple[Any, Any]:
     xs, length, *options, is_each = extra
     name = name_of(functions[0], "scan")
-    layers = Layers(name, xs) if is_each else layers_in(name, xs)
+    layers = Layers(name, xs) if is_each else layers_in(name, xs, length)
     if isinstance(layers, Layers):
         require_length(name, layers.count, length)
-        if jax.config.jax_disable_jit:
-            call = functools.partial(layers.call_step, functions[0])
-            return plain_scan_of_objects(name, call, operands[0], layers.objects, bool(options[0]))
-        # The loop runs over the stacked object; afterwards the rows that changed go back into each object.
-        result = _loop(functions, operands, (layers.stacked, layers.count, *options), layers)
-        layers.write_back()
-        return result
+        return scan_layers(functions, operands, layers, options)
     try:
         return _loop(functions, operands, (xs, length, *options), None)
     except Exception as error:
         if layers is not None:
             error.add_note(layers)
         raise
+
+
+def scan_layers(
+    functions: Sequence[Callable[..., Any]], operands: Sequence[Any], layers: Layers, options: Sequence[Any]
+) -> tuple[Any, Any]:
+    """A loop over a list of layers. `options`: whether it goes backwards, unroll, progress."""
+    if jax.config.jax_disable_jit:
+        name, call = name_of(functions[0], "scan"), functools.partial(layers.call_step, functions[0])
+        return plain_scan_of_objects(name, call, operands[0], layers.objects, bool(options[0]))
+    # The loop runs over the stacked object; afterwards the rows that changed go back into each object.
+    result = _loop(functions, operands, (layers.stacked, layers.count, *options), layers)
+    layers.write_back()
+    return result
 
 
 def _loop(

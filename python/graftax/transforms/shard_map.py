@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
@@ -44,26 +44,19 @@ RESULT_DIFFERS = (
 _SHARDING = "a jax.sharding.PartitionSpec"
 
 
+class ShardMapOptions(TypedDict, total=False):
+    """The keyword arguments of `shard_map` that may be left out, for type checkers."""
+
+    in_specs: Any
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None
+    axis_names: AbstractSet[Hashable]
+    check_vma: bool
+
+
 @overload
-def shard_map(
-    f: Callable[P, R],
-    /,
-    *,
-    out_specs: Any,
-    in_specs: Any = ...,
-    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
-    axis_names: AbstractSet[Hashable] = frozenset(),
-    check_vma: bool = True,
-) -> Callable[P, R]: ...
+def shard_map(f: Callable[P, R], /, *, out_specs: Any, **options: Unpack[ShardMapOptions]) -> Callable[P, R]: ...
 @overload
-def shard_map(
-    *,
-    out_specs: Any,
-    in_specs: Any = ...,
-    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
-    axis_names: AbstractSet[Hashable] = frozenset(),
-    check_vma: bool = True,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def shard_map(*, out_specs: Any, **options: Unpack[ShardMapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 def shard_map(
     f: Callable[..., Any] | None = None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from graftax._graph.stack import Each
 from graftax._jax.compat import ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import preserves_pytree
-from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked
+from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked, with_lists_as_each
 from graftax.transforms._engine.leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.lift import (
     ARRAYS,
@@ -65,6 +65,22 @@ NO_ROOM_FOR_AXIS = (
 )
 
 
+class FilterVmapOptions(TypedDict, total=False):
+    """The keyword arguments of `filter_vmap`, for type checkers."""
+
+    in_axes: Any
+    out_axes: Any
+    axis_name: Hashable | None
+    axis_size: int | None
+
+
+class VmapOptions(FilterVmapOptions, total=False):
+    """The keyword arguments of `vmap`."""
+
+    spmd_axis_name: Hashable | None
+    transform_metadata: Any
+
+
 @overload
 def vmap(
     fun: Callable[P, R],
@@ -77,15 +93,7 @@ def vmap(
     transform_metadata: Any = None,
 ) -> Callable[P, R]: ...
 @overload
-def vmap(
-    *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
-    axis_name: Hashable | None = None,
-    axis_size: int | None = None,
-    spmd_axis_name: Hashable | None = None,
-    transform_metadata: Any = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def vmap(**options: Unpack[VmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 @decorator
 def vmap(
@@ -105,7 +113,9 @@ def vmap(
     an object that is not mapped must not depend on the mapped axis.
 
     Args:
-        fun: the function. An argument may be `graftax.each(objects)`, a list of models: it is given one of them.
+        fun: the function. An argument may be `graftax.each(objects)`, a list of models: it is given one of them. So
+            it is with a plain list of layers, as `scan` knows them, where they have no axis that could be mapped: one
+            length of all arrays, of modules that JAX opens; and of other objects the one that other arguments have.
         in_axes: the axis for each array of the arguments, None where it is not mapped. One axis for all positional
             arguments, or a tuple with an entry for each: an axis; a container, or an object of the argument's class,
             with an axis for each part; a function of the array; or a dict of patterns of key paths, of which the first
@@ -167,6 +177,8 @@ def vmap_by(
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
+        if not ignore_opaque:
+            args = with_lists_as_each(args, in_axes, axis_size)
         if any(isinstance(arg, Each) for arg in args):
             return call_with_stacked(name_of(fun, title), mapped, args, kwargs)
         axis = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
@@ -250,18 +262,9 @@ def _run(
 
 
 @overload
-def filter_vmap(
-    fun: Callable[P, R],
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Hashable | None = None,
-    axis_size: int | None = None,
-) -> Callable[P, R]: ...
+def filter_vmap(fun: Callable[P, R], **options: Unpack[FilterVmapOptions]) -> Callable[P, R]: ...
 @overload
-def filter_vmap(
-    *, in_axes: Any = ..., out_axes: Any = ..., axis_name: Hashable | None = None, axis_size: int | None = None
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def filter_vmap(**options: Unpack[FilterVmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @preserves_pytree
 @boundary
 def filter_vmap(

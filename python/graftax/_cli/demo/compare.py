@@ -60,7 +60,7 @@ NODE_FUNCTIONS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     ),
     "flax/nnx/graphlib": (frozenset({"_graph_flatten"}), frozenset({"_graph_unflatten"})),
     "flarejax/flr/_module": (frozenset({"tree_flatten"}), frozenset({"tree_unflatten"})),
-    "graftax/_demo/wrapper": (frozenset({"tree_flatten"}), frozenset({"tree_unflatten"})),
+    "graftax/_cli/demo/wrapper": (frozenset({"tree_flatten"}), frozenset({"tree_unflatten"})),
 }
 
 

@@ -207,7 +207,8 @@ def describe(obj: Any, solid: type) -> Description:
         fields_only = solid in (object, threading.local)
         sentinel = solid is object and not _has_methods(cls)
         order = item_names(cls) if is_namedtuple else None
-        return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, order=order)
+        own = fields_only and _defines_equality(cls)
+        return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, own_equality=own, order=order)
     if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
         return Description("equal")
     return Description("refused", reason=IN_C) if hides_state(obj, solid) else Description("identity")
@@ -239,6 +240,12 @@ def is_frozen(cls: type) -> bool:
     if parameters is not None and parameters.frozen:
         return True
     return "__attrs_attrs__" in vars(cls) and getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"
+
+
+def _defines_equality(cls: type) -> bool:
+    """Does a class statement spell both methods? Those that dataclasses and attrs write compare all fields anyway."""
+    codes = [getattr(getattr(cls, name), "__code__", None) for name in ("__eq__", "__hash__")]
+    return all(code is not None and not code.co_filename.startswith(("<string>", "<attrs")) for code in codes)
 
 
 def _has_methods(cls: type) -> bool:

@@ -9,7 +9,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, Union, cast, get_args, get_origin, overload
+from typing import Any, Generic, TypedDict, TypeVar, Union, Unpack, cast, get_args, get_origin, overload
 
 import numpy as np
 from jax import tree_util
@@ -63,26 +63,20 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     return dataclasses.field(**kwargs)
 
 
+class RegisterOptions(TypedDict, total=False):
+    """The keyword arguments of `register`, for type checkers."""
+
+    static: Iterable[str] | None
+    dynamic: Iterable[str] | None
+    flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None
+    unflatten: Callable[[Any, Any], Any] | None
+    names: Iterable[str] | None
+
+
 @overload
-def register(
-    cls: C,
-    *,
-    static: Iterable[str] | None = None,
-    dynamic: Iterable[str] | None = None,
-    flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
-    unflatten: Callable[[Any, Any], Any] | None = None,
-    names: Iterable[str] | None = None,
-) -> C: ...
+def register(cls: C, **options: Unpack[RegisterOptions]) -> C: ...
 @overload
-def register(
-    cls: None = None,
-    *,
-    static: Iterable[str] | None = None,
-    dynamic: Iterable[str] | None = None,
-    flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
-    unflatten: Callable[[Any, Any], Any] | None = None,
-    names: Iterable[str] | None = None,
-) -> Callable[[C], C]: ...
+def register(cls: None = None, **options: Unpack[RegisterOptions]) -> Callable[[C], C]: ...
 def register(
     cls: Any = None,
     *,

@@ -7,7 +7,6 @@ import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,7 +28,7 @@ from graftax.transforms._engine.graph_after import (
     with_copies,
 )
 from graftax.transforms._engine.program import Program, Recipe
-from graftax.transforms._engine.retrace import Fixpoint, Retrace
+from graftax.transforms._engine.retrace import Fixpoint
 from graftax.transforms._engine.slices import Slices
 
 LOOP_STRUCTURE = (
@@ -104,11 +103,8 @@ class Loop:
         """
         self.name, self.functions, self.operands, self.carry = name, functions, operands, carry
         self.slices = slices
-        self.carried_paths: set[str] = set()  # key paths of captured arrays that a step changes
-        self.dynamic: set[str] = set()  # key paths of Python numbers in the carry that a step changes
-        self.differing = ""  # the other differences, as found while those numbers were static
-        self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
-        self.fixpoint: Fixpoint[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Fixpoint()
+        self.differing = ""  # what else differed while the numbers that are traced were static
+        self.fixpoint = Fixpoint.for_call(name, functions)
 
     def run(self, attempt: Callable[[LoopAttempt], Any]) -> tuple[Any, Any]:
         """Runs the loop, tracing it until the facts about its state no longer change.
@@ -119,38 +115,16 @@ class Loop:
         Returns:
             (the final carry, the result of the successful attempt). Changes are written back to the caller's objects.
         """
-        fixpoint = self.fixpoint = Fixpoint.for_call(self.name, self.functions)
-        guessed = fixpoint.assumptions is not None
-        while True:
-            if fixpoint.assumptions is not None:
-                self.carried_paths, self.dynamic, self.copied = (
-                    set(fixpoint.assumptions[0]),
-                    set(fixpoint.assumptions[1]),
-                    fixpoint.assumptions[2],
-                )
-            attempt_state = LoopAttempt(self)
-            try:
-                value = attempt(attempt_state)
-            except Retrace:
-                fixpoint.assumptions = (frozenset(self.carried_paths), frozenset(self.dynamic), self.copied)
-                continue
-            except Exception as error:
-                # The facts came from an earlier trace, perhaps of other code: try once without them.
-                if guessed and (self.dynamic or self.copied):  # the remembered facts may belong to other code
-                    guessed = False
-                    fixpoint.forget()
-                    self.carried_paths, self.dynamic, self.copied = set(), set(), frozenset()
-                    continue
-                if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
-                    raise
-                rename_leaves(error, [attempt_state.paths[i] for i in attempt_state.carried_leaves], "carried")
-                rows = self.slices.names if self.slices is not None else []
-                rename_leaves(error, rows, "rows[0]")
-                rename_leaves(error, rows, "rows")
-                if self.dynamic:
-                    error.add_note(TRACED_NUMBERS.format(name=self.name, paths=", ".join(sorted(self.dynamic))))
-                raise
-            return attempt_state.finish(), value
+        attempted, value = self.fixpoint.run(lambda: LoopAttempt(self), attempt, self._explain)
+        return attempted.finish(), value
+
+    def _explain(self, attempted: LoopAttempt, error: Exception) -> None:
+        rename_leaves(error, [attempted.paths[i] for i in attempted.carried_leaves], "carried")
+        rows = self.slices.names if self.slices is not None else []
+        rename_leaves(error, rows, "rows[0]")
+        rename_leaves(error, rows, "rows")
+        if numbers := self.fixpoint.facts.numbers:
+            error.add_note(TRACED_NUMBERS.format(name=self.name, paths=", ".join(sorted(numbers))))
 
 
 class LoopAttempt:
@@ -162,16 +136,17 @@ class LoopAttempt:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        dynamic = set(loop.dynamic)
-        self.program = Program(
-            loop.name, loop.functions, loop.operands, dynamic=dynamic.__contains__ if dynamic else None
-        )
+        self._facts = facts = loop.fixpoint.facts
+        if not facts.numbers:
+            loop.differing = ""
+        dynamic = facts.numbers.__contains__ if facts.numbers else None
+        self.program = Program(loop.name, loop.functions, loop.operands, dynamic=dynamic)
         key_paths = self.program.key_paths
         self.paths = [key_path.name for key_path in key_paths]
         self.carried_leaves = [
             i
             for i, (leaf, key_path) in enumerate(zip(self.program.leaves, key_paths, strict=True))
-            if key_path.name in loop.carried_paths or (key_path.root == loop.carry and not isinstance(leaf, ref_types))
+            if key_path.name in facts.carried or (key_path.root == loop.carry and not isinstance(leaf, ref_types))
         ]
         self.init = [self.program.leaves[i] for i in self.carried_leaves]
         self._final: Sequence[Any] = self.init
@@ -224,7 +199,7 @@ class LoopAttempt:
             result = body(functions, operands)
             if result is None and loop.carry is not None and loop.operands[loop.carry] is not None:
                 raise StructureError(RETURNS_NONE.format(name=loop.name, carry=program.names[loop.carry] or "carry"))
-            return with_copies(with_arrays(result), loop.copied)
+            return with_copies(with_arrays(result), self._facts.copied)
 
         def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
             carry_operand = loop.carry
@@ -294,8 +269,7 @@ class LoopAttempt:
             self.paths[i] for i, leaf in enumerate(leaves) if i not in carried_leaves and state.values[i] is not leaf
         }
         if newly_carried:
-            loop.carried_paths |= newly_carried
-            raise Retrace
+            loop.fixpoint.restart(carried=newly_carried)
         for i in self.carried_leaves:
             if not same_type(leaves[i], state.values[i], promote_weak=True):
                 expected, actual = type_text(leaves[i]), type_text(state.values[i])
@@ -314,11 +288,10 @@ class LoopAttempt:
         if loop.carry is not None:
             differing = {d.path for d in differences(expected, actual, program.names) if d.kind != "order"}
             changed = differing & numbers_in(program, loop.carry)
-            if changed - loop.dynamic:
-                loop.dynamic |= changed
+            if changed - self._facts.numbers:
                 if not loop.differing and differing - changed:  # with a traced number, the message would be less clear
                     loop.differing = differences_text(expected, actual, program.names, orders=False, known=changed)
-                raise Retrace
+                loop.fixpoint.restart(numbers=changed)
         text = loop.differing or differences_text(expected, actual, program.names, orders=False)
         raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
 
@@ -330,7 +303,7 @@ class LoopAttempt:
             StructureError: if a moved object was changed or captured.
         """
         loop, program = self.loop, self.program
-        if loop.carry is not None and not loop.copied:
+        if loop.carry is not None and not self._facts.copied:
             origins = {source_node for _, source_node in moved}
             changed_in_place = {
                 t for t in state.changed if state.final.origins[t] == t
@@ -338,8 +311,7 @@ class LoopAttempt:
             reached = [state.reached(part) for part in elements(state.result)]
             copied_elements = [i for i, nodes in enumerate(reached) if origins & nodes]
             if copied_elements and not any(changed_in_place & reached[i] for i in copied_elements):
-                loop.copied = frozenset(copied_elements)
-                raise Retrace
+                loop.fixpoint.restart(copied=set(copied_elements))
         target, source_node = moved[0]
         path, source_path = (node_name(program, state, node) for node in (target, source_node))
         raise StructureError(MOVED.format(name=loop.name, path=path, source=source_path))

@@ -8,7 +8,7 @@ import types
 import weakref
 from typing import Any
 
-from graftax._jit.trace import RunningTrace, originals
+from graftax._jit.running_trace import RunningTrace, originals
 
 _DEPTH = 3  # how deep functions that capture functions are followed
 _SMALL = (bool, int, float, complex, str, type(None))

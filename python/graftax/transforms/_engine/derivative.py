@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
 
 from jax.tree_util import register_pytree_node
 
@@ -16,6 +16,29 @@ from graftax.transforms._engine.lift import Make, Output, named
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import TangentType, is_float0, match_tangents
 from graftax.transforms._engine.wrt import Chosen, choose_leaves, differentiable_program
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+N = TypeVar("N")
+W = TypeVar("W")
+
+First = Callable[Concatenate[T, P], R]  # a function of a first argument, by which derivatives are taken, and of others
+
+
+class DerivativeOptions(TypedDict, Generic[N, W], total=False):
+    """The keyword arguments of `jacfwd` and `hessian`, for type checkers."""
+
+    argnums: N
+    wrt: W
+    holomorphic: bool
+
+
+class ReverseOptions(DerivativeOptions[N, W], total=False):
+    """The keyword arguments of `jacrev`."""
+
+    allow_int: bool
+
 
 TANGENT_COUNT = (
     "{name}: there are {count} primals and {given} tangents. Give one graph of tangents for each; None stands for zero."

@@ -21,9 +21,8 @@ from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import Signature, global_names, resolve
 from graftax._jax.compat import equations, outside_of_traces
 from graftax._jit.cache import FunctionTable
-from graftax._jit.call_plan import Plan
+from graftax._jit.call_plan import RecordedCall
 from graftax._jit.jitted import Jitted
-from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options
 from graftax._jit.trace import Flat, definition_of, flat_function
 
@@ -90,22 +89,15 @@ class _Compiled(Jitted[Any, Any]):
         signature.binding.generation = table.generation
         return signature
 
-    def _advise(self, recording: _core.Recording, arguments: int) -> None:
+    def _advise(self, call: RecordedCall) -> None:
         """Gives no advice: a loop has none of the options that `graftax.jit` would recommend."""
 
-    def _build(
-        self,
-        plan: Plan,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        recording: _core.Recording,
-        context: Any,
-        numbers: SymbolicNumbers | None,
-    ) -> _core.Entry:
-        assert numbers is None  # in a loop, numbers are static, and arrays carry what changes
+    def _build(self, call: RecordedCall) -> _core.Entry:
+        assert call.numbers is None  # in a loop, numbers are static, and arrays carry what changes
         outcomes: list[_core.Outcome] = []
-        flat = flat_function(plan, layout, (), outcomes, by_value=False)
-        graphdef, origins = _core.weaken(recording.graphdef), plan.signature.origins
+        plan = call.plan
+        flat = flat_function(plan, call.layout, (), outcomes, by_value=False, grows=False)
+        graphdef, origins = _core.weaken(call.recording.graphdef), plan.signature.origins
 
         @functools.wraps(flat)
         def checked_flat(*leaves: Any) -> Flat:
@@ -127,7 +119,7 @@ class _Compiled(Jitted[Any, Any]):
         checked_flat.__name__ = checked_flat.__qualname__ = plan.definition.__name__
         # A partial is never dispatched directly by the core: a loop takes far longer than that would save.
         compiled = functools.partial(jax.jit(checked_flat))
-        return _core.Entry(graphdef, context, compiled, outcomes, len(roots), False)
+        return _core.Entry(graphdef, call.context, compiled, outcomes, len(call.roots), False)
 
 
 def _trace_counters(

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import jax.numpy as jnp
+import numpy as np
 
 from graftax import _core, interop
 from graftax._base.errors import StructureError, type_name
@@ -15,7 +16,7 @@ from graftax._graph.edit import update
 from graftax._graph.stack import Each, Flat, is_layer, mismatch, stacked, stacked_flat
 from graftax._graph.structure import Structure
 from graftax._graph.structure_diff import differences_text
-from graftax._jax.compat import ref_types
+from graftax._jax.compat import ref_types, tree_functions
 from graftax._jax.tracers import read_in_trace
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.slices import as_pair
@@ -48,9 +49,10 @@ SLICED = (
     "for obj in xs.)"
 )
 
-SINGLE_OBJECT = (
-    "{name}: xs is a list of one {cls}, which is sliced as in JAX: each step is given the list, with rows in place of "
-    "arrays. For a step with the object, however many there are: graftax.each(xs)."
+ONE_OBJECT = (
+    "{name}: xs is a list of one {cls}, whose arrays all have {rows} rows, so it is sliced as in JAX: each step is "
+    "given the list, with rows in place of arrays. For a step with the object, however many there are: "
+    "graftax.each(xs)."
 )
 LISTED = (
     "{name}: argument {number} is a list of {count} {cls}, which is sliced as in JAX: the function is given a list, "
@@ -186,27 +188,72 @@ class Layers:
                 raise StructureError(CHANGED_BESIDES.format(name=self._name, path=path, number=number))
 
 
-def layers_in(name: str, xs: Any) -> Layers | str | None:
-    """Decides whether a list is one of layers: two or more alike objects that JAX does not open, or modules.
+def layers_in(name: str, xs: Any, length: int | None = None) -> Layers | str | None:
+    """Decides whether a list is one of layers: alike objects that JAX does not open, or modules.
 
     Returns:
-        the stacked layers; a message if the list holds a single object or objects that differ; None for other lists.
+        the stacked layers; a message if the objects differ, or one object has rows: as JAX finds them, or as
+        many as there are to be steps; None for other lists.
     """
-    objects: Any = xs if type(xs) is list else interop.items(xs)
-    if not objects or not all(map(is_layer, objects)):
+    objects = _layers(xs)
+    if objects is None:
         return None
-    if len(objects) < 2:
-        return SINGLE_OBJECT.format(name=name, cls=type_name(objects[0]))
-    flat = [_core.flatten(obj) for obj in cast("list[Any]", objects)]
+    if len(objects) == 1:
+        if not (lengths := _rows(objects)):  # nothing tells how many steps there are
+            return None
+        rows = length if lengths == {length} else _rows_for_jax(objects)
+        if rows not in (None, 1):
+            return ONE_OBJECT.format(name=name, cls=type_name(objects[0]), rows=rows)
+    flat = [_core.flatten(obj) for obj in objects]
     text = mismatch(name, flat)
-    return Layers(name, list(objects), flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
+    return Layers(name, objects, flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
+
+
+def with_lists_as_each(args: Sequence[Any], in_axes: Any, axis_size: int | None) -> tuple[Any, ...]:
+    """The arguments of `vmap`, with `Each` in place of the lists of layers that have no rows to be mapped."""
+    axes = in_axes if isinstance(in_axes, (tuple, list)) and len(in_axes) == len(args) else [in_axes] * len(args)
+    along_0 = [i for i in range(len(args)) if type(axes[i]) is int and axes[i] == 0]
+    lists = {i: objects for i in along_0 if (objects := _layers(args[i]))}
+    if not lists:
+        return tuple(args)
+    sizes = {size for i in along_0 if i not in lists for size in _rows(args[i])} | ({axis_size} - {None})
+    by_object = {i for i, objects in lists.items() if _goes_by_object(objects, sizes)}
+    return tuple(Each(lists[i]) if i in by_object else arg for i, arg in enumerate(args))
+
+
+def _goes_by_object(objects: list[Any], sizes: set[Any]) -> bool:
+    """Are the layers alike, and is there no axis of theirs that JAX would map?
+
+    JAX opens no object of a class that it does not know. One list of them may still have rows: where the other
+    arguments have as many.
+    """
+    if mismatch("vmap", [_core.flatten(obj) for obj in objects]) is not None or _rows_for_jax(objects) is not None:
+        return False
+    rows = _rows(objects)
+    return rows != sizes or rows == {len(objects)} or None in rows
+
+
+def _rows_for_jax(objects: list[Any]) -> int | None:
+    """How many rows JAX finds in a list of modules that it opens."""
+    rows = _rows(objects)
+    return rows.pop() if len(rows) == 1 and tree_functions(type(objects[0])) is not None else None
+
+
+def _rows(arg: Any) -> set[int | None]:
+    """The lengths of the arrays' first axes; None for an array without axes."""
+    return {np.shape(leaf)[0] if np.shape(leaf) else None for leaf in _core.flatten(arg)[0]}
+
+
+def _layers(arg: Any) -> list[Any] | None:
+    """The objects of a list of layers; None for anything else."""
+    objects: Any = arg if type(arg) is list else interop.items(arg)
+    return list(objects) if objects and all(map(is_layer, objects)) else None
 
 
 def add_list_notes(name: str, args: Sequence[Any], error: Exception) -> None:
     """Adds a note to an error of `vmap` for each argument that is a list of layers: such a list is sliced."""
     for number, arg in enumerate(args):
-        objects: Any = arg if type(arg) is list else interop.items(arg)
-        if objects and all(map(is_layer, objects)):
+        if (objects := _layers(arg)) is not None:
             text = LISTED.format(name=name, number=number, count=len(objects), cls=type_name(objects[0]))
             error.add_note(text)
 

@@ -49,11 +49,7 @@ def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) 
     )
     for i in itertools.chain.from_iterable(map(broadcast.leaves_in_type, handle_classes())):
         if broadcast.leaf_specs[i] != option.nothing:
-            raise StructureError(
-                PACK_MAPPED.format(
-                    name=option.name, option=option.keyword, path=broadcast.path(i), entry=option.nothing
-                )
-            )
+            raise StructureError(option.text(PACK_MAPPED, path=broadcast.path(i), entry=option.nothing))
     return broadcast
 
 
@@ -79,11 +75,7 @@ def _specs_of_roots(program: Program, option: SpecOption, spec: Any, keyword: An
         entries = cast("Sequence[Any]", spec)
         if len(entries) != count or (keywords and keyword is UNKNOWN):
             text = "; keyword arguments are not counted" if keyword is not UNKNOWN else ", and no keyword arguments"
-            raise ValueError(
-                ENTRIES_COUNT.format(
-                    name=option.name, option=option.keyword, count=len(entries), given=count, keywords=text
-                )
-            )
+            raise ValueError(option.text(ENTRIES_COUNT, count=len(entries), given=count, keywords=text))
         return [*map(option.read, entries), *[Constant(option, keyword)] * keywords, *captured]
     read = spec if isinstance(spec, Spec) else option.read(spec, names=True)
     keyword_spec = Constant(option, keyword) if isinstance(read, Constant) and keyword is not UNKNOWN else read
@@ -190,16 +182,8 @@ class Outputs:
                 continue
             leaf_spec = specs_by_id[id(leaf)][0]
             if not any(self._equivalent(requested, e, leaf) for e in specs_by_id[id(leaf)]):
-                raise StructureError(
-                    RETURNED_OTHERWISE.format(
-                        name=option.name,
-                        path=_RESULT + path_text(path),
-                        option=option.keyword,
-                        entry=leaf_spec,
-                        asked=requested,
-                        inputs=self._broadcast.keyword,
-                    )
-                )
+                fields = {"entry": leaf_spec, "asked": requested, "inputs": self._broadcast.keyword}
+                raise StructureError(option.text(RETURNED_OTHERWISE, path=_RESULT + path_text(path), **fields))
 
     def _equivalent(self, leaf_spec: Any, other_spec: Any, leaf: Any) -> bool:
         return self._option.canonical(leaf_spec, leaf) == self._option.canonical(other_spec, leaf)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 from graftax import _core
 from graftax._jax.tracebacks import boundary
 from graftax._jit.cache import record_transform_of, remove_copied_table
-from graftax._jit.jitted import Jitted
 from graftax.transforms._engine.program import Program
 
 Make = Callable[..., Program]  # `Program`, which writes changes back, or `by_value`, which drops them
@@ -32,10 +31,6 @@ def run(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     program = Program(name, [function], args, kwargs, mutation=mutation)
     _, outputs = program.trace(program.leaves, call_first)
     return program.finish(outputs)
-
-
-# `_jit` stands below the transforms and cannot import this function, so it is assigned here.
-Jitted._as_program = staticmethod(run)  # pyright: ignore[reportPrivateUsage]
 
 
 def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retracing of loops and branches until the assumptions about their state hold."""
+"""Retracing of loops and branches until no trace shows anything new about their state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import collections
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import jax
 
 from graftax import _core
 from graftax._capture.signature import resolve
@@ -17,30 +20,39 @@ class Retrace(Exception):
     """A trace has shown that more must be carried, traced or copied than was assumed: the transform starts again."""
 
 
-T = TypeVar("T")
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 _ENCLOSING = threading.local()
 
 
-class Fixpoint(Generic[T]):
-    """The assumptions of one loop or branch about its state, and those of the loops within it.
+class Facts(NamedTuple):
+    """What traces have shown about the state of a loop, or of branches."""
 
-    A trace that contradicts an assumption starts again. The enclosing loop, which finds the same contradiction later,
-    starts again as well and traces the inner loop once more. The inner loop then begins with the assumptions that it
-    had reached; otherwise every level of nesting would double the number of traces.
+    carried: frozenset[str] = frozenset()  # key paths of captured arrays that are changed, so that JAX carries them
+    numbers: frozenset[str] = frozenset()  # key paths of Python numbers that change, so that they are traced
+    copied: frozenset[int] = frozenset()  # elements of the carry or the result that are not the same objects each time
+
+
+class Fixpoint:
+    """What is known about the state of one loop or branch, and about those within it.
+
+    A trace that shows something new starts again. The enclosing loop, which finds the same later, starts again as well
+    and traces the inner loop once more. The inner loop then begins with the facts that it had reached; otherwise every
+    level of nesting would double the number of traces.
     """
 
     def __init__(self) -> None:
-        self.assumptions: T | None = None
-        self._inner: dict[Any, Fixpoint[Any]] = {}
+        self.facts = Facts()
+        self._inner: dict[Any, Fixpoint] = {}
         self._call_counts: collections.Counter[Any] = collections.Counter()
         self._function = 0
 
     @staticmethod
-    def for_call(name: str, functions: Sequence[Callable[..., Any]]) -> Fixpoint[Any]:
+    def for_call(name: str, functions: Sequence[Callable[..., Any]]) -> Fixpoint:
         """The fixpoint of the loop that is being called. It lives as long as the outermost loop runs."""
-        enclosing: Fixpoint[Any] | None = getattr(_ENCLOSING, "fixpoint", None)
+        enclosing: Fixpoint | None = getattr(_ENCLOSING, "fixpoint", None)
         if enclosing is None:
             return Fixpoint()
         # The key has the number of running traces: on a retrace, a jitted function in between may be compiled already,
@@ -49,9 +61,34 @@ class Fixpoint(Generic[T]):
         enclosing._call_counts[key] += 1
         return enclosing._inner.setdefault((enclosing._call_counts[key], key), Fixpoint())
 
-    def forget(self) -> None:
-        self.assumptions = None
-        self._inner.clear()
+    def run(
+        self, begin: Callable[[], A], attempt: Callable[[A], R], explain: Callable[[A, Exception], None]
+    ) -> tuple[A, R]:
+        """Makes attempts until one shows nothing new: (what `begin` prepared for the last one, its result).
+
+        `begin` prepares an attempt with the facts that are known; `explain` adds to an error, or raises another one.
+        """
+        remembered = self.facts != Facts()
+        while True:
+            prepared = begin()
+            try:
+                return prepared, attempt(prepared)
+            except Retrace:
+                continue
+            except Exception as error:
+                if remembered and (self.facts.numbers or self.facts.copied):  # they may belong to other code
+                    remembered = False
+                    self.facts = Facts()
+                    self._inner.clear()
+                    continue
+                if isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
+                    explain(prepared, error)
+                raise
+
+    def restart(self, **shown: AbstractSet[Any]) -> NoReturn:
+        """Starts again with more of these facts."""
+        self.facts = self.facts._replace(**{name: getattr(self.facts, name) | more for name, more in shown.items()})
+        raise Retrace
 
     @contextlib.contextmanager
     def tracing(self, function: int = 0) -> Generator[None]:

@@ -19,6 +19,7 @@ from graftax.transforms._engine.graph_after import StateAfter, node_name, state_
 from graftax.transforms._engine.leaf_specs import OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.lift import call_first, name_of, named, wraps
 from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.retrace import Retrace
 from graftax.transforms._engine.specs import SpecOption
 from graftax.transforms.vmap import size_of
 
@@ -63,10 +64,6 @@ def _canonical(axis: Any, leaf: Any, extra_dims: int = 0) -> Any:
     if axis is None or is_carry(axis):  # neither has an axis of rows
         return None
     return axis + np.ndim(leaf) + extra_dims if axis < 0 else axis
-
-
-class _NewCarry(Exception):
-    """A step changed leaves that were assumed to be constant: they must be carried."""
 
 
 def scan_by_axes(
@@ -134,7 +131,7 @@ class _AxesScan:
                     body, [program.leaves[i] for i in carried], rows, length=length, reverse=reverse, unroll=unroll
                 )
                 break
-            except _NewCarry:
+            except Retrace:
                 continue
         final, stacked = dict(zip(carried, final_carry, strict=True)), iter(stacked_outputs)
         results: list[Any] = []
@@ -183,7 +180,7 @@ class _AxesScan:
         newly_carried = {carry_leaf for carry_leaf in self._carry_targets if carry_leaf is not None} - self._carried
         if newly_carried:
             self._carried |= newly_carried
-            raise _NewCarry
+            raise Retrace
         next_carry.update(
             (carry_leaf, output.leaf)
             for output, carry_leaf in zip(self._outputs, self._carry_targets, strict=True)

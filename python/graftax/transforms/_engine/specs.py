@@ -13,7 +13,7 @@ from jax.tree_util import DictKey, GetAttrKey
 from graftax import _core, interop
 from graftax._base.errors import StructureError
 from graftax._graph.filters import Filter, Recorded, filter_of
-from graftax._graph.patterns import Pattern, Positions, nearest, of_arguments, root_entries
+from graftax._graph.patterns import Pattern, Positions, of_arguments, refuse_unused, root_entries
 from graftax._graph.prefix_tree import ABSENT, part_of
 from graftax._graph.structure import Chain, Op, Row, Structure, place_name, plain_key, walk
 
@@ -30,10 +30,6 @@ ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. 
 OTHER_PARTS = (
     "{name}: {option} has {entry!r} for {path}: that {found}, and {path} does not. Give {what} for all of it, or one "
     "for each of its parts."
-)
-PATTERN_UNUSED = (
-    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or earlier patterns cover "
-    "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
 )
 TWO_ENTRIES = (
     "{name}: {one} and {other} are one array, in an object that is reached twice, and {option} gives {a} for the first "
@@ -74,15 +70,16 @@ class SpecOption(NamedTuple):
         """Reads one item of a dict of patterns and filters."""
         leaf_filter = filter_of(key)
         if leaf_filter is None and not isinstance(key, str):
-            raise TypeError(NO_TEXT.format(name=self.name, option=self.keyword, given=key))
+            raise TypeError(self.text(NO_TEXT, given=key))
         pattern = NOWHERE if leaf_filter is not None else of_arguments(key, self.name, self.keyword)
         return Choice(pattern, leaf_filter, self.read(value))
 
+    def text(self, message: str, **fields: Any) -> str:
+        return message.format(name=self.name, option=self.keyword, what=self.expected, **fields)
+
     def check(self, leaf_spec: Any, path: str) -> Any:
         if not self.is_leaf_spec(leaf_spec):
-            raise TypeError(
-                NOT_AN_ENTRY.format(name=self.name, option=self.keyword, entry=leaf_spec, path=path, what=self.expected)
-            )
+            raise TypeError(self.text(NOT_AN_ENTRY, entry=leaf_spec, path=path))
         return leaf_spec
 
     def read(self, value: Any, names: bool = False) -> Spec:
@@ -205,10 +202,7 @@ class Prefix(Spec):
         return self.tree
 
     def _misfit(self, message: str, context: LeafContext, problem: str = "") -> StructureError:
-        name, option, expected = self.option.name, self.option.keyword, self.option.expected
-        return StructureError(
-            message.format(name=name, option=option, what=expected, entry=self.tree, path=context.text(), found=problem)
-        )
+        return StructureError(self.option.text(message, entry=self.tree, path=context.text(), found=problem))
 
 
 NOWHERE = Pattern("")  # takes the place of the pattern in a choice by a filter
@@ -370,28 +364,21 @@ class Broadcast:
         value = spec.leaf_spec(self.leaves[leaf], self._context(chain, leaf))
         option = spec.option
         if value is UNKNOWN:
-            raise StructureError(NO_ENTRY.format(name=option.name, option=option.keyword, path=self.name(chain)))
+            raise StructureError(option.text(NO_ENTRY, path=self.name(chain)))
         if isinstance(spec, ByLeaf):
             self.from_function.add(leaf)
         assigned, assigned_at = self._assigned.setdefault(leaf, (value, chain))
         canonical = option.canonical
         if canonical(assigned, self.leaves[leaf]) != canonical(value, self.leaves[leaf]):
-            first_path, second_path = self.name(assigned_at), self.name(chain)
-            raise StructureError(
-                TWO_ENTRIES.format(
-                    name=option.name, option=option.keyword, one=first_path, other=second_path, a=assigned, b=value
-                )
-            )
+            paths = {"one": self.name(assigned_at), "other": self.name(chain)}
+            raise StructureError(option.text(TWO_ENTRIES, **paths, a=assigned, b=value))
 
     def _check_patterns(self) -> None:
         for spec in self._patterns.values():
             unused = spec.unused()
             if unused is not None:
-                option = spec.option
-                close_paths = nearest(unused, (self.name(chain) for _, chain in self._assigned.values())) or "no array"
-                raise ValueError(
-                    PATTERN_UNUSED.format(name=option.name, option=option.keyword, pattern=unused, paths=close_paths)
-                )
+                paths = (self.name(chain) for _, chain in self._assigned.values())
+                refuse_unused(unused, spec.option.name, spec.option.keyword, paths)
 
     def _context(self, chain: Chain, leaf: int | None = None) -> LeafContext:
         def is_selected(leaf_filter: Filter) -> bool:
@@ -491,9 +478,7 @@ class Broadcast:
         option = visits[0][0].option
         if len(candidates) > 1:
             text = " and ".join(repr(c) for c in candidates)
-            raise StructureError(
-                AMBIGUOUS_ENTRY.format(name=option.name, option=option.keyword, path=name, entries=text)
-            )
+            raise StructureError(option.text(AMBIGUOUS_ENTRY, path=name, entries=text))
         return name, candidates[0]
 
     def _leaf_at(self, row: Row, path: tuple[Any, ...]) -> int | None:

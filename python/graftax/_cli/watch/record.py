@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was seen of each function of a program."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from graftax._cli.watch.signature import MADE_ANEW, CallSignature
+
+_KEPT_CALLS = 1000  # whose time is kept
+_WORTH_DONATING = 1 << 16  # bytes
+_MOST_TEXTS = 20  # kept of one kind
+
+
+@dataclass
+class Compilation:
+    """One program: why it was compiled, and the seconds of each stage."""
+
+    cause: str
+    seconds: dict[str, float]
+
+
+@dataclass
+class Record:
+    """What was seen of one function, however often it was made anew."""
+
+    name: str
+    place: str
+    jit: str
+    functions: int = 0
+    calls: int = 0
+    nanoseconds: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT_CALLS))
+    walk_nanoseconds: int = 0  # of graftax, for the same arguments
+    compilations: list[Compilation] = field(default_factory=list)
+    signatures: list[CallSignature] = field(default_factory=list)
+    stale: Counter[str] = field(default_factory=Counter)  # reads that a call did not see, and in how many calls
+    lost_changes: Counter[str] = field(default_factory=Counter)
+    lost_ties: dict[str, int] = field(default_factory=dict)  # by the two paths: bytes of the second array
+    constants: dict[str, int] = field(default_factory=dict)  # by path: bytes in each program
+    missed_donation: int = 0  # bytes: the most of one call
+    missed_donations: int = 0  # in how many calls
+
+    @property
+    def seconds(self) -> float:
+        return sum(sum(compilation.seconds.values()) for compilation in self.compilations)
+
+    @property
+    def median_microseconds(self) -> float:
+        """The time of a call up to its return; 0 where none was made without a compilation."""
+        return statistics.median(self.nanoseconds) / 1e3 if self.nanoseconds else 0.0
+
+    @property
+    def made_anew(self) -> list[Compilation]:
+        """What was compiled for a function that graftax takes for the one before."""
+        return [compilation for compilation in self.compilations if compilation.cause == MADE_ANEW]
+
+    def count(self, kind: Counter[str], texts: list[str]) -> None:
+        """Counts each text once more, as long as there are not too many."""
+        for text in texts:
+            if text in kind or len(kind) < _MOST_TEXTS:
+                kind[text] += 1
+
+    def findings(self) -> list[tuple[str, str, str]]:
+        """(what was seen, what graftax does, how that is known) of all that graftax would change."""
+        rows: list[tuple[str, str, str]] = []
+        if anew := self.made_anew:
+            seconds = sum(sum(compilation.seconds.values()) for compilation in anew)
+            seen = f"{_count(len(anew), 'compilation')} in {seconds:.2f} s of a function that was made anew"
+            rows.append((seen, "none: functions are compared by content", "measured"))
+        for text, times in self.stale.items():
+            rows.append((f"stale in {_count(times, 'call')}: {text}", "the call sees it", "seen"))
+        for text, times in self.lost_changes.items():
+            seen = f"a change made in a trace alone ({_count(times, 'time')}): {text}"
+            rows.append((seen, "each call makes it", "seen"))
+        for text, size in self.lost_ties.items():
+            rows.append((f"one array comes back as two: {text}", f"stays one: {_bytes(size)} less", "measured"))
+        if self.constants:
+            paths = ", ".join(sorted(self.constants)[:3])
+            seen = f"{_bytes(sum(self.constants.values()))} in each program as constants: {paths}"
+            rows.append((seen, "arguments of the program; NumPy arrays are copied in each call", "measured"))
+        if self.missed_donation >= _WORTH_DONATING:
+            seen = f"{_bytes(self.missed_donation)} were free after each of {_count(self.missed_donations, 'call')}"
+            rows.append((seen, 'reused with graftax.jit(..., donate="all")', "measured"))
+        return rows
+
+
+def records_by_cost(records: dict[Any, Record]) -> list[Record]:
+    """The functions that were called; those that cost the most first."""
+    called = [record for record in records.values() if record.calls]
+    return sorted(called, key=lambda r: -(r.seconds + r.median_microseconds * r.calls / 1e6))
+
+
+def summary(records: dict[Any, Record]) -> str:
+    """A line about all, and one about each finding."""
+    called = records_by_cost(records)
+    compilations = sum(len(record.compilations) for record in called)
+    seconds = sum(record.seconds for record in called)
+    calls = sum(record.calls for record in called)
+    lines = [
+        f"graftax --watch: {_count(len(called), 'function')}, {_count(calls, 'call')}, "
+        f"{_count(compilations, 'compilation')} in {seconds:.2f} s"
+    ]
+    for record in called:
+        lines += [f"  {record.name} ({record.place}): {seen} -> {change}" for seen, change, _ in record.findings()]
+    return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _bytes(size: int) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size = size / 1024  # type: ignore[assignment]
+    return f"{size:.1f} GB"

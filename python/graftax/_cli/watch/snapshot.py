@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What some values were at one time. Arrays are held weakly: watching keeps none alive."""
+
+from __future__ import annotations
+
+import re
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftax import _core
+from graftax._base.key_path import keystr
+from graftax._graph.structure_diff import differences_text
+
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_MOST = 3  # differences that are named
+
+
+class Snapshot:
+    """The structure of some named values, and which arrays they held. Empty where they cannot be walked."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._names = tuple(values)
+        self._parts: dict[str, tuple[list[Any], _core.GraphDef]] = {}
+        for name, value in values.items():
+            try:
+                leaves, graphdef = _core.flatten(value)
+            except Exception:  # a value that graftax does not take, or a flatten of the user's that raises
+                continue
+            self._parts[name] = [_reference(leaf) for leaf in leaves], graphdef
+
+    def differences(self, values: dict[str, Any]) -> list[str]:
+        """Where `values` are not what they were, as texts."""
+        lines: list[str] = []
+        for name, (leaves, graphdef) in self._parts.items():
+            if name not in values:
+                continue
+            try:
+                leaves_now, graphdef_now = _core.flatten(values[name])
+            except Exception:
+                continue
+            if graphdef != graphdef_now:
+                text = differences_text(graphdef, graphdef_now, (name,), limit=_MOST)
+                lines += [re.sub(r": expected (.*), given ", r" was \1, is ", x.strip()) for x in text.splitlines()]
+                continue
+            pairs = enumerate(zip(leaves, leaves_now, strict=True))
+            changed = [i for i, (leaf, now) in pairs if leaf() is not now]
+            paths = graphdef.leaf_places() if changed else []
+            lines.extend(f"{name}{keystr(paths[i][1])}: another array" for i in changed)
+        return lines[:_MOST]
+
+    def arrays(self) -> Iterator[tuple[str, Any]]:
+        """(path, array) of each array that is still there, each once."""
+        seen: set[int] = set()
+        for name, (leaves, graphdef) in self._parts.items():
+            for leaf, (_, path) in zip(leaves, graphdef.leaf_places(), strict=True):
+                array = leaf()
+                if isinstance(array, (jax.Array, np.ndarray)) and id(array) not in seen:
+                    seen.add(id(array))
+                    yield f"{name}{keystr(path)}", array
+
+
+def captured(function: Any) -> dict[str, Any]:
+    """The variables around a function and the globals that it names, but for code."""
+    if not isinstance(function, types.FunctionType):
+        return {}
+    values: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            values[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            values.setdefault(name, function.__globals__[name])
+    return {name: value for name, value in values.items() if not isinstance(value, _CODE) and not _is_jitted(value)}
+
+
+def _is_jitted(value: Any) -> bool:
+    return callable(value) and hasattr(value, "lower")
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _reference(leaf: Any) -> Any:
+    try:
+        return weakref.ref(leaf)
+    except TypeError:  # a NumPy scalar
+        return lambda: leaf

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function with the `jit` that it was written for, which is watched while it is called and traced."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.core
+
+from graftax import _core
+from graftax._cli.watch.record import Compilation, Record
+from graftax._cli.watch.signature import CallSignature, Parameters, cause
+from graftax._cli.watch.snapshot import Snapshot, captured
+from graftax._jax import compat
+from graftax.replace import Request, patch_names, restore_names
+
+_KEPT_PROGRAMS = 64  # of one function, with what they were traced with
+_WALKED_CALL = 3  # whose arguments graftax walks, to take the time
+_WALKS = 5
+
+
+class _Thread(threading.local):
+    """What this thread does: the calls that it is in, and whether one of them is traced."""
+
+    def __init__(self) -> None:
+        self.running: list[Call] = []
+        self.traces = 0
+
+
+class Watch:
+    """All functions that are watched from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self.records: dict[Any, Record] = {}
+        self._probes: dict[int, tuple[Any, Any]] = {}  # by the id of a function, which is kept
+        self.thread = _Thread()
+        self._is_running = False
+
+    def start(self) -> None:
+        """Puts watched names in place of `jit` and its likes."""
+        self._is_running = True
+        compat.on_compile_stages(self._on_stage)
+        patch_names(lambda function, request: Watched(self, function, request))
+
+    def stop(self) -> None:
+        """Gives the names their own meaning again."""
+        self._is_running = False
+        restore_names()
+
+    def record(self, function: Any, jit: str) -> Record:
+        """What is known of a function: of one that was made anew, what is known of the one before."""
+        code = getattr(function, "__code__", None)
+        name = getattr(function, "__name__", type(function).__name__)
+        place = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else "no code"
+        record = self.records.setdefault((jit, code or id(function)), Record(name, place, jit))
+        record.functions += 1
+        return record
+
+    def probe(self, function: types.FunctionType, record: Record, jit: str) -> Any:
+        """The function, with a look at what it changes. JAX caches by function object, so it is one for each."""
+        if id(function) not in self._probes:
+            self._probes[id(function)] = function, _probe(self, function, record, jit)
+        return self._probes[id(function)][1]
+
+    def _on_stage(self, event: str, seconds: float, **metadata: Any) -> None:
+        stage = compat.compile_stage(event, metadata)
+        if self._is_running and stage is not None and self.thread.running and not self.thread.traces:
+            stages = self.thread.running[-1].stages
+            stages[stage[0]] = stages.get(stage[0], 0.0) + seconds
+
+
+class Call:
+    """One call: what it was given, and the stages of its compilation."""
+
+    def __init__(self, named: dict[str, Any], signature: CallSignature) -> None:
+        self.named, self.signature = named, signature
+        self.stages: dict[str, float] = {}
+
+
+class Watched:
+    """A function compiled by its own `jit`."""
+
+    def __init__(self, watch: Watch, function: Any, request: Request) -> None:
+        functools.update_wrapper(self, function)
+        self._watch, self._jit = watch, request.name
+        self._record = watch.record(function, request.name)
+        self._is_anew = self._record.functions > 1
+        self._parameters = Parameters(function, request.options)
+        plain = type(function) is types.FunctionType
+        self._compiled = request.original(watch.probe(function, self._record, request.name) if plain else function)
+        self._programs: dict[CallSignature, Snapshot] = {}
+        self._replaceable: list[tuple[Any, int]] = []  # arguments of the last call that a result could have taken over
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        thread = self._watch.thread
+        if thread.traces or any(isinstance(x, jax.core.Tracer) for x in jax.tree_util.tree_leaves((args, kwargs))):
+            return self._compiled(*args, **kwargs)  # a part of a larger program
+        self._count_dead()
+        named = self._parameters.named(args, kwargs)
+        call = Call(named, self._parameters.call(named, self._jit == "jax.jit"))
+        thread.running.append(call)
+        start = time.perf_counter_ns()
+        try:
+            result = self._compiled(*args, **kwargs)
+        finally:
+            elapsed = time.perf_counter_ns() - start
+            thread.running.pop()
+        self._note(call, elapsed, args, kwargs)
+        self._note_result(named, result)
+        return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_compiled":  # a copy asks before it has its attributes
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self._compiled, name)
+
+    def __repr__(self) -> str:
+        return repr(self._compiled)
+
+    def _read(self, named: dict[str, Any]) -> dict[str, Any]:
+        """What a call reads that its own `jit` compares by identity or not at all."""
+        static = {name: value for name, value in named.items() if name in self._parameters.static}
+        return {**captured(self.__wrapped__), **static}
+
+    def _note(self, call: Call, elapsed: int, args: Any, kwargs: Any) -> None:
+        record, read = self._record, self._read(call.named)
+        record.calls += 1
+        if call.stages:
+            text = cause(call.signature, record.signatures, self._is_anew and not self._programs)
+            record.compilations.append(Compilation(text, call.stages))
+            record.signatures.append(call.signature)
+        else:
+            record.nanoseconds.append(elapsed)
+        if call.stages or call.signature not in self._programs:
+            snapshot = Snapshot(read)
+            if len(self._programs) < _KEPT_PROGRAMS:
+                self._programs[call.signature] = snapshot
+            record.constants.update({path: array.nbytes for path, array in snapshot.arrays()})
+        else:
+            record.count(record.stale, self._programs[call.signature].differences(read))
+        if record.calls == _WALKED_CALL:
+            record.walk_nanoseconds = _walk((args, kwargs))
+
+    def _note_result(self, named: dict[str, Any], result: Any) -> None:
+        """Compares the arrays of a result with those of the arguments."""
+        wanted = Counter(_aval(leaf) for leaf in jax.tree_util.tree_leaves(result) if isinstance(leaf, jax.Array))
+        parts = {"result": result} if type(result) is not tuple else {f"result[{i}]": x for i, x in enumerate(result)}
+        for name, value in named.items():
+            if name in self._parameters.static:
+                continue
+            leaves, structure = jax.tree_util.tree_flatten_with_path(value)
+            for path, part in parts.items():
+                after, structure_after = jax.tree_util.tree_flatten(part)
+                if structure_after == structure:
+                    self._note_ties(path, leaves, after)
+            for _, leaf in leaves:
+                if isinstance(leaf, jax.Array) and not leaf.is_deleted() and wanted[_aval(leaf)] > 0:
+                    wanted[_aval(leaf)] -= 1
+                    self._replaceable.append((weakref.ref(leaf), leaf.nbytes))
+
+    def _note_ties(self, name: str, before: list[tuple[Any, Any]], after: list[Any]) -> None:
+        first: dict[int, int] = {}
+        for i, (path, leaf) in enumerate(before):
+            if not isinstance(leaf, jax.Array) or leaf.ndim == 0:
+                continue
+            j = first.setdefault(id(leaf), i)
+            if j != i and after[i] is not after[j]:
+                paths = f"{name}{jax.tree_util.keystr(before[j][0])} and {name}{jax.tree_util.keystr(path)}"
+                self._record.lost_ties[paths] = leaf.nbytes
+
+    def _count_dead(self) -> None:
+        """Arguments of the last call that nobody holds any more could have been donated to it."""
+        dead = sum(size for reference, size in self._replaceable if reference() is None)
+        self._replaceable.clear()
+        if dead:
+            self._record.missed_donations += 1
+            self._record.missed_donation = max(self._record.missed_donation, dead)
+
+
+def _aval(array: jax.Array) -> tuple[Any, Any]:
+    return array.shape, array.dtype
+
+
+def _walk(value: Any) -> int:
+    """The nanoseconds in which graftax walks these arguments, as on every call. 0 where it does not take them."""
+    try:
+        graphdef = _core.flatten(value)[1]
+        times: list[int] = []
+        for _ in range(_WALKS):
+            start = time.perf_counter_ns()
+            _core.walk(graphdef, (value,))
+            times.append(time.perf_counter_ns() - start)
+    except Exception:
+        return 0
+    return min(times)
+
+
+def _probe(watch: Watch, function: Callable[..., Any], record: Record, jit: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        read = {**captured(function), **({} if jit == "flax.nnx.jit" else _by_name(function, args, kwargs))}
+        before = Snapshot(read)
+        watch.thread.traces += 1
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            watch.thread.traces -= 1
+        now = {**captured(function), **{name: value for name, value in read.items() if name not in captured(function)}}
+        record.count(record.lost_changes, before.differences(now))
+        return result
+
+    return traced
+
+
+def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return Parameters(function, {}).named(args, kwargs)

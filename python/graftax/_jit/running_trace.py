@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The traces that run in this thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graftax import _core
+from graftax._jax.compat import current_trace
+
+_THREAD = threading.local()  # .traces: outermost first
+
+
+class RunningTrace:
+    """A trace while it runs.
+
+    Attributes:
+        trace: None once it has ended.
+        recording, roots, leaves: what it rebuilds, which may become more; nothing once it has ended.
+        inner: the JAX traces that began inside it.
+        copies: functions that describe changes to copies that transforms made in it.
+    """
+
+    def __init__(
+        self, trace: _core.Trace, recording: _core.Recording, roots: tuple[Any, ...], leaves: Sequence[Any]
+    ) -> None:
+        self.trace: _core.Trace | None = trace
+        self.recording: _core.Recording | None = recording
+        self.roots, self.leaves = roots, leaves
+        self.inner: list[weakref.ref[Any]] = []
+        self.copies: list[Callable[[], str]] = []
+
+
+def enter_trace(
+    tracing: _core.Trace, recording: _core.Recording, roots: tuple[Any, ...], leaves: Sequence[Any]
+) -> RunningTrace:
+    """Pushes a trace, and registers the current JAX trace with the one around it."""
+    outer, trace = running_traces(), current_trace()
+    running = RunningTrace(tracing, recording, roots, leaves)
+    if outer and trace is not None:
+        outer[-1].inner.append(weakref.ref(trace))
+    _THREAD.traces = (*outer, running)
+    return running
+
+
+def leave_trace(running: RunningTrace) -> None:
+    """Pops a trace, which holds nothing from now on: rules that run later may still refer to it."""
+    _THREAD.traces = running_traces()[:-1]
+    running.trace = running.recording = None
+    running.roots, running.leaves = (), ()
+
+
+def running_traces() -> tuple[RunningTrace, ...]:
+    """The running traces of this thread, outermost first."""
+    return getattr(_THREAD, "traces", ())
+
+
+def originals(rebuilt: Any) -> list[tuple[RunningTrace, Any]]:
+    """The objects that a rebuilt one is a copy of: one for each running trace that rebuilt it, innermost first."""
+    objects: list[tuple[RunningTrace, Any]] = []
+    for running in reversed(running_traces()):
+        original = running.trace.original(rebuilt) if running.trace is not None else None
+        if original is not None:
+            objects.append((running, original))
+            rebuilt = original
+    return objects
+
+
+def note_copy(changes: Callable[[], str]) -> None:
+    """Registers a copy that the running trace has made: the trace fails if `changes()` describes a change to it."""
+    traces = running_traces()
+    if traces:
+        traces[-1].copies.append(changes)

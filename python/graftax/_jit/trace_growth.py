@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace that takes in, while it runs, what its code turns out to read: the body of the function runs once.
+
+The new roots are recorded behind the others, so what is recorded already keeps its place. Their arrays become further
+arguments of JAX's trace, which JAX itself did not ask for: so the trace is not handed to JAX when it ends. The call
+begins anew with all roots (`TraceFinished`), and its trace repeats the equations of this one in place of the body.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import threading
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._base.missing import MISSING
+from graftax._capture.locks import LOCKS
+from graftax._capture.namespaces import Rebuilt
+from graftax._capture.origin import Origin
+from graftax._capture.retrace_signals import NewReads
+from graftax._graph.array_aliases import Ties
+from graftax._jax.compat import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
+from graftax._jit.call_plan import Layout, Plan
+from graftax._jit.donation import donated_leaves
+from graftax._jit.running_trace import RunningTrace
+
+_MOST_ROUNDS = 20  # each finds classes of which the one before knew nothing
+_FINISHED = threading.local()  # .trace: a FinishedTrace that the next trace of this thread may repeat
+
+
+class TraceFinished(NewReads):
+    """The body has run to its end, with more roots than the call has. args[0] is the FinishedTrace."""
+
+
+@dataclasses.dataclass
+class FinishedTrace:
+    """What a trace that has grown came to."""
+
+    table: weakref.ref[Any]
+    graphdef: _core.GraphDef
+    types: list[Any]
+    outcome: _core.Outcome
+    outputs: list[Any]  # None where `jaxpr` gives the output
+    jaxpr: Any
+
+    def serves(self, table: Any, recording: _core.Recording, leaves: Sequence[Any]) -> bool:
+        is_same = self.table() is table and self.types == [jax.typeof(leaf) for leaf in leaves]
+        return is_same and self.graphdef == recording.graphdef
+
+    def repeat(self, leaves: Sequence[Any]) -> list[Any]:
+        """The outputs of the trace, computed from these leaves."""
+        computed = iter(jax.extend.core.jaxpr_as_fun(self.jaxpr)(*leaves))
+        return [next(computed) if output is None else output for output in self.outputs]
+
+
+def keep(finished: FinishedTrace) -> None:
+    """The next trace of this thread may repeat it."""
+    _FINISHED.trace = finished
+
+
+def take_finished(table: Any, recording: _core.Recording, leaves: Sequence[Any]) -> FinishedTrace | None:
+    """The trace that ended last in this thread, if it is one of this call."""
+    finished, _FINISHED.trace = getattr(_FINISHED, "trace", None), None
+    return finished if finished is not None and finished.serves(table, recording, leaves) else None
+
+
+class Growth:
+    """What a running trace was begun with, and has taken in since.
+
+    Attributes:
+        plan, roots, recording, leaves: those of the trace, with what it has taken in.
+        rebuilt: what the trace knows of its rebuilt graph.
+        is_used: has it taken in anything?
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        table: Any,
+        roots: tuple[Any, ...],
+        recording: _core.Recording,
+        layout: Layout,
+        leaves: Sequence[Any],
+        donated: Sequence[bool],
+        shapes: bool,
+    ) -> None:
+        self.plan, self.roots, self.recording, self.leaves = plan, roots, recording, leaves
+        self.is_used = False
+        self.ties: Ties | None = None
+        self.running: RunningTrace | None = None
+        self.rebuilt = Rebuilt()
+        self.rebuilt.take_in = self.take_in
+        self._table, self._layout, self._donated, self._shapes = table, layout, list(donated), shapes
+        self._jax_trace = current_trace()
+
+    @staticmethod
+    def is_possible(plan: Plan, table: Any) -> bool:
+        """Can a trace that begins now take in more roots? Otherwise it begins anew."""
+        options, signature = plan.options, plan.signature
+        is_plain = options.in_shardings is None and options.out_shardings is None and not signature.numpy_is_constant
+        return is_plain and table.reads is not None and not table.frozen and can_grow(current_trace())
+
+    def take_in(self) -> bool:
+        """Takes in the origins that the read set has by now. False where the trace has to begin anew with them."""
+        reads, views, running = self._table.reads, self.rebuilt.views, self.running
+        if views is None or running is None or running.trace is None:
+            return False
+        try:
+            new = running.trace.as_begun(self._record)
+        except GraftaxError:  # the call that begins anew raises it, where it is expected
+            return False
+        if new is None or not running.trace.begins(new[2]) or not views.can_extend():
+            return False
+        if contextvars.ContextVar in new[2].named - self.recording.named:  # the trace needs a context of its own
+            return False
+        plan, roots, recording = new
+        added = recording.leaves[len(self.leaves) :]
+        with within_trace(self._jax_trace):
+            leaves = [*self.leaves, *(add_argument(self._jax_trace, leaf) for leaf in added)]
+            values = running.trace.extend(recording, leaves)
+        first = len(self.roots)
+        origins = plan.signature.origins[len(self.plan.signature.origins) :]
+        for lock in recording.instances(LOCKS):
+            reads.note_lock(lock)
+        self.plan, self.roots, self.recording, self.leaves, self.is_used = plan, roots, recording, leaves, True
+        running.recording, running.roots, running.leaves = recording, roots, leaves
+        if self.ties is not None:
+            self.ties.extend(recording.leaves, leaves)
+        self.rebuilt.begin(running.trace)
+        views.extend(list(zip(origins, values, roots[first:], strict=True)), first)
+        return True
+
+    def _record(self) -> tuple[Plan, tuple[Any, ...], _core.Recording] | None:
+        """(plan, roots, recording) with all roots that are known by now; None where they do not continue the others."""
+        reads, plan = self._table.reads, self.plan
+        before = plan.signature
+        for _ in range(_MOST_ROUNDS):
+            origins = tuple(reads.origins)
+            count = len(before.origins)
+            continues = [origin.what for origin in origins[:count]] == [origin.what for origin in before.origins]
+            if not continues or before.hidden != reads.hidden or before.assigned != reads.assigned_own:
+                return None
+            signature = dataclasses.replace(before, origins=origins)
+            plan = Plan(plan.name, plan.definition, signature, plan.options, plan.on_trace)
+            roots = *self.roots, *map(_root, origins[count:])
+            recording = plan.record(roots, self._layout, self._shapes)
+            reads.has(recording.functions)
+            grown = reads.see_named(recording.named)
+            if not grown and len(reads.origins) == len(origins):
+                return (plan, roots, recording) if self._donates_no_more(plan, roots, recording) else None
+        return None
+
+    def _donates_no_more(self, plan: Plan, roots: tuple[Any, ...], recording: _core.Recording) -> bool:
+        if not self._donated:
+            return True
+        flags = donated_leaves(plan, roots, self._layout, recording.graphdef)
+        return flags[: len(self._donated)] == self._donated and not any(flags[len(self._donated) :])
+
+    def finished(self, outcome: _core.Outcome, outputs: list[Any]) -> FinishedTrace:
+        trace = self._jax_trace
+        traced = [output for output in outputs if is_of_trace(output, trace)]
+        others = [None if is_of_trace(output, trace) else output for output in outputs]
+        types = [jax.typeof(leaf) for leaf in self.leaves]
+        table, graphdef = weakref.ref(self._table), self.recording.graphdef
+        return FinishedTrace(table, graphdef, types, outcome, others, jaxpr_of(trace, traced))
+
+
+def _root(origin: Origin) -> Any:
+    """The root of a call that an origin is, as the binding makes it."""
+    value = origin.value()
+    if not origin.assigned:
+        return value
+    return types.CellType() if value is MISSING else types.CellType(value)

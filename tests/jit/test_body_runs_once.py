@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A first call runs the body once, whatever the helpers turn out to read: what it does outside is done once."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+
+pytestmark = pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
+
+HELPERS = {
+    "a list": ("state = [jnp.ones(2)]", "return x * state[0]", "state[0] = jnp.full(2, 3.0)"),
+    "a dict that the helper changes": (
+        "state = {'w': jnp.ones(2)}",
+        "state['w'] = state['w'] + x; return state['w']",
+        "state['w'] = jnp.zeros(2)",
+    ),
+    "an array": ("w = jnp.ones(2)", "return x * w", "w = jnp.full(2, 3.0)"),
+    "an assigned global": ("w = jnp.ones(2)", "global w; w = w + 1; return x * w", "w = jnp.full(2, 3.0)"),
+    "a counter": ("n = 0", "global n; n += 1; return x * 2", "n = 7"),
+    "a class attribute": (
+        "class C:\n    w = jnp.ones(2)\n    def go(self, x): return x * self.w\nc = C()",
+        "return c.go(x)",
+        "C.w = jnp.full(2, 3.0)",
+    ),
+    "a closure": (
+        "def make(w):\n    def inner(x): return x * w\n    return inner\ninner = make(jnp.ones(2))",
+        "return inner(x)",
+        "inner = make(jnp.full(2, 3.0))",
+    ),
+    "mutable defaults": (
+        "def inner(x, memo=[jnp.ones(2)]): return x * memo[0]",
+        "return inner(x)",
+        "inner.__defaults__[0][0] = jnp.full(2, 3.0)",
+    ),
+    "another module": (
+        "config = types.ModuleType('config'); config.w = jnp.ones(2)",
+        "return x * config.w",
+        "config.w = jnp.full(2, 3.0)",
+    ),
+    "one helper after another": (
+        "a, b = [jnp.ones(2)], [jnp.full(2, 2.0)]\ndef other(x): return x + b[0]",
+        "return other(x * a[0])",
+        "b[0] = a[0] = jnp.full(2, 3.0)",
+    ),
+    "what the argument holds": ("w = jnp.ones(2)", "return x + model['w'] * w", "w = jnp.full(2, 3.0)"),
+}
+BODIES = {
+    "plain": "return helper(x)",
+    "after a change in place": "log.append(len(log)); model['n'] = 'two'; return helper(x)",
+    "in a gradient": "return graftax.grad(lambda y: helper(y).sum())(x)",
+    "in a loop": "return graftax.scan(lambda c, _: (helper(c), None), x, length=2)[0]",
+    "in a branch": "return graftax.cond(x.sum() > 0, lambda y: helper(y), lambda y: y, x)",
+    "in a method": "return Model().go(x)",
+    "in a lambda": "return (lambda y: helper(y))(x)",
+    "twice": "return helper(helper(x))",
+}
+
+CHANGES = {"a dict that the helper changes", "an assigned global", "a counter"}  # what a transform cannot take
+TRANSFORMED = {"in a gradient", "in a loop", "in a branch"}
+CASES = [(kind, body) for kind in HELPERS for body in BODIES if kind not in CHANGES or body not in TRANSFORMED]
+
+
+def _program(state: str, helper: str, body: str, path: Path) -> Any:
+    """A module with a helper, and an `f` that calls it and adds a letter to a file each time that its body runs."""
+    module = types.ModuleType("users")
+    vars(module).update(jnp=jnp, graftax=graftax, types=types, path=str(path))
+    parts = "\n    ".join(part.strip() for part in helper.split(";"))
+    lines = "\n    ".join(part.strip() for part in body.split(";"))
+    text = (
+        f"log, model = [], {{'w': jnp.full(2, 5.0), 'n': 'one'}}\n{state}\n"
+        f"def helper(x):\n    {parts}\n"
+        "class Model:\n    def go(self, x):\n        return helper(x)\n"
+        f"def f(x):\n    with open(path, 'a') as file: file.write('x')\n    {lines}\n"
+    )
+    exec(compile(text, str(Path(__file__).with_name("users.py")), "exec"), vars(module))
+    return module
+
+
+@pytest.mark.quick(30)
+@pytest.mark.parametrize(("kind", "body"), CASES)
+def test_the_body_runs_once_in_a_first_call_and_each_call_is_right(kind: str, body: str, tmp_path: Path):
+    state, helper, change = HELPERS[kind]
+    seen = list[Any]()
+    for jit in (False, True):
+        path = tmp_path / str(jit)
+        module = _program(state, helper, BODIES[body], path)
+        f = graftax.jit(module.f) if jit else module.f
+        out = [f(jnp.full(2, 2.0))]
+        assert path.read_text() == "x"
+        out.append(f(jnp.full(2, 4.0)))
+        exec(change, vars(module))
+        out.append(f(jnp.full(2, 4.0)))
+        seen.append((np.array(out), module.log, module.model["n"], getattr(module, "n", None)))
+    plain, jitted = seen
+    np.testing.assert_allclose(jitted[0], plain[0], rtol=1e-6)
+    assert plain[1:] == jitted[1:]
+
+
+@pytest.mark.parametrize("donate", ["all", "all-except-first", "model"])
+def test_the_body_runs_once_with_donated_arguments(donate: str, tmp_path: Path):
+    path, scale = tmp_path / "runs", [jnp.ones(2)]
+
+    def helper(x: jax.Array) -> jax.Array:
+        return x * scale[0]
+
+    @graftax.jit(donate=donate)
+    def step(x: jax.Array, model: dict[str, jax.Array]) -> None:
+        with path.open("a") as file:
+            file.write("x")
+        model["w"] = helper(model["w"]) + x
+
+    model = {"w": jnp.ones(2)}
+    step(jnp.ones(2), model)
+    assert path.read_text() == "x"
+    scale[0] = jnp.full(2, 3.0)
+    step(jnp.ones(2), model)
+    assert model["w"].tolist() == [7, 7]
+
+
+def test_a_numpy_array_that_only_a_helper_reads_has_values():
+    table = np.array([2, 0, 1])
+
+    def helper(x: jax.Array) -> jax.Array:
+        return jnp.stack([x[i] for i in table.tolist()])
+
+    f = graftax.jit(lambda x: helper(x))
+    assert f(jnp.arange(3)).tolist() == [2, 0, 1]
+    table[0] = 1
+    assert f(jnp.arange(3)).tolist() == [1, 0, 1]
