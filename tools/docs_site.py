@@ -168,6 +168,8 @@ def _directive(name: str) -> str:
         return "::: graftax._show._Show\n    options:\n      heading: show\n      toc_label: show"
     if name == "Jitted":  # with what it has from the stages: lower, trace, warm
         return "::: graftax.Jitted\n    options:\n      inherited_members: true"
+    if (ROOT / "docs" / "errors" / f"{name}.md").is_file():
+        return f"::: graftax.{name}\n\n[What to do about it](../errors/{name}.md)"
     return f"::: graftax.{name}"
 
 
@@ -191,12 +193,25 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return text
         return f"[{text}]({os.path.relpath(place, posixpath.dirname(here) or '.')}{anchor})"
 
+    notebook = f"notebooks/{posixpath.splitext(posixpath.basename(here))[0]}.ipynb"
+    if here.startswith(("examples/", "tutorial")) and (ROOT / "docs" / notebook).is_file():
+        markdown = _with_notebook(markdown, here, notebook, str(config["repo_url"] or ""))
     if source.endswith(".py"):
         return markdown
     if here == "index.md":
         page.meta["hide"] = ["navigation", "toc"]
         markdown = re.sub(r"^\[.*\) · \[.*$", _as_buttons, markdown, flags=re.MULTILINE)
     return "".join(part if i % 2 else LINK.sub(led, part) for i, part in enumerate(FENCE.split(markdown)))
+
+
+def _with_notebook(markdown: str, here: str, notebook: str, repository: str) -> str:
+    """The page with links to its notebook below the title: the file, and Colab where the sources are on GitHub."""
+    links = [f"[Download as a notebook]({os.path.relpath(notebook, posixpath.dirname(here) or '.')}){{ download }}"]
+    if repository.startswith("https://github.com/"):
+        address = f"{repository.removeprefix('https://github.com/')}/blob/main/docs/{notebook}"
+        links.insert(0, f"[Open in Colab](https://colab.research.google.com/github/{address})")
+    title, _, rest = markdown.partition("\n")
+    return f"{title}\n\n{' · '.join(links)}\n{rest}"
 
 
 def _as_buttons(line: re.Match[str]) -> str:

@@ -7,12 +7,14 @@ Links lead somewhere.
 import ast
 import builtins
 import doctest
+import inspect
 import re
 import runpy
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -112,8 +114,19 @@ def test_the_example_in_a_docstring_gives_what_it_shows(name, tmp_path):
     assert not said, "".join(said)
 
 
-def test_the_docstrings_of_the_transforms_have_examples():
-    assert {"value_and_grad", "vmap", "scan", "cond", "while_loop", "custom_vjp", "checkpoint"} <= {*DOCUMENTED}
+FUNCTIONS = [name for name in graftax.__all__ if not isinstance(getattr(graftax, name), ModuleType)]
+
+
+@pytest.mark.quick(len(FUNCTIONS))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_docstring_names_each_argument_and_has_an_example(name):
+    value = getattr(graftax, name)
+    doc = inspect.getdoc(type(value) if name == "show" else value)  # an object that is called
+    assert ">>>" in doc
+    missing = [
+        parameter for parameter in inspect.signature(value).parameters if not re.search(rf"\b{parameter}\b", doc)
+    ]
+    assert not missing
 
 
 def test_the_readme_shows_what_is_new_in_two_blocks_that_fit_a_screen():

@@ -88,9 +88,9 @@ _Parts = tuple[
 
 
 class Exported(Generic[P, R]):
-    """An exported function: called like the function it was made from, on arguments of the same structure and statics.
+    """An exported function. It is called like the original one, on arguments with the same structure and static values.
 
-    `exported` is JAX's own `Exported`, over the flat leaves.
+    `exported` is JAX's own `jax.export.Exported`, over the flat leaves.
     """
 
     exported: jax.export.Exported
@@ -113,11 +113,11 @@ class Exported(Generic[P, R]):
 
     @boundary
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the exported program, and does to the arguments what the function did.
+        """Runs the exported program, and applies the function's changes to the arguments.
 
         Raises:
-            StructureError: where the arguments differ from those it was exported for, naming the places.
-            ValueError: where an array has another shape or dtype, naming its path.
+            StructureError: if the arguments differ from those it was exported for, naming the paths.
+            ValueError: if an array has another shape or dtype, naming its path.
         """
         roots, layout = _bound(self._signature, self._binds, args, kwargs)
         names = self._binds.root_names(layout)
@@ -174,10 +174,13 @@ class Exported(Generic[P, R]):
 
     @classmethod
     def deserialize(cls, blob: bytes | bytearray | memoryview) -> Exported[..., Any]:
-        """Loads what `serialize` made. As with every pickle: load only what you trust.
+        """Loads an exported function from bytes. They contain pickles, so load only bytes that you trust.
+
+        Args:
+            blob: the result of `serialize`.
 
         Raises:
-            StructureError: when these are not the bytes of an exported function, or were damaged.
+            StructureError: if these are not the bytes of an exported function, or if they are damaged.
         """
         stream = io.BytesIO(blob)
         if stream.read(len(_MAGIC)) != _MAGIC:
@@ -205,17 +208,17 @@ def export(
 ) -> Callable[P, Exported[P, R]]:
     """Exports a function, jitted or not, for arguments like the given ones: `graftax.export(f)(*args, **kwargs)`.
 
-    What the function captures becomes part of the program, with the values of now: its closure, the globals it names,
-    the object of a bound method. The function must not change these, nor return one of them.
+    What the function captures becomes part of the program, with its present values: the closure, the globals that it
+    names, the object of a bound method. The function must neither change nor return these.
 
     Args:
         function: any callable; the options of a jitted one are kept.
         platforms, disabled_checks: as in `jax.export.export`.
 
     Raises:
-        MutationError: where the function changes something that it captures.
-        StructureError: where what it returns holds a symbolic dimension, or an object that it captures.
-        NotImplementedError: JAX's, where it calls a function on the host.
+        MutationError: if the function changes something that it captures.
+        StructureError: if its result contains a symbolic dimension outside of arrays, or an object that it captures.
+        NotImplementedError: JAX's, if the function calls a function on the host.
 
     Example:
         >>> exported = graftax.export(lambda config, x: x * config["rate"])({"rate": 2}, jnp.ones(3))

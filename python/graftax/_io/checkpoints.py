@@ -36,17 +36,17 @@ _FILE = "graph.safetensors"
 
 
 class Checkpoints:
-    """Checkpoints of a training, in a folder: every so many steps, the newest few are kept.
+    """The checkpoints of a training run in a folder: one for every so many steps, of which the newest are kept.
 
-    Writing goes on in the background; a step that is not complete is never one of `steps`. Several processes use it
-    alike, each writing its own part, and another number of processes can read it.
+    They are written in the background; an incomplete one is never listed in `steps`. Several processes may write, each
+    its own part, and another number of processes can read it.
 
     Args:
-        folder: of the steps; it is made where there is none.
-        every: a step is saved where this divides it.
-        keep: how many of the newest are kept; None: all.
-        best: the name of a metric whose smallest value is kept, too; `"-name"`: the largest.
-        on_preemption: where the system announces that it ends the program (SIGTERM), that step is saved as well.
+        folder: the folder, which is created if it does not exist.
+        every: the number of steps from one checkpoint to the next.
+        keep: how many of the newest checkpoints are kept; None for all.
+        best: the name of a metric: the checkpoint with its smallest value is kept, too. With `"-name"` the largest.
+        on_preemption: also saves the step at which the system announces the end of the program (SIGTERM).
 
     Raises:
         ImportError: if Orbax is not installed.

@@ -55,11 +55,14 @@ class FullySharded(NamedTuple):
 
 
 def fsdp(*axes: str, min_size: int = 2**18) -> Any:
-    """A spec for `Rules`: each array is split over mesh axes along its largest dimension that they divide.
+    """A spec for `Rules` that splits each array over mesh axes, along its largest dimension that they divide.
 
     Args:
-        axes: of the mesh.
-        min_size: arrays with fewer numbers are replicated, as those without such a dimension.
+        axes: names of mesh axes.
+        min_size: arrays with fewer elements are replicated, and so are arrays without such a dimension.
+
+    Returns:
+        the spec.
 
     Example:
         >>> graftax.Rules([("**", graftax.fsdp("data"))])
@@ -143,21 +146,21 @@ class Table(NamedTuple):
 
 
 class Rules:
-    """Says which array of an object is sharded how: the first rule that means an array decides.
+    """Shardings for the arrays of an object, by rules. The first rule that matches an array decides.
 
-    The same rules are for `graftax.shard`, for `in_shardings=` and `out_shardings=` of `graftax.jit`, and for loading.
+    The same rules work for `graftax.shard`, for `in_shardings=` and `out_shardings=` of `graftax.jit`, and for loading.
 
     Args:
         rules: pairs (where, spec).
-            where: a key-path pattern (`"layers[*].w"`, `"**[bias]"`), which means all that is below, too; a compiled
+            where: a key-path pattern (`"layers[*].w"`, `"**[bias]"`), which includes everything below; a compiled
             regular expression, looked for in the path joined with `/` (`layers/0/w`); a type or a filter; or a function
             `f(path, leaf)`.
             spec: a `PartitionSpec`; None, which replicates; a function of the leaf that returns one of these;
             `graftax.fsdp("data")`; or a sharding.
-        mesh: the mesh, where no other is given and none is set with `jax.set_mesh`.
+        mesh: the mesh to use if no other is given and none is set with `jax.set_mesh`.
 
-    Scalars are replicated, and need no rule. Where no rule means an array, the names of axes count that Flax keeps
-    beside it (`nnx.with_partitioning`, `nn.with_partitioning`).
+    Scalars are replicated and need no rule. For an array without a rule the axis names that Flax keeps beside it are
+    used (`nnx.with_partitioning`, `nn.with_partitioning`).
 
     Example:
         >>> from jax.sharding import PartitionSpec as P

@@ -22,20 +22,24 @@ _LINES = 60
 
 
 class _Show:
-    """Shows an object graph: the parts of every class, each shared object once, and sizes.
+    """Shows an object graph with types, sizes, and each shared object once.
 
-    The result draws itself at the prompt and in a notebook. `print` prints it plain, its `print()` with colors on a
-    terminal. `html(path)` makes a page that can be searched, `svg(path)` a drawing of a small graph.
-    `show.diff(a, b)` shows where two graphs differ. No numbers are read from arrays.
+    The result displays itself at the prompt and in a notebook. `print(graftax.show(x))` prints plain text, the result's
+    `print()` has colors on a terminal. `html(path)` writes a page with a search, `svg(path)` a drawing of a small
+    graph. `show.diff(a, b)` shows where two graphs differ. No numbers are read from arrays, except with `values`.
 
     Args:
         obj: any object; or a jitted function, followed by its arguments, to see what a call would trace, share, donate,
-            forward and write back. That traces the function, and runs nothing.
-        *args, **kwargs: of the jitted function.
-        depth: how many levels of the text; None: as many as `lines` allow.
-        lines: the most lines of the text; None: as many as it takes, with nothing left out.
-        values: shows a few numbers of each array, too, which copies them from their devices.
-        mark: words beside places: `{"frozen": "layers[0].**"}`, each with what `graftax.find` takes.
+            forward and write back. That traces the function, but does not run it.
+        *args, **kwargs: the arguments of the jitted function.
+        depth: the number of levels of the text; None for as many as `lines` allow.
+        lines: the maximal number of lines of the text; None for the whole graph.
+        values: also shows a few numbers of each array, which copies them from their devices.
+        mark: a dict from a word to show beside a part to a pattern, a type or a predicate, as in `graftax.find`:
+            `{"frozen": "layers[0].**"}`.
+
+    Raises:
+        TypeError: if further arguments follow something else than a jitted function.
 
     Example:
         >>> class Layer:
@@ -90,11 +94,12 @@ class _Show:
         sharing: bool = True,
         lines: int | None = _LINES,
     ) -> Shown:
-        """Shows where two object graphs differ; `graftax.diff` lists the same.
+        """Shows where two object graphs differ. `graftax.diff` returns the same differences as a list.
 
         Args:
-            one, other, rtol, atol, sharing: as in `graftax.diff`.
-            lines: so long may the text be; None: as long as it takes.
+            left, right: the graphs.
+            rtol, atol, sharing: as in `graftax.diff`.
+            lines: the maximal number of lines of the text; None for the whole graph.
         """
         picture, notes = diff_picture(left, right, {"rtol": rtol, "atol": atol, "sharing": sharing})
         return Shown(picture, notes, None, lines)

@@ -22,20 +22,23 @@ T = TypeVar("T")
 
 
 def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: bool = False) -> T:
-    """A copy of a graph with `function` of each array in its place; sharing and cycles are kept.
+    """A copy of a graph with `function` applied to each array. Sharing and cycles are kept.
 
-    Other values stay. An array that stands in several places is one: the function is called once for it, with the
-    path at which it stands first.
+    Other values stay as they are. The function is called once for an array that occurs in several places, with its
+    first path.
 
     Args:
-        function: is given an array, and what stands in its place in each of `graphs`.
+        function: takes an array, and the value at the same path of each graph in `graphs`.
         graph: any object.
-        graphs: of the same structure, such as gradients. Where one has None, for an array or for all below, the
-            function is given None.
-        with_path: the `Path` of the array comes before it.
+        graphs: objects of the same structure, such as gradients. For None in place of an array, or of everything below
+            a node, the function gets None.
+        with_path: the function gets the `Path` of the array as its first argument.
+
+    Returns:
+        the copy.
 
     Raises:
-        StructureError: where the structures differ, at the path.
+        StructureError: if the structures differ, at the path.
 
     Example:
         >>> layer = {"w": jnp.ones(2), "name": "tied"}
@@ -66,21 +69,21 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
 
 
 def ema(target: T, model: Any, decay: Any) -> T:
-    """Moves a graph towards another one: `decay * target + (1 - decay) * model`, for every floating array.
+    """An exponential moving average: `decay * target + (1 - decay) * model` for every floating array of `target`.
 
-    Other arrays (counters, keys) are taken over. What the two have in common stays as it is. With `decay=0` the target
-    has the numbers of the model, in arrays of its own.
+    Other arrays, such as counters and keys, are copied from the model. With `decay=0` the target gets the numbers of
+    the model in arrays of its own.
 
     Args:
-        target: is changed in place. Its arrays keep their dtype.
-        model: of the same structure; where it has None, the target stays.
+        target: the average, which is changed in place. Its arrays keep their dtype.
+        model: an object of the same structure. Where it has None, the target stays as it is.
         decay: a number or a scalar array.
 
     Returns:
-        `target`, or a new one where no mutable object holds its arrays (tuples, Equinox modules).
+        `target`, or a new object if nothing mutable holds its arrays (tuples, Equinox modules).
 
     Raises:
-        StructureError: where the structures or the shapes differ, at the path.
+        StructureError: if the structures or the shapes differ, at the path.
 
     Example:
         >>> model = {"w": jnp.full(2, 4.0)}
@@ -116,18 +119,21 @@ def _average(average: Any, value: Any, decay: Any) -> Any:
 
 
 def cast(model: T, dtype: Any, where: Any = None) -> T:
-    """A graph with its floating arrays in another dtype. Integers, keys and complex arrays stay.
+    """A graph with its floating arrays in another dtype. Integers, keys and complex arrays stay as they are.
 
-    What holds a floating array is copied, and what holds none is the object that it was: random streams go on where
-    they are. Inside of a loss, the gradient is by the arrays of the graph that was given, in their dtype.
+    Objects with a floating array below them are copied. All others are shared with `model`, so that random streams
+    continue in both. In a loss function, gradients are those of the original arrays, in their dtype.
 
     Args:
         model: any object.
-        dtype: such as `jnp.bfloat16`.
-        where: what is cast: a pattern, a type or a predicate, as in `graftax.partition`. All of it otherwise.
+        dtype: the new dtype, such as `jnp.bfloat16`.
+        where: the arrays to cast: a pattern, a type or a predicate, as in `graftax.partition`. By default all.
+
+    Returns:
+        the new graph.
 
     Raises:
-        StructureError: where `where` means no floating array.
+        StructureError: if `where` matches no floating array.
 
     Example:
         >>> graftax.cast({"w": jnp.ones(2), "steps": jnp.asarray(3)}, jnp.bfloat16)
@@ -154,16 +160,21 @@ class Count(NamedTuple):
 
 
 def count(model: Any, where: Any = None) -> Count:
-    """How many parameters a model has: numbers in floating arrays, each array once, however often it is reached.
+    """The number of parameters of a model: the numbers in floating arrays, each array counted once.
 
-    Within `graftax.jit` arrays have no identity: there one array in two places counts twice; one object counts once.
+    In a function of `graftax.jit` arrays have no identity, so an array in two places counts twice. An object that is
+    reached twice counts once everywhere.
 
     Args:
         model: any object, with arrays or `jax.ShapeDtypeStruct`s.
-        where: what is counted: a pattern, a type or a predicate, as in `graftax.partition`; integers and keys, too.
+        where: the arrays to count: a pattern, a type or a predicate, as in `graftax.partition`. Then integer arrays and
+            keys count, too.
+
+    Returns:
+        a named tuple (parameters, bytes, arrays).
 
     Raises:
-        StructureError: where `where` means no array.
+        StructureError: if `where` matches no array.
 
     Example:
         >>> layer = {"w": jnp.ones((3, 4)), "b": jnp.zeros(4)}

@@ -69,17 +69,19 @@ class Labels:
 
 
 def labels(rules: Mapping[Any, Any]) -> Labels:
-    """Labels of parameters, or a mask of them, by rules: for the transformations that a `graftax.optimizer` runs.
+    """Labels or masks of parameters by rules, for transformations that a `graftax.optimizer` runs.
 
     Args:
-        rules: from a pattern of key paths (`"**.bias"`, `"encoder"`), a type (`nnx.BatchNorm`) or a predicate of
-            arrays to a label. A pattern covers all that is below what it means. The first rule that fits counts.
+        rules: a dict from a pattern of key paths (`"**.bias"`, `"encoder"`), a type (`nnx.BatchNorm`) or a predicate of
+            arrays to a label. A pattern covers everything below its matches. The first rule that matches decides.
 
     Returns:
-        what Optax takes for `mask=` (with True and False as labels) and for the labels of `multi_transform`.
+        a function that Optax accepts as `mask=` (with True and False as labels), and as the labels of
+        `optax.multi_transform`.
 
     Raises:
-        StructureError: when it is used, where a pattern matches nothing, and where no rule fits.
+        ValueError: if there is no rule.
+        StructureError: when it is used, if a pattern matches nothing or a parameter has no rule.
 
     Example:
         >>> import optax

@@ -65,27 +65,27 @@ class Transformation(Protocol):
 def optimizer(
     tx: Transformation, model: Any, wrt: Any = None, *, params: Callable[..., Any] | None = None
 ) -> Optimizer:
-    """An optimizer of the floating arrays in any objects, with a transformation of Optax.
+    """An optimizer for the floating arrays in any objects, with a transformation of Optax.
 
-    For the transformation the parameters are one dict, from key path to array, each array once: a layer that is
-    reached twice is there once, and an array that stands in several places is one parameter, which stays tied. So
-    masks and labels go by key path, and `graftax.labels` makes them of patterns and types.
+    The transformation sees the parameters as one dict from key path to array. A layer that is reached twice is in it
+    once, and an array in several places is one parameter, which stays tied. Masks and labels go by key path;
+    `graftax.labels` makes them from patterns and types.
 
     Args:
-        tx: `optax.adam(1e-3)`, `optax.chain(...)`, any object with `init` and `update`.
-        model: any object. It is not kept.
-        wrt: which of its arrays are trained: a pattern of key paths or several, a type, a predicate, a tree of bools,
-            as in `graftax.partition`. All floating ones otherwise, also statistics: where there are any, say it. Of
-            the Variables of Flax NNX those that are `nnx.Param`.
-        params: for transformations that take more than one set of parameters: `optax.LookaheadParams.init_synced`. The
-            slow ones are `opt.slow`.
+        tx: `optax.adam(1e-3)`, `optax.chain(...)`, or any object with `init` and `update`.
+        model: any object. The optimizer does not keep it.
+        wrt: the arrays to train: one or several patterns of key paths, a type, a predicate, or a tree of bools, as in
+            `graftax.partition`. By default all floating arrays, so name the parameters if there are statistics among
+            them. In Flax NNX the default is all `nnx.Param`.
+        params: for transformations with more than one set of parameters, such as
+            `optax.LookaheadParams.init_synced`. The slow parameters are in `opt.slow`.
 
     Returns:
         an `Optimizer`: a plain object, which is passed to jitted functions along with the model.
 
     Raises:
-        StructureError: where `wrt` matches nothing.
-        TypeError: where there is nothing to train.
+        StructureError: if `wrt` matches nothing.
+        TypeError: if `tx` is not a transformation, or if there is nothing to train.
 
     Example:
         >>> import optax
@@ -105,12 +105,19 @@ def optimizer(
 
 
 class Optimizer:
-    """What `graftax.optimizer` returns: a transformation, its state, and the names of the parameters.
+    """The result of `graftax.optimizer`: a transformation, its state, and the names of the parameters.
 
     Attributes:
         tx: the transformation.
-        state: its state as Optax has it, in which parameters go by name. It may be pickled, and assigned.
-        slow: the slow parameters of Lookahead, by name; None otherwise.
+        state: the state as Optax has it, with parameters by name. It may be pickled and assigned.
+        slow: the slow parameters of Lookahead, by name; None for other transformations.
+
+    Example:
+        >>> import optax
+        >>> model = {"w": jnp.ones(2), "name": "net"}
+        >>> opt = graftax.optimizer(optax.sgd(0.5), model)
+        >>> opt.update(model, {"w": jnp.ones(2), "name": None})
+        {'w': Array([0.5, 0.5], dtype=float32), 'name': 'net'}
     """
 
     def __init__(self, tx: Any, model: Any, wrt: Any = None, params: Callable[..., Any] | None = None) -> None:
@@ -130,21 +137,21 @@ class Optimizer:
             self.state: Any = _own_containers(tx.init(values))
 
     def update(self, model: T, grads: Any, **extra: Any) -> T:
-        """One step: changes the parameters of the model by the gradients, and the state.
+        """One step: updates the parameters of the model and the state of the optimizer.
 
         Args:
             model: the object that the optimizer was made for, or one with arrays at the same key paths.
-            grads: what `graftax.grad` (or JAX's) returns for the model: what is None there must not be trained. Or a
-                dict by the names of `parameters(model)`, or a list in their order.
-            **extra: passed on to transformations that take more, such as `value=`. Of `grad=` and `value_fn=` (of a
-                line search) the one is a gradient in any of these forms, the other a function of the model.
+            grads: the result of `graftax.grad` or `jax.grad` for the model, without None for a parameter. Or a dict by
+                the names of `parameters(model)`, or a list in their order.
+            **extra: arguments for transformations that take more, such as `value=`. For a line search `grad=` is a
+                gradient in any of these forms, and `value_fn=` a function of the model.
 
         Returns:
-            the model itself, changed in place; a new one where no mutable object holds its parameters: tuples, Equinox
-            modules. `model = opt.update(model, grads)` is right for both.
+            the model itself, changed in place, or a new one if nothing mutable holds its parameters (tuples, Equinox
+            modules). `model = opt.update(model, grads)` is right for both.
 
         Raises:
-            StructureError: where gradients and parameters do not fit, at the path. Nothing is changed then.
+            StructureError: if gradients and parameters do not fit, at the path. Nothing has been changed then.
         """
         if is_handle(model):
             run_inside("Optimizer.update", model, lambda opened: self.update(opened, grads, **extra))
@@ -173,17 +180,21 @@ class Optimizer:
         return changed
 
     def parameters(self, model: Any) -> dict[str, Any]:
-        """The parameters of a model by name, each once: what the transformation is given."""
+        """The parameters of a model by name, each once, as the transformation gets them."""
         return self._names.values(_open_graph(model))
 
     def assign(self, model: T, parameters: Mapping[str, Any]) -> T:
-        """Writes parameters into a model, such as averages that a transformation keeps (`opt.slow`).
+        """Writes parameters into a model, such as the averages of a transformation (`opt.slow`).
+
+        Args:
+            model: as for `update`.
+            parameters: arrays by the names of `parameters(model)`.
 
         Returns:
-            the model itself, or a new one where no mutable object holds its parameters.
+            the model itself, or a new one if nothing mutable holds its parameters.
 
         Raises:
-            StructureError: where names or shapes do not fit.
+            StructureError: if names or shapes do not fit.
         """
         if is_handle(model):
             run_inside("Optimizer.assign", model, lambda opened: self.assign(opened, parameters))

@@ -27,13 +27,13 @@ UNKNOWN = "Streams: there is no stream {name!r}. {near}Name all of them when it 
 class Streams:
     """Random keys by name. Each name has its own counter, so that more dropout does not change the initializers.
 
-    A draw is `jax.random.fold_in(key of the name, count)`, and increments the counter: an array, which `jit`, `scan`,
-    `cond`, `grad` and `vmap` of this package update like any other. All layers that draw hold one object.
+    A draw is `jax.random.fold_in(key of the name, count)`, and increments the count, an array. `jit`, `scan`, `cond`,
+    `grad` and `vmap` of this package update it like any other array. All layers share one `Streams` object.
 
     Args:
-        seed: an int or a random key, from which each name has a key of its own that depends on no other name.
-        *names: of the streams.
-        **seeds: names with seeds or keys of their own. These draw what `nnx.Rngs` of the same seeds draws.
+        seed: an int or a random key. The key of each name is derived from it, independently of other names.
+        *names: the names of streams.
+        **seeds: names with their own seeds or keys. They draw the same keys as `nnx.Rngs` with these seeds.
 
     Raises:
         TypeError: if there is no name, or if a name has no seed or something else as its seed.
@@ -64,8 +64,11 @@ class Streams:
     def __call__(self, name: str) -> jax.Array:
         """The next key of a stream.
 
+        Args:
+            name: the name of the stream.
+
         Raises:
-            KeyError: where there is no such stream.
+            KeyError: if there is no such stream.
         """
         if name not in self.keys:
             near = nearest(name, iter(self.keys))
@@ -75,10 +78,10 @@ class Streams:
         return key
 
     def fork(self, *names: str) -> Streams:
-        """Streams of their own, each from the next key of its name: for a part that may draw as often as it likes.
+        """New streams, each from the next key of its name, for a part that draws independently.
 
         Args:
-            *names: which of them; all otherwise.
+            *names: the streams to fork; by default all.
         """
         return Streams(**{name: self(name) for name in names or tuple(self.keys)})
 
@@ -86,8 +89,8 @@ class Streams:
         """As `fork`, with a row for each member of a `vmap`: `graftax.vmap(Model)(streams.split(5))`.
 
         Args:
-            count: how many rows; several for a `vmap` in a `vmap`.
-            *names: which of them; all otherwise.
+            count: the number of rows, or a tuple of numbers for a `vmap` in a `vmap`.
+            *names: the streams to split; by default all.
         """
         return Streams(**{name: jax.random.split(self(name), count) for name in names or tuple(self.keys)})
 

@@ -102,6 +102,7 @@ def io_callback(
     method): its arguments are copies, and a change to one of them is an error.
 
     Args:
+        callback, result_shape_dtypes, *args, **kwargs: as in `pure_callback`.
         sharding, ordered: as in `jax.experimental.io_callback`.
 
     Raises:

@@ -82,12 +82,12 @@ def by_value(jit: Jit) -> Callable[[], Step]:
         model, optimizer = start()
         compiled = jit(returning_step)
 
-        def one(x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
             nonlocal model, optimizer
             model, optimizer, loss = compiled(model, optimizer, x, y)
             return loss
 
-        return one
+        return loss_of_example
 
     return begin
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was watched, as one page that needs nothing else."""
+"""The findings as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def page(records: dict[Any, Record], program: str) -> str:
         "for the time in which it walks the arguments.",
         "FUNCTIONS": "".join(map(_function, called)) or "<p>No function was called.",
     }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], template)
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], template)
 
 
 def _function(record: Record) -> str:
     compilations = f"{len(record.compilations)} compiled, {record.seconds:.2f} s"
     head = (
         f"<summary><span><code>{html.escape(record.name)}</code> <span class=dim>{html.escape(record.jit)}, "
-        f"{html.escape(record.place)}</span></span><span class=n>{record.calls} calls</span>"
+        f"{html.escape(record.location)}</span></span><span class=n>{record.calls} calls</span>"
         f"<span class=n>{record.median_microseconds:.1f} µs a call</span><span class=n>{compilations}</span></summary>"
     )
     findings = record.findings()
@@ -53,5 +53,5 @@ def _walk(record: Record) -> tuple[str, str]:
     return text, "the walk is measured, the launch is not"
 
 
-def _row(seen: str, change: str, known: str) -> str:
-    return f"<tr><td>{html.escape(seen)}<td>{html.escape(change)}<td class=dim>{html.escape(known)}</tr>"
+def _row(observation: str, change: str, evidence: str) -> str:
+    return f"<tr><td>{html.escape(observation)}<td>{html.escape(change)}<td class=dim>{html.escape(evidence)}</tr>"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was seen of each function of a program."""
+"""The observations of each function of a program."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Compilation:
 
 @dataclass
 class Record:
-    """What was seen of one function, however often it was made anew."""
+    """The observations of one function, including all function objects made from the same code."""
 
     name: str
-    place: str
+    location: str
     jit: str
     functions: int = 0
     calls: int = 0
@@ -53,48 +53,52 @@ class Record:
         return statistics.median(self.nanoseconds) / 1e3 if self.nanoseconds else 0.0
 
     @property
-    def made_anew(self) -> list[Compilation]:
-        """What was compiled for a function that graftax takes for the one before."""
+    def recreations(self) -> list[Compilation]:
+        """Compilations for a new function object that graftax would recognise as equal to an earlier one."""
         return [compilation for compilation in self.compilations if compilation.cause == MADE_ANEW]
 
-    def count(self, kind: Counter[str], texts: list[str]) -> None:
-        """Counts each text once more, as long as there are not too many."""
+    def count(self, counter: Counter[str], texts: list[str]) -> None:
+        """Counts texts, up to a maximal number of different ones."""
         for text in texts:
-            if text in kind or len(kind) < _MOST_TEXTS:
-                kind[text] += 1
+            if text in counter or len(counter) < _MOST_TEXTS:
+                counter[text] += 1
 
     def findings(self) -> list[tuple[str, str, str]]:
-        """(what was seen, what graftax does, how that is known) of all that graftax would change."""
+        """(observation, what graftax does, how that is known) for everything that graftax would change."""
         rows: list[tuple[str, str, str]] = []
-        if anew := self.made_anew:
-            seconds = sum(sum(compilation.seconds.values()) for compilation in anew)
-            seen = f"{_count(len(anew), 'compilation')} in {seconds:.2f} s of a function that was made anew"
-            rows.append((seen, "none: functions are compared by content", "measured"))
+        if recreations := self.recreations:
+            seconds = sum(sum(compilation.seconds.values()) for compilation in recreations)
+            observation = (
+                f"{_count(len(recreations), 'compilation')} in {seconds:.2f} s of a function that was made anew"
+            )
+            rows.append((observation, "none: functions are compared by content", "measured"))
         for text, times in self.stale.items():
             rows.append((f"stale in {_count(times, 'call')}: {text}", "the call sees it", "seen"))
         for text, times in self.lost_changes.items():
-            seen = f"a change made in a trace alone ({_count(times, 'time')}): {text}"
-            rows.append((seen, "each call makes it", "seen"))
+            observation = f"a change made in a trace alone ({_count(times, 'time')}): {text}"
+            rows.append((observation, "each call makes it", "seen"))
         for text, size in self.lost_ties.items():
             rows.append((f"one array comes back as two: {text}", f"stays one: {_bytes(size)} less", "measured"))
         if self.constants:
             paths = ", ".join(sorted(self.constants)[:3])
-            seen = f"{_bytes(sum(self.constants.values()))} in each program as constants: {paths}"
-            rows.append((seen, "arguments of the program; NumPy arrays are copied in each call", "measured"))
+            observation = f"{_bytes(sum(self.constants.values()))} in each program as constants: {paths}"
+            rows.append((observation, "arguments of the program; NumPy arrays are copied in each call", "measured"))
         if self.missed_donation >= _WORTH_DONATING:
-            seen = f"{_bytes(self.missed_donation)} were free after each of {_count(self.missed_donations, 'call')}"
-            rows.append((seen, 'reused with graftax.jit(..., donate="all")', "measured"))
+            observation = (
+                f"{_bytes(self.missed_donation)} were free after each of {_count(self.missed_donations, 'call')}"
+            )
+            rows.append((observation, 'reused with graftax.jit(..., donate="all")', "measured"))
         return rows
 
 
 def records_by_cost(records: dict[Any, Record]) -> list[Record]:
-    """The functions that were called; those that cost the most first."""
+    """The functions that were called, the most expensive first."""
     called = [record for record in records.values() if record.calls]
     return sorted(called, key=lambda r: -(r.seconds + r.median_microseconds * r.calls / 1e6))
 
 
 def summary(records: dict[Any, Record]) -> str:
-    """A line about all, and one about each finding."""
+    """One line for the program, and one for each finding."""
     called = records_by_cost(records)
     compilations = sum(len(record.compilations) for record in called)
     seconds = sum(record.seconds for record in called)
@@ -104,12 +108,15 @@ def summary(records: dict[Any, Record]) -> str:
         f"{_count(compilations, 'compilation')} in {seconds:.2f} s"
     ]
     for record in called:
-        lines += [f"  {record.name} ({record.place}): {seen} -> {change}" for seen, change, _ in record.findings()]
+        lines += [
+            f"  {record.name} ({record.location}): {observation} -> {change}"
+            for observation, change, _ in record.findings()
+        ]
     return "\n".join(lines)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _bytes(size: int) -> str:

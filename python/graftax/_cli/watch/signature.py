@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `jit` of another library compiles for, and how two calls differ in it."""
+"""The signature of a call for which the `jit` of another library compiles, and how two of them differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST = 60  # characters of a value
 
 
 class CallSignature(NamedTuple):
-    """The structure of the arguments, and of each leaf its path and what counts of it."""
+    """The structure of the arguments, and for each leaf its path and what is compared of it."""
 
     structure: Any
     leaves: tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class Parameters:
         return {**{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
 
     def call(self, named: dict[str, Any], numbers_are_traced: bool) -> CallSignature:
-        """What a call is compiled for."""
+        """The signature of a call."""
         traced = {name: value for name, value in named.items() if name not in self.static}
         leaves, structure = jax.tree_util.tree_flatten_with_path(traced)
         described = [(_path(path), _described(leaf, numbers_are_traced)) for path, leaf in leaves]
@@ -54,14 +54,18 @@ class Parameters:
 
 
 def cause(call: CallSignature, earlier: Sequence[CallSignature], made_anew: bool) -> str:
-    """Why a call was compiled, by what it differs in from the most similar one before."""
+    """Why a call was compiled: the differences to the most similar earlier call."""
     if not earlier:
         return "the first call"
     if call in earlier:
         return MADE_ANEW if made_anew else NOTHING
-    nearest = max(earlier, key=lambda other: len({*call.leaves} & {*other.leaves}))
-    before = dict(nearest.leaves)
-    changed = [f"{path} was {before[path]}, is {now}" for path, now in call.leaves if before.get(path, now) != now]
+    nearest = max(earlier, key=lambda signature: len({*call.leaves} & {*signature.leaves}))
+    earlier_leaves = dict(nearest.leaves)
+    changed = [
+        f"{path} was {earlier_leaves[path]}, is {leaf_text}"
+        for path, leaf_text in call.leaves
+        if earlier_leaves.get(path, leaf_text) != leaf_text
+    ]
     if not changed or call.structure != nearest.structure:
         changed.append("the structure of the arguments")
     return "; ".join(changed[:3])

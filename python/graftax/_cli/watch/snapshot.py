@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What some values were at one time. Arrays are held weakly: watching keeps none alive."""
+"""Snapshots of values. Arrays are held weakly, so that watching keeps none alive."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from graftax._base.key_path import keystr
 from graftax._graph.structure_diff import differences_text
 
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-_MOST = 3  # differences that are named
+_MAX_DIFFERENCES = 3  # differences that are named
 
 
 class Snapshot:
-    """The structure of some named values, and which arrays they held. Empty where they cannot be walked."""
+    """The structure of named values, and their arrays. Values that cannot be walked are left out."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._names = tuple(values)
@@ -34,7 +34,7 @@ class Snapshot:
             self._parts[name] = [_reference(leaf) for leaf in leaves], graphdef
 
     def differences(self, values: dict[str, Any]) -> list[str]:
-        """Where `values` are not what they were, as texts."""
+        """The differences of `values` to the snapshot, as texts."""
         lines: list[str] = []
         for name, (leaves, graphdef) in self._parts.items():
             if name not in values:
@@ -44,28 +44,28 @@ class Snapshot:
             except Exception:
                 continue
             if graphdef != graphdef_now:
-                text = differences_text(graphdef, graphdef_now, (name,), limit=_MOST)
+                text = differences_text(graphdef, graphdef_now, (name,), limit=_MAX_DIFFERENCES)
                 lines += [re.sub(r": expected (.*), given ", r" was \1, is ", x.strip()) for x in text.splitlines()]
                 continue
             pairs = enumerate(zip(leaves, leaves_now, strict=True))
-            changed = [i for i, (leaf, now) in pairs if leaf() is not now]
+            changed = [i for i, (leaf, current_leaf) in pairs if leaf() is not current_leaf]
             paths = graphdef.leaf_places() if changed else []
             lines.extend(f"{name}{keystr(paths[i][1])}: another array" for i in changed)
-        return lines[:_MOST]
+        return lines[:_MAX_DIFFERENCES]
 
     def arrays(self) -> Iterator[tuple[str, Any]]:
         """(path, array) of each array that is still there, each once."""
-        seen: set[int] = set()
+        visited: set[int] = set()
         for name, (leaves, graphdef) in self._parts.items():
             for leaf, (_, path) in zip(leaves, graphdef.leaf_places(), strict=True):
                 array = leaf()
-                if isinstance(array, (jax.Array, np.ndarray)) and id(array) not in seen:
-                    seen.add(id(array))
+                if isinstance(array, (jax.Array, np.ndarray)) and id(array) not in visited:
+                    visited.add(id(array))
                     yield f"{name}{keystr(path)}", array
 
 
 def captured(function: Any) -> dict[str, Any]:
-    """The variables around a function and the globals that it names, but for code."""
+    """The closure variables of a function and the globals that it names, except functions, classes and modules."""
     if not isinstance(function, types.FunctionType):
         return {}
     values: dict[str, Any] = {}

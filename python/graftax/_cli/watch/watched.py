@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function with the `jit` that it was written for, which is watched while it is called and traced."""
+"""Functions that run with their own `jit`, and are observed while they are called and traced."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from graftax._cli.watch.snapshot import Snapshot, captured
 from graftax._jax import compat
 from graftax.replace import Request, patch_names, restore_names
 
-_KEPT_PROGRAMS = 64  # of one function, with what they were traced with
-_WALKED_CALL = 3  # whose arguments graftax walks, to take the time
+_KEPT_PROGRAMS = 64  # programs of one function whose snapshots are kept
+_WALKED_CALL = 3  # the call whose arguments graftax walks, to measure the time
 _WALKS = 5
 
 
 class _Thread(threading.local):
-    """What this thread does: the calls that it is in, and whether one of them is traced."""
+    """The calls that this thread is in, and how many of them are being traced."""
 
     def __init__(self) -> None:
         self.running: list[Call] = []
@@ -52,21 +52,21 @@ class Watch:
         patch_names(lambda function, request: Watched(self, function, request))
 
     def stop(self) -> None:
-        """Gives the names their own meaning again."""
+        """Restores the names."""
         self._is_running = False
         restore_names()
 
     def record(self, function: Any, jit: str) -> Record:
-        """What is known of a function: of one that was made anew, what is known of the one before."""
+        """The record of a function, shared by all function objects with the same code."""
         code = getattr(function, "__code__", None)
         name = getattr(function, "__name__", type(function).__name__)
-        place = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else "no code"
-        record = self.records.setdefault((jit, code or id(function)), Record(name, place, jit))
+        location = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else "no code"
+        record = self.records.setdefault((jit, code or id(function)), Record(name, location, jit))
         record.functions += 1
         return record
 
     def probe(self, function: types.FunctionType, record: Record, jit: str) -> Any:
-        """The function, with a look at what it changes. JAX caches by function object, so it is one for each."""
+        """The function, wrapped to observe what it changes. One wrapper for each: JAX caches by function object."""
         if id(function) not in self._probes:
             self._probes[id(function)] = function, _probe(self, function, record, jit)
         return self._probes[id(function)][1]
@@ -79,7 +79,7 @@ class Watch:
 
 
 class Call:
-    """One call: what it was given, and the stages of its compilation."""
+    """One call: its arguments, and the stages of its compilation."""
 
     def __init__(self, named: dict[str, Any], signature: CallSignature) -> None:
         self.named, self.signature = named, signature
@@ -130,7 +130,7 @@ class Watched:
         return repr(self._compiled)
 
     def _read(self, named: dict[str, Any]) -> dict[str, Any]:
-        """What a call reads that its own `jit` compares by identity or not at all."""
+        """The values that a call reads and that its own `jit` compares by identity or not at all."""
         static = {name: value for name, value in named.items() if name in self._parameters.static}
         return {**captured(self.__wrapped__), **static}
 
@@ -155,29 +155,29 @@ class Watched:
 
     def _note_result(self, named: dict[str, Any], result: Any) -> None:
         """Compares the arrays of a result with those of the arguments."""
-        wanted = Counter(_aval(leaf) for leaf in jax.tree_util.tree_leaves(result) if isinstance(leaf, jax.Array))
+        free_results = Counter(_aval(leaf) for leaf in jax.tree_util.tree_leaves(result) if isinstance(leaf, jax.Array))
         parts = {"result": result} if type(result) is not tuple else {f"result[{i}]": x for i, x in enumerate(result)}
         for name, value in named.items():
             if name in self._parameters.static:
                 continue
             leaves, structure = jax.tree_util.tree_flatten_with_path(value)
             for path, part in parts.items():
-                after, structure_after = jax.tree_util.tree_flatten(part)
-                if structure_after == structure:
-                    self._note_ties(path, leaves, after)
+                result_leaves, result_structure = jax.tree_util.tree_flatten(part)
+                if result_structure == structure:
+                    self._note_ties(path, leaves, result_leaves)
             for _, leaf in leaves:
-                if isinstance(leaf, jax.Array) and not leaf.is_deleted() and wanted[_aval(leaf)] > 0:
-                    wanted[_aval(leaf)] -= 1
+                if isinstance(leaf, jax.Array) and not leaf.is_deleted() and free_results[_aval(leaf)] > 0:
+                    free_results[_aval(leaf)] -= 1
                     self._replaceable.append((weakref.ref(leaf), leaf.nbytes))
 
-    def _note_ties(self, name: str, before: list[tuple[Any, Any]], after: list[Any]) -> None:
-        first: dict[int, int] = {}
-        for i, (path, leaf) in enumerate(before):
+    def _note_ties(self, name: str, argument_leaves: list[tuple[Any, Any]], result_leaves: list[Any]) -> None:
+        first_index: dict[int, int] = {}
+        for i, (path, leaf) in enumerate(argument_leaves):
             if not isinstance(leaf, jax.Array) or leaf.ndim == 0:
                 continue
-            j = first.setdefault(id(leaf), i)
-            if j != i and after[i] is not after[j]:
-                paths = f"{name}{jax.tree_util.keystr(before[j][0])} and {name}{jax.tree_util.keystr(path)}"
+            j = first_index.setdefault(id(leaf), i)
+            if j != i and result_leaves[i] is not result_leaves[j]:
+                paths = f"{name}{jax.tree_util.keystr(argument_leaves[j][0])} and {name}{jax.tree_util.keystr(path)}"
                 self._record.lost_ties[paths] = leaf.nbytes
 
     def _count_dead(self) -> None:
@@ -194,7 +194,7 @@ def _aval(array: jax.Array) -> tuple[Any, Any]:
 
 
 def _walk(value: Any) -> int:
-    """The nanoseconds in which graftax walks these arguments, as on every call. 0 where it does not take them."""
+    """The nanoseconds that graftax takes to walk these arguments, as on every call. 0 if it refuses them."""
     try:
         graphdef = _core.flatten(value)[1]
         times: list[int] = []
@@ -211,14 +211,17 @@ def _probe(watch: Watch, function: Callable[..., Any], record: Record, jit: str)
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
         read = {**captured(function), **({} if jit == "flax.nnx.jit" else _by_name(function, args, kwargs))}
-        before = Snapshot(read)
+        snapshot = Snapshot(read)
         watch.thread.traces += 1
         try:
             result = function(*args, **kwargs)
         finally:
             watch.thread.traces -= 1
-        now = {**captured(function), **{name: value for name, value in read.items() if name not in captured(function)}}
-        record.count(record.lost_changes, before.differences(now))
+        values = {
+            **captured(function),
+            **{name: value for name, value in read.items() if name not in captured(function)},
+        }
+        record.count(record.lost_changes, snapshot.differences(values))
         return result
 
     return traced

@@ -408,6 +408,15 @@ def register_static(cls: C) -> C:
     Raises:
         ValueError: where the class is registered with JAX already.
         TypeError: where it is no class.
+
+    Example:
+        >>> @graftax.register_static
+        ... class Config:
+        ...     def __init__(self, width):
+        ...         self.width = width
+        >>> config = Config(4)
+        >>> graftax.flatten({"config": config, "w": jnp.ones(2)})[0]
+        [Array([1., 1.], dtype=float32)]
     """
     if not isinstance(cast("object", cls), type):
         raise TypeError(f"register_static expects a class, got {cls!r}. For one value, use graftax.Static(value).")
