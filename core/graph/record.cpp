@@ -216,7 +216,7 @@ void Recorder::visit(PyObject* obj, Below below) {
           !kind.symbolic)
         check_opaque(obj);
       return add_static_leaf(obj, kind);
-    case Leaf::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
+    case Leaf::refused: return add_refused(obj, kind, below);
     case Leaf::none: break;
   }
   auto is_new = [&] { return options_.inputs && !options_.inputs->nodes->find(obj); };
