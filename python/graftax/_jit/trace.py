@@ -30,6 +30,7 @@ from graftax._capture.signature import GlobalAssigned
 from graftax._capture.user_caches import clear_caches, keeping_cached, refuse_cached
 from graftax._explain import compile_events, frozen
 from graftax._graph.array_aliases import groups, noting
+from graftax._graph.types.ignored import refusing_uses
 from graftax._graph.types.opaque_values import keeping_made
 from graftax._jax.compat import (
     equations,
@@ -339,7 +340,8 @@ def run_trace(
             graph.begin(tracing)
         start = len(equations())
         try:
-            result = within(_core.run_rebuilt, call, values)
+            with refusing_uses():
+                result = within(_core.run_rebuilt, call, values)
             for changes in running.copies:
                 text = changes()
                 if text:
