@@ -15,7 +15,7 @@ from graftax._io.decode_graph import NEEDS, Rows
 from graftax._io.errors import LoadError, Malformed, damaged
 from graftax._io.importable_names import Known
 from graftax._io.json_values import Decoder
-from graftax._io.safetensors import Header, Mapped, Tensor, parsed
+from graftax._io.safetensors import Mapped, Tensor, parsed
 from graftax._io.tensor import LOGICAL, Leaf, logical, logical_dtype, logical_shape
 
 _MOST_DEPTH = 250  # of brackets in the graph: tuples in tuples are all that nests
@@ -58,10 +58,6 @@ class Source:
                 if name in self._tensors:
                     raise damaged(path, f"{name!r} is in two of its files")
                 self._tensors[name] = file
-
-    @property
-    def headers(self) -> list[Header]:
-        return [file.header for file in self._files]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
