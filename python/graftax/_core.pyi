@@ -256,9 +256,7 @@ class RootFlag(enum.IntEnum):
     """Its NumPy arrays are constants of the program: its code asks for their values."""
 
 def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, stand_ins: bool = False) -> tuple[list[Any], GraphDef]:
-    """
-    Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.
-    """
+    """Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments."""
 
 def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
 
@@ -426,19 +424,14 @@ class Trace:
     def rebuild(self, leaves: Sequence[object], /) -> list[Any]: ...
 
     def as_begun(self, f: Callable[[], Any]) -> Any:
-        """
-        f(), while the nodes that were handed over are as they were when the trace began; None where that cannot be.
+        """f(), while the nodes that were handed over are as they were when the trace began; None where that cannot be.
         """
 
     def begins(self, recording: Recording) -> bool:
-        """
-        Is it the recording of the same roots, of which nothing has changed, and of more behind them?
-        """
+        """Is it the recording of the same roots, of which nothing has changed, and of more behind them?"""
 
     def extend(self, recording: Recording, leaves: Sequence[object]) -> list[Any]:
-        """
-        Goes on with that recording and all of its leaves; the new roots, rebuilt.
-        """
+        """Goes on with that recording and all of its leaves; the new roots, rebuilt."""
 
     def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = False, numbers: bool = False, share: bool = False, numpy: bool = True) -> tuple[Outcome, list[Any], list[str], bool]: ...
 
