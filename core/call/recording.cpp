@@ -22,12 +22,13 @@ void clear_opened(Opened& opened) { opened.clear(); }
 
 void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std::vector<uint8_t>& root_flags,
                     nb::object layout, bool aliases, bool shapes, nb::object dynamic, Opened* opened,
-                    nb::object ignored, nb::object symbolic) {
+                    nb::object ignored, nb::object symbolic, bool stand_ins) {
   RecordOptions options{names.ptr(), &root_flags, nullptr,
                         aliases,     shapes,      dynamic.is_none() ? nullptr : dynamic.ptr()};
   options.opened = opened;
   if (!ignored.is_none()) options.ignored = ignored.ptr();
   if (!symbolic.is_none()) options.symbolic = symbolic.ptr();
+  options.stand_ins = stand_ins;
   if (opened) opened->walk_again();
   Recorder recorder(options);
   for (nb::handle r : roots) recorder.root(r.ptr());
@@ -38,10 +39,11 @@ void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std
 
 // (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
 nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& root_flags, nb::object layout,
-                 bool aliases, bool shapes, nb::object dynamic, nb::object ignored) {
+                 bool aliases, bool shapes, nb::object dynamic, nb::object ignored, bool stand_ins) {
   RecordOptions options{names.is_none() ? nullptr : names.ptr(),    &root_flags, nullptr, aliases, shapes,
                         dynamic.is_none() ? nullptr : dynamic.ptr()};
   if (!ignored.is_none()) options.ignored = ignored.ptr();
+  options.stand_ins = stand_ins;
   Recorder recorder(options);
   for (nb::handle r : roots) recorder.root(r.ptr());
   RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
@@ -83,10 +85,12 @@ void bind_recording(nb::module_& m) {
           nb::arg("layout").none() = nb::none(), nb::arg("aliases") = false, nb::arg("shapes") = false,
           nb::arg("dynamic").none() = nb::none(), nb::arg("opened").none() = nb::none(),
           nb::arg("ignored").none() = nb::none(), nb::arg("symbolic").none() = nb::none(),
+          nb::arg("stand_ins") = false,
           nb::sig("def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], "
                   "layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: "
                   "Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None, ignored: "
-                  "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, symbolic: Any = None) -> None"))
+                  "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, symbolic: Any = None, "
+                  "stand_ins: bool = False) -> None"))
       .def_prop_ro(
           "graphdef", [](const Recording& r) { return r.graphdef; }, nb::sig("def graphdef(self) -> GraphDef"))
       .def_prop_ro(
@@ -149,6 +153,17 @@ void bind_recording(nb::module_& m) {
           nb::arg("types"), nb::sig("def instances(self, types: tuple[type, ...]) -> list[Any]"),
           "The statics in it that are of these classes.")
       .def_prop_ro(
+          "opaque",
+          [](const Recording& r) {
+            nb::list out;
+            for (const Static& s : r.program().statics) {
+              const Kind* kind = s.obj && s.how == How::identity && !s.weak ? known_kind(s.type) : nullptr;
+              if (kind && kind->opaque) out.append(nb::borrow(s.obj));
+            }
+            return out;
+          },
+          nb::sig("def opaque(self) -> list[Any]"), "The objects in it whose state C code keeps.")
+      .def_prop_ro(
           "nodes",
           [](const Recording& r) {
             nb::list out;
@@ -198,12 +213,13 @@ void bind_recording(nb::module_& m) {
   m.def("record", &record, nb::arg("roots"), nb::arg("names").none() = nb::none(),
         nb::arg("root_flags") = std::vector<uint8_t>(), nb::arg("layout").none() = nb::none(),
         nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),
-        nb::arg("ignored") = nb::none(),
+        nb::arg("ignored") = nb::none(), nb::arg("stand_ins") = false,
         nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: "
                 "Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = "
                 "False, "
                 "dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: "
-                "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None) -> tuple[list[Any], GraphDef]"),
+                "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, stand_ins: bool = False) -> "
+                "tuple[list[Any], GraphDef]"),
         "Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.");
   m.def("flatten", &flatten, nb::arg("obj").none(), nb::sig("def flatten(obj: object) -> tuple[list[Any], GraphDef]"));
 }

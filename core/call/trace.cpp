@@ -96,7 +96,11 @@ nb::list Trace::build_roots(uint32_t first_root) {
     uint32_t pc = p.track_pc[t];
     if (!p.code[pc].node->kind->node->is_ignored) continue;
     Owned path = own(PyUnicode_FromString(path_text(p, pc, root_names()).c_str()));
-    stand_ins.push_stolen(hooks::ignored(path.get()));
+    PyObject* live = recording_->live[pc];
+    Owned why = Owned::borrow(Py_None);
+    if (p.code[pc].flags & REFUSED)
+      why = own(PyUnicode_FromFormat("%s: %s", Py_TYPE(live)->tp_name, kind_of(live).reason.c_str()));
+    stand_ins.push_stolen(hooks::ignored(path.get(), why.get()));
     replaced.resize(p.code.size());
     replaced[pc] = stand_ins.back();
   }

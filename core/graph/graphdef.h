@@ -31,6 +31,7 @@ enum Flag : uint16_t {
   AUX = 128,            // part of a node's type for JAX (aux data, a static field), not a leaf of its tree
   SELF_CONTAINED = 32,  // a function that reaches nothing mutable but what is its alone: not copied when it is rebuilt
   PLAIN_VALUE = 256,    // leaf: no array (surgery)
+  REFUSED = 512,        // an ignored node: for what it is, not for an option of the function
 };
 
 // What an instruction is that stands for a node.

@@ -151,6 +151,7 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     make_static(kind, How::context, false);
   } else if (role == "refused") {
     kind.leaf = Leaf::refused;
+    kind.opaque = answer.is_true("opaque");
   } else {
     bool by_layout = role == "node" || role == "dynamic";
     const NodeKind* node = by_layout ? node_kind_of(solid) : node_kind_named(role);

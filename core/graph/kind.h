@@ -53,12 +53,13 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool handed = false;   // an instance of an unregistered class: handed over when no array is below
   bool has_dict = false;
   bool has_del = false;
-  bool sentinel = false;  // the class has no methods: an instance without fields counts by identity
+  bool sentinel = false;      // the class has no methods: an instance without fields counts by identity
+  bool opaque = false;        // refused, because C code keeps the state of its instances
   bool own_equality = false;  // the class defines both __eq__ and __hash__
-  bool shape = false;     // a jax.ShapeDtypeStruct: a leaf where nothing is run
-  bool dynamic = false;   // Python numbers below it are traced
-  bool symbolic = false;  // stands for a Python number while a function is traced
-  bool scalar = false;    // or for a NumPy scalar, which is an array to a transform inside
+  bool shape = false;         // a jax.ShapeDtypeStruct: a leaf where nothing is run
+  bool dynamic = false;       // Python numbers below it are traced
+  bool symbolic = false;      // stands for a Python number while a function is traced
+  bool scalar = false;        // or for a NumPy scalar, which is an array to a transform inside
   // Its type was registered, or described anew, since: what was recorded with it matches nothing.
   mutable bool stale = false;
   bool expires = false;           // changes only by being used up, which a call by value may drop

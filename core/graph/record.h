@@ -40,6 +40,7 @@ struct RecordOptions {
   PyObject* dynamic = nullptr;                       // key path -> is the Python number there traced?
   PyObject* symbolic = nullptr;                      // key paths of Python numbers that are traced besides
   PyObject* ignored = nullptr;                       // key path, value -> does no call look at it?
+  bool stand_ins = false;                            // a trace has a stand-in for what is refused
   bool everything = false;                           // every value that is no node is a leaf, refused ones too
   Opened* opened = nullptr;                          // what walks before have asked registered classes
 };
@@ -89,7 +90,8 @@ class Recorder {
   void check_opaque(PyObject* obj);
   void visit(PyObject* obj, Below below);
   bool is_ignored(PyObject* obj);
-  void add_ignored(PyObject* obj);
+  void add_ignored(PyObject* obj, uint16_t flags = 0);
+  void add_refused(PyObject* obj, const Kind& kind, const Below& below);
   void open(PyObject* obj, const Kind& kind, Below below, bool with_identity);
   void step();
   void close();

@@ -28,8 +28,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj);
 inline bool matches_at_once(const Static& s, PyObject* obj) {
   if (s.weak || s.how == How::function) return false;
   if (s.how == How::context) return Py_TYPE(obj) == s.type;
-  return s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple &&
-         s.how != How::hashed;
+  return s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple && s.how != How::hashed;
 }
 
 // The same for two pools.

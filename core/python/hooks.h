@@ -49,7 +49,7 @@ inline Hook is_module_level("is_module_level");
 inline Hook named_function("named_function");  // function -> what its name leads to, or None
 inline Hook writes_its_cells("writes_its_cells");
 inline Hook unspoken("UNSPOKEN");  // a set of the names of fields that paths leave out
-inline Hook ignored("Ignored");    // path, or None -> stand-in
+inline Hook ignored("Ignored");    // path, or None; why it is refused, or None -> stand-in
 inline Hook is_tracer("is_tracer");
 inline Hook is_leaf("is_leaf");                      // to JAX
 inline Hook one_level_treedef("one_level_treedef");  // class, aux data, number of children

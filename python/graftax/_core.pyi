@@ -191,7 +191,7 @@ class Opened:
 class Recording:
     """The roots of one call, walked once: their structure, leaves and live objects."""
 
-    def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, symbolic: Any = None) -> None: ...
+    def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, symbolic: Any = None, stand_ins: bool = False) -> None: ...
 
     @property
     def graphdef(self) -> GraphDef: ...
@@ -215,6 +215,10 @@ class Recording:
 
     def instances(self, types: tuple[type, ...]) -> list[Any]:
         """The statics in it that are of these classes."""
+
+    @property
+    def opaque(self) -> list[Any]:
+        """The objects in it whose state C code keeps."""
 
     @property
     def nodes(self) -> list[Any]:
@@ -251,8 +255,10 @@ class RootFlag(enum.IntEnum):
     constant = 32
     """Its NumPy arrays are constants of the program: its code asks for their values."""
 
-def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None) -> tuple[list[Any], GraphDef]:
-    """Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments."""
+def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, stand_ins: bool = False) -> tuple[list[Any], GraphDef]:
+    """
+    Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.
+    """
 
 def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
 

@@ -175,6 +175,7 @@ def test_a_check_finds_a_global_that_is_not_given_back() -> None:
             graftax.jit(m.f, check=True)(ONE)
 
 
+@pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")  # of Thread.start()
 def test_another_thread_keeps_its_values_while_globals_are_assigned() -> None:
     seen: set[int] = set()
     m = module(

@@ -12,6 +12,8 @@ import pytest
 import graftax
 from programs import Program, beside
 
+pytestmark = pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")  # of globals()
+
 WORLD = """import types
 mod = types.ModuleType('mod')
 mod.held = 1.0

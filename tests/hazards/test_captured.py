@@ -254,12 +254,15 @@ HIDDEN["user_iterator"] = (user_iterator, "list")
 
 @pytest.mark.parametrize(("make", "remedy"), HIDDEN.values(), ids=HIDDEN)
 @pytest.mark.parametrize(
-    ("wrap", "path"),
-    [(lambda v: v, "x"), (lambda v: Box(cfg={"k": [1, v]}), r"x\.cfg\['k'\]\[1\]")],
+    ("wrap", "use", "path"),
+    [
+        (lambda v: v, lambda x: bool(x), "x"),
+        (lambda v: Box(cfg={"k": [1, v]}), lambda x: bool(x.cfg["k"][1]), r"x\.cfg\['k'\]\[1\]"),
+    ],
     ids=["bare", "deep"],
 )
-def test_what_hides_its_state_is_refused_with_its_path_and_the_way_out(make, remedy, wrap, path):
-    f = graftax.jit(lambda x, w: w)
+def test_what_hides_its_state_is_refused_with_its_path_and_the_way_out(make, remedy, wrap, use, path):
+    f = graftax.jit(lambda x, w: use(x) and w)
     value = make()
     try:
         for _ in range(2):
@@ -267,6 +270,8 @@ def test_what_hides_its_state_is_refused_with_its_path_and_the_way_out(make, rem
                 f(wrap(value), f32(1))
         assert type(value).__name__ in str(caught.value)
         assert f.cache_info().traces == 0
+        held = wrap(value)
+        assert graftax.jit(lambda x, w: (x, w + 1))(held, f32(1))[0] is held  # what only passes through may be there
     finally:
         getattr(value, "close", lambda: None)()
 
@@ -275,7 +280,7 @@ def test_a_refused_value_is_not_advanced():
     values = iter([1, 2, 3])
     for _ in range(3):
         with pytest.raises(graftax.UnsupportedValueError):
-            graftax.jit(lambda x: x)(values)
+            graftax.jit(lambda x: next(x))(values)
     assert list(values) == [1, 2, 3]
 
 

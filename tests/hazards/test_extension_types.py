@@ -179,14 +179,13 @@ def test_hidden_state_is_refused_before_and_after_a_change(case, place, monkeypa
         now = seen[-1][0]
         assert passed(X, now).tolist() == seen[-1]  # the way out
         case.change(value)
-    assert jitted.cache_info().currsize == 0
     assert seen[0] != seen[1]
     getattr(value, "close", lambda: None)()
 
 
 def test_the_error_names_the_place_and_the_type():
     with pytest.raises(graftax.UnsupportedValueError, match=r"^box\['k'\]: .*Element: "):
-        graftax.jit(lambda box: 1)({"k": ElementTree.Element("a")})
+        graftax.jit(lambda box: box["k"].tag)({"k": ElementTree.Element("a")})
 
 
 def test_one_made_inside_is_no_result():

@@ -53,7 +53,7 @@ def test_a_big_captured_numpy_array_earns_one_warning_with_its_name():
 
 def test_a_refused_value_is_named_with_its_path_and_the_way_out():
     with pytest.raises(graftax.UnsupportedValueError, match=r"config\['data'\]\[1\].*list"):
-        graftax.jit(lambda config: None)({"data": [1, iter([1])]})
+        graftax.jit(lambda config: next(config["data"][1]))({"data": [1, iter([1])]})
 
 
 def test_an_exception_of_a_flatten_function_is_unchanged_and_says_where():

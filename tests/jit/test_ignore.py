@@ -2,11 +2,13 @@
 """`ignore=`: what a function does not read is not compared, not walked, and cannot be read by mistake."""
 
 import logging
+import threading
 from types import SimpleNamespace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -36,8 +38,53 @@ def test_what_is_ignored_may_change_and_is_refused_nothing():
         assert next(b.data) == i
     assert step.cache_info().traces == 1 and step.cache_info().hits == 3
     assert b.data is data and b.history is history and b.w.tolist() == [5, 5]
-    with pytest.raises(graftax.UnsupportedValueError, match=r"b\.data"):
-        graftax.jit(lambda b: b.w, ignore="**.history")(b)
+    with pytest.raises(graftax.UnsupportedValueError, match=r"b\.data.*test_ignore.py:.*ignore='b.data'"):
+        graftax.jit(lambda b: next(b.data), ignore="**.history")(b)
+
+
+class Loader:
+    def __init__(self):
+        self.rng, self.rows, self.lock = np.random.default_rng(0), iter(range(9)), threading.Lock()
+
+
+class Trainer:
+    def __init__(self):
+        self.w, self.loader, self.last, self.n = jnp.ones(2), Loader(), None, 0
+        self.rng = self.loader.rng
+
+    @graftax.jit
+    def step(self, x):
+        self.w, self.n, self.last = self.w + x, self.n + 1, self.rng
+        return self.rng is self.loader.rng, self.rng is None, self.w.sum()
+
+
+def test_a_value_that_is_refused_may_be_there_as_long_as_nobody_asks_it():
+    trainer = Trainer()
+    loader, rng, rows = trainer.loader, trainer.rng, trainer.loader.rows
+    for n in range(1, 5):
+        assert trainer.step(1.0) == (True, False, 2 + 2 * n)
+        assert trainer.loader is loader and trainer.rng is trainer.last is rng and loader.rows is rows
+    trainer.loader.rng = trainer.rng = trainer.last = np.random.default_rng(1)
+    before = Trainer.step.cache_info().traces
+    assert trainer.step(1.0)[2] == 12 and Trainer.step.cache_info().traces == before
+
+
+def test_a_use_whose_error_the_function_catches_is_an_error_all_the_same():
+    def f(trainer, x):
+        try:
+            return x * next(trainer.loader.rows)
+        except TypeError:
+            return x
+
+    with pytest.raises(graftax.UnsupportedValueError, match=r"trainer\.loader\.rows"):
+        graftax.jit(f)(Trainer(), jnp.ones(1))
+    with pytest.raises(graftax.IgnoredValueError, match=r"^t is ignored"):
+        graftax.jit(lambda t, x: f(SimpleNamespace(loader=t), x), ignore="t")(Loader(), jnp.ones(1))
+
+
+def test_check_leaves_what_is_refused_alone():
+    loader, w = Loader(), jnp.ones(2)
+    assert graftax.jit(lambda loader, w: w * 2, check=True)(loader, w).tolist() == [2, 2]
 
 
 USES = {

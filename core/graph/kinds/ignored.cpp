@@ -13,7 +13,7 @@ struct IgnoredKind final : NodeKind {
   IgnoredKind() : NodeKind("ignored", Items::none) { is_whole = is_leaf_for_jax = is_ignored = true; }
 
   bool is_opened_by_jax(const Kind&, PyTypeObject*) const override { return false; }
-  Owned make(const Content&) const override { return hooks::ignored(Py_None); }
+  Owned make(const Content&) const override { return hooks::ignored(Py_None, Py_None); }
 };
 
 const IgnoredKind ignored_kind;
@@ -31,12 +31,13 @@ bool Recorder::is_ignored(PyObject* obj) {
 }
 
 // A tracked node that replay takes whatever it finds for, so that an Outcome can name it.
-void Recorder::add_ignored(PyObject* obj) {
+void Recorder::add_ignored(PyObject* obj, uint16_t flags) {
   Program& p = out_.program;
   auto* type = reinterpret_cast<PyTypeObject*>(hooks::ignored.get());
   const Kind& kind = kind_of_type(type);
   Instr n;
   n.op = Op::node;
+  n.flags = flags;
   n.node = p.nodes.add({});
   n.node->kind = &kind;
   n.node->type = p.keep_type(type);
@@ -47,6 +48,25 @@ void Recorder::add_ignored(PyObject* obj) {
   p.code.push_back(n);
   out_.live.push(obj);
   if (!stack_.empty()) stack_.back().closed = false;
+}
+
+// What cannot be a part of a program may still be there: the trace has a stand-in that says so when it is used.
+void Recorder::add_refused(PyObject* obj, const Kind& kind, const Below& below) {
+  // JAX compares what a registered class keeps beside its children by its own ==, which for this is its identity.
+  if (kind.opaque && below.aux && (!options_.inputs || is_given(obj))) {
+    hooks::check_opaque(obj, Py_False);
+    return emit(Op::stat, add_identity(out_.program, obj), obj);
+  }
+  bool is_key = !options_.root_names || root_ >= PyTuple_GET_SIZE(options_.root_names);
+  if (!options_.stand_ins || options_.inputs || below.in_static || is_key)
+    raise_graftax("UnsupportedValueError", std::string(Py_TYPE(obj)->tp_name) + ": " + kind.reason);
+  if (uint32_t* before = seen_->find(obj)) {
+    emit(Op::ref, out_.program.code[*before].node->track, obj);
+    if (!stack_.empty()) stack_.back().closed = false;
+    return;
+  }
+  seen_->insert(obj, position());
+  add_ignored(obj, REFUSED);
 }
 
 }  // namespace graftax

@@ -24,6 +24,7 @@ class Description:
     dynamic_fields: Container[str] | None = None  # Python numbers in these fields are traced
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and what to do instead
+    opaque: bool = False  # role refused: because C code keeps the state of its instances
     sentinel: bool = False  # an instance without fields is compared by identity
     own_equality: bool = False  # the class defines `__eq__` and `__hash__`, which decide where it is declared static
     order: tuple[str, ...] | None = None  # of fields; registered classes and named tuples: names of the items

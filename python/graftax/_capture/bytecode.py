@@ -489,6 +489,12 @@ def in_class(cls: type, name: str) -> tuple[type | None, Any]:
     return None, MISSING
 
 
+def overridden(cls: type, names: set[str]) -> set[str]:
+    """Those of the names that a base of Python's or a library's has, too: its methods ask for them."""
+    bases = [base for base in cls.__mro__[:-1] if not is_users_class(base)]
+    return {name for name in names.intersection(*[set[str]().union(*map(vars, bases))]) if not name.startswith("__")}
+
+
 def is_special(name: str) -> bool:
     """Is it the name of a method, or a table, that Python itself looks up in a class?"""
     return name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON

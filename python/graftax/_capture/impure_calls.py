@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
-import functools
 import itertools
 import os
 import sys
@@ -18,136 +17,33 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from graftax._base.errors import ImpureCallWarning
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names, cells_of, is_never_asked, is_users_code, names_of
 from graftax._capture.caught_errors import FrameEvents
+from graftax._capture.impure_functions import (
+    ENVIRON,
+    ENVIRON_CODES,
+    ENVIRON_FILES,
+    NOW,
+    Call,
+    Table,
+    call_of,
+    handing_over,
+    is_console,
+    is_date,
+    is_impure_module,
+    known,
+    read_of,
+)
 
 IMPURE = (
     "{name} calls {call} ({place}). A compiled function does that once, when it is traced; later calls {later}. {way} "
     "warn_impure=False turns this warning off."
 )
-
-
-class Kind(NamedTuple):
-    later: str
-    way: str
-
-
-_CALLBACK = "jax.experimental.io_callback calls a function in each run."
-_VALUE = "repeat the value of then"
-_CLOCK = Kind(_VALUE, f"Take the time outside, around jax.block_until_ready, or give it as an argument. {_CALLBACK}")
-_RANDOM = Kind(_VALUE, "Give the function a jax.random key, and draw from that.")
-_VALUES = Kind(_VALUE, f"Make the value outside, and give it as an argument. {_CALLBACK}")
-_ENVIRON = Kind("do not look again", "Read it outside, and give the value as an argument.")
-_PRINT = Kind("print nothing", "jax.debug.print prints in each run, and shows values in place of tracers.")
-_FILE = Kind("leave the file alone", f"Read it outside, and give its content as an argument. {_CALLBACK}")
-_INPUT = Kind("do not ask again", f"Ask outside, and give the answer as an argument. {_CALLBACK}")
-_WARN = Kind("warn of nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
-_LOG = Kind("log nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
-
-_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
-_LOGS = ("debug", "info", "warning", "error", "exception", "critical", "log", "warn")
-_NOW = ("now", "today", "utcnow")
-
-# module -> (kind, names of its functions); where there are none, all of its public ones
-_FUNCTIONS: dict[str, tuple[Kind, tuple[str, ...]]] = {
-    "time": (_CLOCK, (*_CLOCKS, *(f"{name}_ns" for name in _CLOCKS), "sleep", "clock_gettime", "strftime")),
-    "random": (_RANDOM, ()),
-    "numpy.random": (_RANDOM, ()),
-    "uuid": (_VALUES, ("uuid1", "uuid4", "uuid6", "uuid7")),
-    "secrets": (_VALUES, ("token_bytes", "token_hex", "token_urlsafe", "choice", "randbelow", "randbits")),
-    "os": (_VALUES, ("urandom", "getcwd", "getcwdb", "getpid", "getloadavg")),
-    "sys": (_VALUES, ("getrecursionlimit", "getrefcount", "getswitchinterval")),
-    "builtins": (_PRINT, ("print",)),
-    "io": (_FILE, ("open",)),
-    "warnings": (_WARN, ("warn", "warn_explicit")),
-    "logging": (_LOG, _LOGS),
-}
-# What is impure where it is given nothing.
-_UNSEEDED = {
-    "time": (_CLOCK, ("localtime", "gmtime", "ctime", "asctime")),
-    "random": (_RANDOM, ("Random",)),
-    "numpy.random": (_RANDOM, ("default_rng", "RandomState", "SeedSequence")),
-}
-
-
-class Call(NamedTuple):
-    """A function that cannot be replayed."""
-
-    name: str
-    kind: Kind
-    unseeded: bool = False  # only where it is given nothing
-
-
-class _Table(NamedTuple):
-    calls: dict[Any, Call]
-    types: frozenset[type]  # of these functions: whatever is not of one of these types is not hashed
-    states: dict[int, str]  # the generators of the modules `random` and `numpy.random`
-    codes: dict[int, Call]  # of methods, and of the environment: whose they are is not known before they run
-    names: frozenset[str]
-
-
-@functools.cache
-def _table(modules: tuple[str, ...]) -> _Table:
-    calls: dict[Any, Call] = {}
-    states: dict[int, str] = {}
-    for module in modules:
-        names = vars(sys.modules[module])
-        if module in ("random", "numpy.random"):
-            states[id(names["random"].__self__)] = module
-        unseeded, (kind, chosen) = _UNSEEDED.get(module, (_RANDOM, ()))[1], _FUNCTIONS[module]
-        for name in chosen or names["__all__"]:
-            value = names.get(name)
-            if callable(value) and not isinstance(value, type) and name not in unseeded:
-                calls[value] = Call("open" if name == "open" else f"{module}.{name}".removeprefix("builtins."), kind)
-        calls.update((names[name], Call(f"{module}.{name}", _UNSEEDED[module][0], True)) for name in unseeded)
-    calls[builtins.input] = Call("input", _INPUT)
-    if "logging" in modules:
-        methods = vars(sys.modules["logging"].Logger)
-        calls.update((methods[name], Call(f"Logger.{name}", _LOG)) for name in _LOGS if name in methods)
-    codes = {id(f.__code__): call for f, call in calls.items() if call.name.startswith("Logger.")}
-    codes.update((id(code), Call("os.environ", _ENVIRON)) for code in _ENVIRON_CODES)
-    last = frozenset(call.name.rpartition(".")[2] for call in calls.values()) | {*_NOW, "environ", "getenv"}
-    kinds = frozenset(map(type, calls)) | {type(f.__func__) for f in calls if isinstance(f, types.MethodType)}
-    return _Table(calls, kinds, states, codes, last)
-
-
-def _known() -> _Table:
-    """Of the modules that are imported by now: nobody calls the others."""
-    return _of_modules(len(sys.modules))
-
-
-@functools.lru_cache(1)
-def _of_modules(count: int) -> _Table:
-    return _table(tuple(name for name in _FUNCTIONS if name in sys.modules))
-
-
-_ENVIRON_CODES: tuple[types.CodeType, ...] = tuple(
-    vars(type(os.environ))[name].__code__ for name in ("__getitem__", "__setitem__", "__delitem__", "__iter__")
-)
-_ENVIRON_FILES = ("<frozen os>", os.__file__, "<frozen _collections_abc>")  # what is between it and who asks
-
-
-def _call_of(function: Any, first: Any = MISSING) -> Call | None:
-    """What a function is, if it cannot be replayed; `first` is its first argument, if it has one."""
-    known = _known()
-    if type(function) is types.MethodType and type(function.__func__) not in known.types:
-        return None
-    if type(function) is types.BuiltinMethodType and function.__name__ in _NOW:
-        return Call(f"datetime.{function.__name__}", _VALUES) if _is_date(function.__self__) else None
-    call = known.calls.get(function) if type(function) in known.types else None
-    if call is None and id(first) in known.states and hasattr(function, "__name__"):
-        return Call(f"{known.states[id(first)]}.{function.__name__}", _RANDOM)
-    return call
-
-
-def _is_date(value: Any) -> bool:
-    module = sys.modules.get("datetime")
-    return module is not None and type(value) is type and issubclass(value, module.date)
 
 
 # ---- what code names
@@ -180,7 +76,7 @@ class _Scope(NamedTuple):
             if isinstance(value, types.ModuleType):
                 value = vars(value).get(attribute, MISSING)
             else:
-                return getattr(value, attribute) if _is_date(value) and attribute in _NOW else value
+                return getattr(value, attribute) if is_date(value) and attribute in NOW else value
         return value
 
 
@@ -188,33 +84,63 @@ def _tells_itself(value: Any) -> bool:
     """The environment or a logger: their methods run as Python's own code, whatever they are called through."""
     logging = sys.modules.get("logging")
     loggers = (logging.Logger, logging.LoggerAdapter) if logging is not None else ()
-    return value is os.getenv or issubclass(type(value), (type(os.environ), *loggers))
+    return value is os.getenv or is_console(value) or issubclass(type(value), (type(os.environ), *loggers))
 
 
-def _is_impure(value: Any, known: _Table) -> bool:
+def _is_impure(value: Any, table: Table) -> bool:
     """Is it what cannot be replayed, or leads to it?"""
     if type(value) is types.ModuleType:
-        return value.__name__ in _FUNCTIONS or value.__name__ == "datetime"
-    return _tells_itself(value) or (type(value) in known.types and _call_of(value) is not None)
+        return is_impure_module(value)
+    return _tells_itself(value) or (type(value) in table.types and call_of(value) is not None)
 
 
 def _names_impure(where: _Scope, names: Names) -> bool:
-    known = _known()
+    table = known()
     for chain in names.chains:
         value = where.value(chain)
         if value is MISSING:  # a variable of an enclosing call that the trace itself runs
-            if chain[0] in where.code.co_freevars and chain[-1] in known.names:
+            if chain[0] in where.code.co_freevars and chain[-1] in table.names:
                 return True
-        elif _is_impure(value, known):
+        elif _is_impure(value, table):
             return True
-    return _asks_a_logger(names)
+    return _asks_for_a_method(where, names, table)
 
 
-def _asks_a_logger(names: Names) -> bool:
-    """Does it name a logger's method on what is known only when it runs, `self.logger` say?"""
-    if names.attributes.isdisjoint(_LOGS[:6]):
+def _asks_for_a_method(where: _Scope, names: Names, table: Table) -> bool:
+    """Does it name such a method, of what is known only when it runs (`self.logger`, say), or of what has one?"""
+    asked = names.attributes & table.method_names
+    if not asked:
         return False
-    return not names.attributes.difference(*(chain[1:] for chain in names.chains)).isdisjoint(_LOGS[:6])
+    chains = [chain for chain in names.chains if not asked.isdisjoint(chain[1:])]
+    unknown = asked.difference(*(chain[1:] for chain in chains))
+    return bool(unknown) or any(_may_lead_to_a_method(where.value(chain), table) for chain in chains)
+
+
+def _may_lead_to_a_method(value: Any, table: Table) -> bool:
+    """May the first object in a chain of names that is no module, or what it holds, have such a method?"""
+    if isinstance(value, type):
+        return issubclass(value, table.classes)
+    return type(value) not in (types.ModuleType, str, bytes, list, tuple, dict, set)
+
+
+class _Read(NamedTuple):
+    """An attribute of a module that code reads, and cannot read again."""
+
+    call: Call
+    line: int
+    module: str  # of the code
+
+
+def _reads_in(where: _Scope, names: Names) -> list[_Read]:
+    found: list[_Read] = []
+    for first, name in dict.fromkeys((chain[0], chain[1]) for chain in names.chains if len(chain) >= 2):
+        read = read_of(where.value((first,)), name)
+        if read is not None:
+            named = (at.positions for at in dis.get_instructions(where.code) if at.argval == name)
+            lines = (positions.lineno for positions in named if positions is not None)
+            line = next(filter(None, lines), where.code.co_firstlineno)
+            found.append(_Read(read, line, str(where.scope.get("__name__"))))
+    return found
 
 
 # ---- what a trace tells
@@ -240,29 +166,42 @@ class ImpureCalls:
 
     def __init__(self) -> None:
         self._suspects: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
+        self._others: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
+        self._reads: weakref.WeakKeyDictionary[types.CodeType, list[_Read]] = weakref.WeakKeyDictionary()
         self.told: set[tuple[str, int, str]] = set()
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Code of the user's that is going to run: is it worth a look?"""
         where = _Scope(code, scope, cells, names.imports)
-        if code in self._suspects or not _names_impure(where, names):
+        reads, watch = _reads_in(where, names), _watch()
+        if reads and code not in self._reads:
+            self._reads[code] = reads
+            if watch is not None and watch.calls is self:
+                watch.tell_of_reads(code, reads)
+        if code in self._suspects:
             return
-        offsets = _looked_at(where, names)
+        is_suspect = _names_impure(where, names)
+        offsets: _Offsets = _looked_at(where, names) if is_suspect else {_ANYWHERE: None}
         with _LOCK:
-            self._suspects[code] = offsets
-        watch = _watch()
-        if watch is not None and watch.calls is self:
+            (self._suspects if is_suspect else self._others)[code] = offsets
+        if watch is not None and watch.calls is self and (is_suspect or watch.opaque):
             watch.look_at(code, offsets)
 
     @contextlib.contextmanager
-    def named(self, name: str, wanted: bool) -> Generator[None]:
-        """While a trace of the function `name` runs in this thread: its calls are told of, where that is wanted."""
-        watch = _Watch(self, name) if wanted else None
+    def named(self, name: str, wanted: bool, opaque: Sequence[Any] = ()) -> Generator[None]:
+        """While a trace of the function `name` runs in this thread: its calls are told of, where that is wanted.
+
+        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on.
+        """
+        watch = _Watch(self, name, opaque) if wanted else None
         _THREAD.watches.append(watch)
         try:
             if watch is not None:
                 with _LOCK:
-                    suspects = list(self._suspects.items())
+                    suspects, reads = list(self._suspects.items()), list(self._reads.items())
+                    suspects += list(self._others.items()) if watch.opaque else []
+                for code, found in reads:
+                    watch.tell_of_reads(code, found)
                 for code, offsets in suspects:
                     watch.look_at(code, offsets)
             yield
@@ -275,8 +214,9 @@ class ImpureCalls:
 class _Watch:
     """One trace that runs in this thread."""
 
-    def __init__(self, calls: ImpureCalls, name: str) -> None:
+    def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[Any]) -> None:
         self.calls, self._name, self._looks = calls, name, False
+        self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
@@ -293,25 +233,33 @@ class _Watch:
             _end()
 
     def tell(self, call: Call, frame: types.FrameType) -> None:  # unmeasured: in an event
-        filename, line = frame.f_code.co_filename, frame.f_lineno
-        key = (filename, line, call.name)
+        self._tell(call, frame.f_code, frame.f_lineno, frame.f_globals.get("__name__"))
+
+    def tell_of_reads(self, code: types.CodeType, reads: list[_Read]) -> None:
+        for call, line, module in reads:
+            self._tell(call, code, line, module)
+
+    def _tell(self, call: Call, code: types.CodeType, line: int, module: str | None) -> None:
+        key = (code.co_filename, line, call.name)
         if key in self.calls.told:
             return
-        text = call.name if call.kind is _ENVIRON else f"{call.name}()"
-        verb = IMPURE if call.kind is not _ENVIRON else IMPURE.replace("calls {call}", "uses {call}")
+        verb = IMPURE.replace("calls {call}", "uses {call}") if call.is_read else IMPURE
         message = verb.format(
-            name=self._name, call=text, place=f"{filename}:{line}", later=call.kind.later, way=call.kind.way
+            name=self._name,
+            call=call.name if call.is_read else f"{call.name}()",
+            place=f"{code.co_filename}:{line}",
+            later=call.kind.later,
+            way=call.kind.way,
         )
-        module = frame.f_globals.get("__name__")
-        warnings.warn_explicit(message, ImpureCallWarning, filename, line, module, _TOLD)
+        warnings.warn_explicit(message, ImpureCallWarning, code.co_filename, line, module, _TOLD)
         self.calls.told.add(key)
 
     def tell_of_environ(self, frame: types.FrameType | None) -> None:  # unmeasured: in an event
         """`frame` is of the environment itself."""
-        while frame is not None and frame.f_code.co_filename in _ENVIRON_FILES:
+        while frame is not None and frame.f_code.co_filename in ENVIRON_FILES:
             frame = frame.f_back
         if frame is not None and id(frame.f_code) in self.codes:
-            self.tell(Call("os.environ", _ENVIRON), frame)
+            self.tell(ENVIRON, frame)
 
 
 if sys.version_info >= (3, 12):
@@ -335,7 +283,7 @@ if sys.version_info >= (3, 12):
                 _monitoring.use_tool_id(_tool, "graftax")
                 _monitoring.register_callback(_tool, _monitoring.events.CALL, _on_call)
                 _monitoring.register_callback(_tool, _monitoring.events.PY_START, _on_start)
-                for code in _ENVIRON_CODES:
+                for code in ENVIRON_CODES:
                     _monitoring.set_local_events(_tool, code, _monitoring.events.PY_START)
             _users += 1
             return True
@@ -352,7 +300,7 @@ if sys.version_info >= (3, 12):
             _users -= 1
             if _users or _tool is None:
                 return
-            for code in (*_reported.values(), *_ENVIRON_CODES):
+            for code in (*_reported.values(), *ENVIRON_CODES):
                 _monitoring.set_local_events(_tool, code, 0)
             _reported.clear()
             _monitoring.register_callback(_tool, _monitoring.events.CALL, None)
@@ -362,7 +310,9 @@ if sys.version_info >= (3, 12):
 
     def _on_call(code: types.CodeType, offset: int, function: Any, first: Any) -> None:  # unmeasured: in an event
         watch = _watch()
-        call = _call_of(function, first) if watch is not None else None
+        call = call_of(function, first) if watch is not None else None
+        if watch is not None and call is None and id(first) in watch.opaque:
+            call = handing_over(function)
         if watch is None or call is None or (call.unseeded and first is not _monitoring.MISSING and first is not None):
             return
         watch.tell(call, sys._getframe(1))
@@ -376,7 +326,9 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
 
     def _looked_at(where: _Scope, names: Names) -> dict[int, Call | None]:
         found: dict[int, Call | None] = dict(_offsets(where))
-        if _asks_a_logger(names) or any(_tells_itself(where.value(chain)) for chain in names.chains):
+        if _asks_for_a_method(where, names, known()) or any(
+            _tells_itself(where.value(chain)) for chain in names.chains
+        ):
             found[_ANYWHERE] = None
         return found
 
@@ -405,7 +357,7 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
                     variables[at.argval], imported = imported, ()
                 chain = ()
             pushed = op == "PUSH_NULL"
-            call = _call_of(where.value(chain)) if chain and (called or op == "LOAD_METHOD") else None
+            call = call_of(where.value(chain)) if chain and (called or op == "LOAD_METHOD") else None
             if call is not None and (not call.unseeded or (following.opname == "PRECALL" and not following.arg)):
                 found[at.offset] = call
         return found
@@ -439,8 +391,8 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
         if watch is None:
             return None
         code, caller = frame.f_code, frame.f_back
-        call = _known().codes.get(id(code))
-        if call is not None and call.kind is _ENVIRON:
+        call = known().codes.get(id(code))
+        if call is not None and call is ENVIRON:
             watch.tell_of_environ(frame)
         elif call is not None and caller is not None and id(caller.f_code) in watch.codes:
             watch.tell(call, caller)
@@ -459,6 +411,13 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
             return at
 
         return at
+
+
+def tell_of_call(call: Call, frame: types.FrameType) -> None:
+    """A call that another function of graftax stands in for."""
+    watch = _watch()
+    if watch is not None:
+        watch.tell(call, frame)
 
 
 class Overheard:

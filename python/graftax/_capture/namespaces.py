@@ -19,6 +19,8 @@ from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Shown, content, fill
 from graftax._capture.caught_errors import ERRORS_OF_TRACERS
 from graftax._capture.function_attributes import function_in, in_place_of
+from graftax._capture.impure_calls import tell_of_call
+from graftax._capture.impure_functions import VARS_OF_MODULE
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
@@ -240,6 +242,7 @@ class Views:
             return sys._getframe(1).f_locals
         shown = builtins.vars(*given)
         if isinstance(given[0], types.ModuleType):
+            tell_of_call(VARS_OF_MODULE, sys._getframe(1))
             return self.seen(shown)
         if not isinstance(given[0], type) or not any(isinstance(value, _SeenAttribute) for value in shown.values()):
             return shown

@@ -47,7 +47,9 @@ from graftax._capture.bytecode import (
     is_users_scope,
     names_of,
     nested_codes,
+    overridden,
     own_value,
+    passed_on,
     resolve_lazy_imports,
 )
 from graftax._capture.function_attributes import NamedFunctions, function_in
@@ -86,6 +88,7 @@ class ReadSet:
         self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._hosts: dict[int, tuple[types.CellType, str]] = {}  # variables with functions that run on the host alone
+        self._on_host: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that code gives to callbacks
         self._receivers: set[str] = set()  # those of `hidden` of which methods are given to callbacks
         self._receiving: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # the code that gives them
         self._scope: dict[str, Any] | None = None  # that of the function itself
@@ -285,7 +288,9 @@ class ReadSet:
                 continue
             if chain[0] in code.co_freevars and chain[0] not in cells:  # the trace's own
                 continue
-            self._follow(chain, scope, cells, names, users)
+            function_named = self._follow(chain, scope, cells, names, users)
+            if function_named is not None and self._is_passed_on(chain, code, function_named):
+                self._add_origin(Origin(function_named, None))  # it may leave the trace, or be compared with a root
         if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):
             self._functions.setdefault(id(function), function)
             self._note_keywords(function)
@@ -297,9 +302,13 @@ class ReadSet:
         if not touched.isdisjoint(self._own) or any(origin.key in touched for origin in self.origins):
             self._rooted.add(code)
 
+    def _is_passed_on(self, chain: tuple[str, ...], code: types.CodeType, function: types.FunctionType) -> bool:
+        return len(chain) == 1 and function.__code__ not in self._on_host and chain[0] in passed_on(code)
+
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
-    ) -> None:
+    ) -> types.FunctionType | None:
+        """Notes what a chain of names leads to. Gives it where it is a function of the user's with state."""
         name, *attributes = chain
         imports, asked = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
         place: tuple[Any, str] | None = None if name in cells else (scope, name)
@@ -325,17 +334,19 @@ class ReadSet:
                 self._add_class(value)
                 if users and attribute == OF_NAMES:
                     self._lay_open(value)
-                    return
+                    return None
                 owner, value = in_class(value, attribute)
                 place = owner, attribute
             else:
                 function = function_in(value)
                 if users and function is not None and self.note_function(function, place) and attribute in asked:
                     self._add_origin(Origin(function, None))
-                return
+                return None
         function = function_in(value) if users else None
-        if function is not None and self.note_function(function, place) and not PARTS.isdisjoint(names.attributes):
-            self._add_origin(Origin(function, None))  # asked under another name, perhaps
+        if function is not None and self.note_function(function, place):
+            if not PARTS.isdisjoint(names.attributes):
+                self._add_origin(Origin(function, None))  # asked under another name, perhaps
+            return function if has_state(function) else None
         if isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
@@ -344,6 +355,7 @@ class ReadSet:
             note_cache(value)
             if users:
                 self._add_classes_in(value)
+        return None
 
     def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
         """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
@@ -507,8 +519,8 @@ class ReadSet:
     def _look_up_in_class(self, cls: type) -> None:
         if self._reads_names:
             self._note_names(cls)
-        of_libraries = self._of_libraries.intersection(*[set().union(*map(vars, filter(is_users_class, cls.__mro__)))])
-        for name in self._attributes | of_libraries:
+        users = set[str]().union(*map(vars, filter(is_users_class, cls.__mro__)))
+        for name in self._attributes | (self._of_libraries & users) | overridden(cls, users):
             holder, value = in_class(cls, name)
             note_cache(value)
             self._add_classes_in(value)
@@ -572,6 +584,11 @@ class ReadSet:
         """
         hosts = {host for host in hosts if host not in self._ran and host not in self.known}
         new = self._hide(function.__code__, hosts)
+        for origin in [p for p in self.origins if p.name is None and p.holder.__code__ in hosts]:
+            self.origins.remove(origin)
+            self._seen.discard(origin.key)
+            self._on_host.add(origin.holder.__code__)
+            new = True
         for cell, name in passed_hosts(function, hosts) if hosts else ():
             if name not in self._shared and name not in self.hidden:
                 self._hosts[id(cell)] = cell, name

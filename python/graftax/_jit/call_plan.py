@@ -75,7 +75,8 @@ class Plan:
         named = number_test(self.dynamic_patterns, roots, names, flags, shapes, opened, ignored)
 
         donates = self.donates(roots, layout)
-        return _core.Recording(roots, names, flags, layout, donates, shapes, named, opened, ignored, symbolic or None)
+        symbols = symbolic or None
+        return _core.Recording(roots, names, flags, layout, donates, shapes, named, opened, ignored, symbols, True)
 
     def _names_and_flags(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:
         """(names, flags) of the roots of calls with this layout."""
@@ -141,7 +142,7 @@ def number_test(
     test = tester(patterns, names)
     if test is None:
         return None
-    graphdef = _core.Recording(roots, names, flags, None, False, shapes, test, opened, ignored).graphdef
+    graphdef = _core.Recording(roots, names, flags, None, False, shapes, test, opened, ignored, stand_ins=True).graphdef
     if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         return test
     covering = Covering(graphdef, names)

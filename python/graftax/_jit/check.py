@@ -125,9 +125,9 @@ class Checked(Jitted[P, R]):
         flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
 
         def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
-            ignored = plan.ignoring.test(names)
+            ignored = plan.ignoring.test(names) or plan.ignoring.is_stand_in
             dynamic = number_test(plan.dynamic_patterns, roots[:count], names, flags, False, ignored=ignored)
-            return _core.record(roots[:count], names, flags, dynamic=dynamic, ignored=ignored)
+            return _core.record(roots[:count], names, flags, dynamic=dynamic, ignored=ignored, stand_ins=True)
 
         (expected_leaves, expected_graphdef), (actual_leaves, actual_graphdef) = flat(expected), flat(actual)
         if expected_graphdef != actual_graphdef:

@@ -30,6 +30,7 @@ from graftax._capture.signature import GlobalAssigned
 from graftax._capture.user_caches import clear_caches, keeping_cached, refuse_cached
 from graftax._explain import compile_events, frozen
 from graftax._graph.array_aliases import groups, noting
+from graftax._graph.types.ignored import refusing_uses
 from graftax._graph.types.opaque_values import keeping_made
 from graftax._jax.compat import (
     equations,
@@ -204,7 +205,7 @@ def _trace_once(
             return caller._table.make_numpy_constant(growth.recording if growth else recording, arguments)
 
         try:
-            with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure):
+            with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure, recording.opaque):
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
                 if reads is not None or _core.is_watched() or not options.warns_impure:
                     result = signature.call(*call_arguments)
@@ -339,7 +340,8 @@ def run_trace(
             graph.begin(tracing)
         start = len(equations())
         try:
-            result = within(_core.run_rebuilt, call, values)
+            with refusing_uses():
+                result = within(_core.run_rebuilt, call, values)
             for changes in running.copies:
                 text = changes()
                 if text:

@@ -8,7 +8,7 @@ import enum
 import functools
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, NoReturn
 
 from jax import tree_util
@@ -20,15 +20,15 @@ from graftax._graph.node_text import keys_of, listed, node_text, value_text
 from graftax._graph.structure_diff import Difference, Way, lockstep, short_text, spelled
 from graftax._graph.types.describe import schemas
 from graftax._jax.compat import (
-    Records,
     data_fields,
     is_tree_node,
     names_function,
     tree_functions,
     treedef_of_node,
-    treedef_of_records,
-    treedef_records,
 )
+
+# (node data, number of children) of each node in pre-order; of leaves: (None, how many stand side by side).
+Records = list[tuple[tuple[type, Any] | None, int]]
 
 TREE_MISMATCH = "{name}: the trees do not have the same structure.\n{places}"
 
@@ -107,7 +107,7 @@ def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(names.index(name) for name in fields)
 
 
-# ---- treedefs of JAX
+# ---- treedefs of JAX, which copies all that is below a node whose children are asked for or given
 
 
 def from_jax(treedef: Any) -> _core.PyTreeDef:
@@ -120,9 +120,13 @@ def from_jax(treedef: Any) -> _core.PyTreeDef:
         return treedef
     if not isinstance(treedef, tree_util.PyTreeDef):
         raise TypeError(f"expected a treedef, got {type(treedef).__qualname__}: {treedef!r}")
-    records = treedef_records(treedef)
-    if records is None:
-        return _rebuilt(treedef, _core.PyTreeDef.from_node_data_and_children)
+    records: Records = []
+    stack: list[Any] = [treedef]
+    while stack:
+        node = stack.pop()
+        data, children = node.node_data(), node.children()
+        records.append((None, 1) if data is None else (data, len(children)))
+        stack.extend(reversed(children))
     return _core.PyTreeDef._from_records(records)
 
 
@@ -130,26 +134,16 @@ def to_jax(treedef: Any) -> Any:
     """The same structure as a treedef of `jax.tree`."""
     if isinstance(treedef, tree_util.PyTreeDef):
         return treedef
-    ours = from_jax(treedef)
-    theirs = treedef_of_records(ours._records())
-    return _rebuilt(ours, treedef_of_node) if theirs is None else theirs
-
-
-def _rebuilt(treedef: Any, make: Callable[..., Any]) -> Any:
-    """The structure, rebuilt bottom-up by public functions. It takes time proportional to nodes times depth."""
-    registry = tree_util.default_registry
-    built: list[Any] = []
-    stack: list[tuple[Any, Any, int]] = [(treedef, None, -1)]
-    while stack:
-        node, data, count = stack.pop()
-        if count >= 0:
-            children = built[len(built) - count :]
-            del built[len(built) - count :]
-            built.append(make(registry, data, children))
+    registry, leaf = tree_util.default_registry, tree_util.tree_structure(0)
+    built: list[Any] = []  # from the end, so that the children of a node are the last ones
+    for data, arity in reversed(from_jax(treedef)._records()):
+        if data is None:
+            built += [leaf] * arity
             continue
-        data, children = node.node_data(), node.children()
-        stack.append((None, data, len(children)))
-        stack.extend((child, None, -1) for child in reversed(children))
+        count = len(built) - arity
+        children = built[count:][::-1]
+        del built[count:]
+        built.append(treedef_of_node(registry, data, children))
     return built[0]
 
 

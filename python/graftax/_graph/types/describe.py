@@ -105,6 +105,10 @@ _BY_EQUALITY = (
 )
 
 _NUMPY = (np.ndarray, np.memmap, np.recarray, *typed_array_types)
+_HIDDEN_SLOT = (
+    "{cls} has no descriptor for its slot {name!r}, so a change of what it holds could not be noticed. Leave the "
+    "descriptor in the class."
+)
 _SUBCLASS_OF_ARRAY = (
     "inside a compiled program it would be a plain array, without what the subclass adds. "
     "Pass numpy.asarray(...) of it."
@@ -203,6 +207,8 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("reduce", frozen=False, reduce=reduce)
     if isinstance(obj, Iterator):
         return Description("refused", reason=ITERATOR)
+    if (name := _hidden_slot(cls)) is not None:
+        return Description("refused", reason=_HIDDEN_SLOT.format(cls=cls.__qualname__, name=name))
     if solid in _NODES and cls is not object:
         fields_only = solid in (object, threading.local)
         sentinel = solid is object and not _has_methods(cls)
@@ -211,7 +217,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, own_equality=own, order=order)
     if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
         return Description("equal")
-    return Description("refused", reason=IN_C) if hides_state(obj, solid) else Description("identity")
+    return Description("refused", reason=IN_C, opaque=True) if hides_state(obj, solid) else Description("identity")
 
 
 def names_of_children(cls: type) -> tuple[str, ...] | None:
@@ -246,6 +252,18 @@ def _defines_equality(cls: type) -> bool:
     """Does a class statement spell both methods? Those that dataclasses and attrs write compare all fields anyway."""
     codes = [getattr(getattr(cls, name), "__code__", None) for name in ("__eq__", "__hash__")]
     return all(code is not None and not code.co_filename.startswith(("<string>", "<attrs")) for code in codes)
+
+
+def _hidden_slot(cls: type) -> str | None:
+    """A slot whose descriptor is not in the class any more: what it holds is not to be had by name."""
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots if isinstance(slots, (tuple, list)) else ():
+            private = name.startswith("__") and not name.endswith("__")
+            own_name = f"_{base.__name__.lstrip('_')}{name}" if private else name
+            if own_name not in ("__dict__", "__weakref__") and own_name not in vars(base):
+                return name
+    return None
 
 
 def _has_methods(cls: type) -> bool:

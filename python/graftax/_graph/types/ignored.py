@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ignore=`: what a function does not read. It is not compared, and a trace has a stand-in in its place."""
+"""What a function does not read: `ignore=` says it, or it cannot be part of a program.
+
+It is not compared, and a trace has a stand-in in its place, which raises where it is used.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from graftax._base.errors import IgnoredValueError
+from graftax._base.errors import IgnoredValueError, UnsupportedValueError
 from graftax._base.missing import MISSING
 from graftax._graph.filters import Filter, filter_of
 from graftax._graph.patterns import Pattern, of_arguments, tester
@@ -16,6 +22,10 @@ from graftax._graph.structure import Place, plain_key
 USED = (
     "{path} is ignored by ignore=, so the function may keep it, move it and assign it anew, but not look at it. Leave "
     "it out of ignore=, or read it outside of the function and pass what is needed of it."
+)
+REFUSED_USED = (
+    "{path}: {why} {place} asks it for something. A compiled function may hold it, move it and return it; do the rest "
+    "outside, and pass what comes out of it. ignore={pattern!r} is for what no code of the function asks."
 )
 NO_SPEC = (
     "{name}: ignore={spec!r} says of nothing that it is ignored. Give patterns of key paths ('**.history'), types, or "
@@ -33,17 +43,57 @@ _COMPARED = "call contains delitem eq format ge getitem gt le lt missing ne redu
 
 
 class Ignored:
-    """Stands in a trace for a value that the trace does not look at."""
+    """Stands in a trace for a value that the trace does not look at.
 
-    __slots__ = ("_path",)
+    Args:
+        path: of the value.
+        why: it is refused; None where `ignore=` names it.
+    """
 
-    def __init__(self, path: str | None = None) -> None:
+    __slots__ = ("_path", "_why")
+
+    def __init__(self, path: str | None = None, why: str | None = None) -> None:
         object.__setattr__(self, "_path", path)
+        object.__setattr__(self, "_why", why)
+
+
+class _Uses(threading.local):
+    """The errors that stand-ins have raised in the trace that runs in this thread; None where none runs."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] | None = None
+
+
+_USES = _Uses()
+
+
+@contextmanager
+def refusing_uses() -> Generator[None]:
+    """While entered, a trace runs.
+
+    Raises:
+        IgnoredValueError, UnsupportedValueError: at its end, where code has used a stand-in and caught the error.
+    """
+    around, _USES.errors = _USES.errors, []
+    try:
+        yield
+        if _USES.errors:
+            raise _USES.errors[0]
+    finally:
+        _USES.errors = around
 
 
 def _used(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     del args, kwargs
-    raise IgnoredValueError(USED.format(path=object.__getattribute__(self, "_path") or "this value"))
+    path = object.__getattribute__(self, "_path") or "this value"
+    why, frame = object.__getattribute__(self, "_why"), sys._getframe(1)
+    error: Exception = IgnoredValueError(USED.format(path=path))
+    if why is not None:
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        error = UnsupportedValueError(REFUSED_USED.format(path=path, why=why, place=place, pattern=path.split(" ")[-1]))
+    if _USES.errors is not None:
+        _USES.errors.append(error)
+    raise error
 
 
 def _refuse_use() -> None:
@@ -80,6 +130,11 @@ class Ignoring:
                 self._predicates.append(spec)
             else:
                 raise TypeError(NO_SPEC.format(name=name, spec=spec))
+
+    @staticmethod
+    def is_stand_in(place: Place, value: Any) -> bool:
+        """Has a trace put it there? As a test of its own."""
+        return type(value) is Ignored
 
     def test(self, names: Sequence[str]) -> Test | None:
         """Is the value at a place of roots with these names ignored?"""

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import enum
+import functools
 import gc
+import logging
+import operator
 import sys
 import threading
 import types
@@ -16,12 +21,41 @@ import jax.core
 
 from graftax._base.errors import UnsupportedValueError
 from graftax._graph.types.describe import MUTABLE_OPAQUE, static_classes
+from graftax._graph.types.static_values import PLAIN
 from graftax._jax.compat import holds_tracers, is_jaxpr
+
+MADE_INSIDE = (
+    "this {type} was made inside the function, where it would be one object for all calls. Make it outside, and pass "
+    "it or put it into the result there."
+)
+# A caller who is given one expects that nobody else has it.
+_WITH_STATE = (
+    logging.Handler,
+    concurrent.futures.Executor,
+    concurrent.futures.Future,
+    type(functools.lru_cache(len)),
+)
+
+
+def _is_plain(value: Any) -> bool:
+    """Is it a name, a number, a function or a class, or a tuple of such?"""
+    if type(value) is tuple or type(value) is frozenset:
+        return all(map(_is_plain, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return type(value) in PLAIN or value is Ellipsis or isinstance(value, (type, types.FunctionType, slice, enum.Enum))
 
 
 def check_opaque(obj: Any, is_output: bool) -> None:
     """Refuses an opaque value that hides arrays: they would be constants for ever, or tracers that outlive a trace."""
-    if isinstance(obj, (type, types.ModuleType)) or type(obj) in static_classes:
+    if isinstance(obj, type) or type(obj) in static_classes:
+        return
+    if isinstance(obj, (operator.methodcaller, operator.itemgetter)) and not _is_plain(obj.__reduce__()):
+        raise UnsupportedValueError(
+            f"this {type(obj).__qualname__} holds an object, and a change of that could not be noticed. Write a lambda "
+            "or a function instead."
+        )
+    if isinstance(obj, types.ModuleType):
+        if is_output and obj not in list(sys.modules.values()) and not is_module_level(obj):
+            raise UnsupportedValueError(MADE_INSIDE.format(type="module"))
         return
     if is_output and (holds_tracers(obj) if is_jaxpr(obj) else _reaches_tracer(obj, depth=6)):
         raise UnsupportedValueError(
@@ -29,11 +63,8 @@ def check_opaque(obj: Any, is_output: bool) -> None:
             "Return the array by itself, and build the rest from it outside."
         )
     is_mark = type(obj) is object and not getattr(_MADE, "kept", False)
-    if is_output and (is_mark or isinstance(obj, MUTABLE_OPAQUE)) and not is_module_level(obj):
-        raise UnsupportedValueError(
-            f"this {type(obj).__qualname__} was made inside the function, where it would be one object for all calls. "
-            "Make it outside, and pass it or put it into the result there."
-        )
+    if is_output and (is_mark or isinstance(obj, (*MUTABLE_OPAQUE, *_WITH_STATE))) and not is_module_level(obj):
+        raise UnsupportedValueError(MADE_INSIDE.format(type=type(obj).__qualname__))
     attributes = getattr(obj, "__dict__", None)
     if isinstance(attributes, dict):
         for name, value in attributes.items():  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which functions a compiled function cannot repeat, and what to write in place of a call of one."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from typing import Any, NamedTuple
+
+from graftax._base.missing import MISSING
+
+
+class Kind(NamedTuple):
+    later: str
+    way: str
+
+
+_CALLBACK = "jax.experimental.io_callback calls a function in each run."
+_VALUE = "repeat the value of then"
+_CLOCK = Kind(_VALUE, f"Take the time outside, around jax.block_until_ready, or give it as an argument. {_CALLBACK}")
+_RANDOM = Kind(_VALUE, "Give the function a jax.random key, and draw from that.")
+_VALUES = Kind(_VALUE, f"Make the value outside, and give it as an argument. {_CALLBACK}")
+_PRINT = Kind("print nothing", "jax.debug.print prints in each run, and shows values in place of tracers.")
+_FILE = Kind("leave the file alone", f"Read it outside, and give its content as an argument. {_CALLBACK}")
+_INPUT = Kind("do not ask again", f"Ask outside, and give the answer as an argument. {_CALLBACK}")
+_FILES = Kind("do not look again", f"Look outside, and give what the function needs as an argument. {_CALLBACK}")
+_NAMES = Kind(
+    "see the names of then",
+    "Name the variables that the function reads, or keep them in a dict: changes of these are noticed.",
+)
+_SETTING = Kind("do not look again", "Read it outside, and give the value as an argument.")
+_THREADS = Kind(
+    "start nothing, and do not notice what changes of what other threads read",
+    "Start it outside, or call the function itself.",
+)
+_SIGNAL = Kind(
+    "do not do it again",
+    "Ask or set it outside, and give what the function needs as an argument.",
+)
+_WARN = Kind("warn of nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
+_HANDED = Kind(
+    "leave the object alone",
+    "The object is one of C code below a registered class: it counts by identity, and no change of it is seen. Change "
+    "it outside, and put a new one into what the function is given.",
+)
+_LOG = Kind("log nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
+
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+_LOGS = ("debug", "info", "warning", "error", "exception", "critical", "log", "warn")
+NOW = ("now", "today", "utcnow")
+
+# module -> (kind, names of its functions), ...; where there are no names, all of its public ones
+_FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
+    "time": ((_CLOCK, (*_CLOCKS, *(f"{name}_ns" for name in _CLOCKS), "sleep", "clock_gettime", "strftime")),),
+    "random": ((_RANDOM, ()),),
+    "numpy.random": ((_RANDOM, ()),),
+    "uuid": ((_VALUES, ("uuid1", "uuid4", "uuid6", "uuid7")),),
+    "secrets": ((_VALUES, ("token_bytes", "token_hex", "token_urlsafe", "choice", "randbelow", "randbits")),),
+    "os": (
+        (_VALUES, ("urandom", "getcwd", "getcwdb", "getpid", "getloadavg")),
+        (_FILES, ("listdir", "scandir", "stat", "mkdir", "makedirs", "remove", "unlink", "rename", "replace", "walk")),
+    ),
+    **dict.fromkeys(
+        ("posixpath", "ntpath"),
+        ((_FILES, ("exists", "lexists", "isfile", "isdir", "getsize", "getmtime", "expanduser")),),
+    ),
+    "sys": ((_VALUES, ("getrecursionlimit", "getrefcount", "getswitchinterval")),),
+    "builtins": ((_PRINT, ("print",)), (_INPUT, ("input",)), (_NAMES, ("globals",))),
+    "io": ((_FILE, ("open",)),),
+    "numpy": ((_FILE, ("load", "save", "savez", "savez_compressed", "loadtxt", "savetxt", "genfromtxt", "fromfile")),),
+    "decimal": ((_SETTING, ("getcontext", "setcontext", "localcontext")),),
+    "warnings": ((_WARN, ("warn", "warn_explicit")),),
+    "logging": ((_LOG, _LOGS),),
+}
+# What is impure where it is given nothing.
+_UNSEEDED = {
+    "time": (_CLOCK, ("localtime", "gmtime", "ctime", "asctime")),
+    "random": (_RANDOM, ("Random",)),
+    "numpy.random": (_RANDOM, ("default_rng", "RandomState", "SeedSequence")),
+}
+# (module, class) -> (kind, names of its methods)
+_METHODS: dict[tuple[str, str], tuple[Kind, tuple[str, ...]]] = {
+    ("logging", "Logger"): (_LOG, _LOGS),
+    ("threading", "Thread"): (_THREADS, ("start",)),
+    ("threading", "Event"): (_SIGNAL, ("is_set", "set", "clear", "wait")),
+    ("concurrent.futures._base", "Future"): (_SIGNAL, ("done", "running", "cancel", "result", "exception")),
+    ("concurrent.futures.thread", "ThreadPoolExecutor"): (_THREADS, ("submit", "map")),
+    ("concurrent.futures.process", "ProcessPoolExecutor"): (_THREADS, ("submit", "map")),
+    ("pathlib", "Path"): (
+        _FILE,
+        (
+            *("read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "iterdir"),
+            *("glob", "rglob", "mkdir", "rmdir", "touch", "unlink", "rename", "replace", "stat", "cwd", "home"),
+        ),
+    ),
+}
+# Attributes of modules that tell of the process, and are read without a call.
+_ATTRIBUTES = {
+    ("sys", "modules"): Kind(_VALUES.later, "Import the module by its name: a change of that is noticed."),
+    ("sys", "argv"): _SETTING,
+    ("sys", "path"): _SETTING,
+}
+
+
+class Call(NamedTuple):
+    """A function that cannot be replayed, or an attribute of a module that is read without a call."""
+
+    name: str
+    kind: Kind
+    unseeded: bool = False  # only where it is given nothing
+    is_read: bool = False
+
+
+ENVIRON = Call("os.environ", _SETTING, is_read=True)
+VARS_OF_MODULE = Call("vars", _NAMES)
+
+
+class Table(NamedTuple):
+    calls: dict[Any, Call]
+    methods: dict[Any, Call]  # by the functions that classes have
+    types: frozenset[type]  # of all these functions: whatever is not of one of these types is not hashed
+    states: dict[int, str]  # the generators of the modules `random` and `numpy.random`
+    codes: dict[int, Call]  # of methods, and of the environment: whose they are is not known before they run
+    names: frozenset[str]
+    classes: tuple[type, ...]  # with such methods
+    method_names: frozenset[str]
+
+
+@functools.cache
+def _table(modules: tuple[str, ...], classes: tuple[tuple[str, str], ...]) -> Table:
+    calls: dict[Any, Call] = {}
+    states: dict[int, str] = {}
+    for module in modules:
+        names = vars(sys.modules[module])
+        if module in ("random", "numpy.random"):
+            states[id(names["random"].__self__)] = module
+        shown = {"posixpath": "os.path.", "ntpath": "os.path.", "builtins": "", "io": ""}.get(module, f"{module}.")
+        unseeded, chosen = _UNSEEDED.get(module, (_RANDOM, ()))[1], _FUNCTIONS[module]
+        for kind, name in [(kind, name) for kind, some in chosen for name in some or names["__all__"]]:
+            value = names.get(name)
+            if callable(value) and not isinstance(value, type) and name not in unseeded:
+                calls[value] = Call(f"{shown}{name}", kind)
+        calls.update((names[name], Call(f"{module}.{name}", _UNSEEDED[module][0], True)) for name in unseeded)
+    methods: dict[Any, Call] = {}
+    for module, name in classes:
+        cls, (kind, chosen) = getattr(sys.modules[module], name), _METHODS[module, name]
+        functions = [(method, getattr(cls, method, None)) for method in chosen]
+        methods.update((getattr(f, "__func__", f), Call(f"{name}.{method}", kind)) for method, f in functions if f)
+    codes = {id(f.__code__): call for f, call in methods.items() if isinstance(f, types.FunctionType)}
+    codes.update((id(code), ENVIRON) for code in ENVIRON_CODES)
+    last = {call.name.rpartition(".")[2] for call in (*calls.values(), *methods.values())}
+    return Table(
+        calls,
+        methods,
+        frozenset(map(type, (*calls, *methods))) | {type(f.__func__) for f in calls if isinstance(f, types.MethodType)},
+        states,
+        codes,
+        frozenset(last | {*NOW, "environ", "getenv"}),
+        tuple(getattr(sys.modules[module], name) for module, name in classes),
+        frozenset(method for of in classes for method in _METHODS[of][1]),
+    )
+
+
+def known() -> Table:
+    """Of the modules that are imported by now: nobody calls the others."""
+    return _of_modules(len(sys.modules))
+
+
+@functools.lru_cache(1)
+def _of_modules(count: int) -> Table:
+    classes = tuple(each for each in _METHODS if hasattr(sys.modules.get(each[0]), each[1]))
+    return _table(tuple(name for name in _FUNCTIONS if name in sys.modules), classes)
+
+
+def is_impure_module(module: types.ModuleType) -> bool:
+    """May code that names this module call such a function of it?"""
+    return module.__name__ in _FUNCTIONS or module.__name__ == "datetime"
+
+
+def read_of(module: Any, attribute: str) -> Call | None:
+    """What code tells itself that reads this attribute."""
+    kind = (
+        _ATTRIBUTES.get((getattr(module, "__name__", ""), attribute)) if isinstance(module, types.ModuleType) else None
+    )
+    return None if kind is None else Call(f"{module.__name__}.{attribute}", kind, is_read=True)
+
+
+ENVIRON_CODES: tuple[types.CodeType, ...] = tuple(
+    vars(type(os.environ))[name].__code__ for name in ("__getitem__", "__setitem__", "__delitem__", "__iter__")
+)
+ENVIRON_FILES = ("<frozen os>", os.__file__, "<frozen _collections_abc>")  # what is between it and who asks
+
+
+def call_of(function: Any, first: Any = MISSING) -> Call | None:
+    """What a function is, if it cannot be replayed; `first` is its first argument, if it has one."""
+    table = known()
+    if type(function) is types.MethodType:
+        if type(function.__func__) not in table.types:
+            return None
+        if (method := table.methods.get(function.__func__)) is not None:
+            return method
+    if type(function) is types.BuiltinMethodType and function.__name__ in NOW:
+        return Call(f"datetime.{function.__name__}", _VALUES) if is_date(function.__self__) else None
+    if is_console(first) and getattr(function, "__name__", "") in ("write", "writelines"):
+        return Call(f"sys.stdout.{function.__name__}", _PRINT)
+    call = table.calls.get(function) or table.methods.get(function) if type(function) in table.types else None
+    if call is None and id(first) in table.states and hasattr(function, "__name__"):
+        return Call(f"{table.states[id(first)]}.{function.__name__}", _RANDOM)
+    return call
+
+
+def is_console(value: Any) -> bool:
+    return value is sys.stdout or value is sys.stderr
+
+
+def handing_over(function: Any) -> Call | None:
+    """What a function is that was given an object of C code, if it is C code itself. Builtins only look at it."""
+    if isinstance(function, (types.FunctionType, type)) or getattr(function, "__module__", "") == "builtins":
+        return None
+    if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
+        return None
+    return Call(str(getattr(function, "__qualname__", type(function).__name__)), _HANDED)
+
+
+def is_date(value: Any) -> bool:
+    module = sys.modules.get("datetime")
+    return module is not None and type(value) is type and issubclass(value, module.date)
