@@ -2,6 +2,7 @@
 // What `ignore=` means: how it is recorded, and the kind of the node that it is.
 #include "graph/key_path.h"
 #include "graph/record.h"
+#include "graph/static_equality.h"
 #include "python/hooks.h"
 
 namespace graftax {
