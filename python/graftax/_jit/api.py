@@ -103,7 +103,7 @@ def jit(
             shape, gets its own program. With "static", each new value compiles again.
 
     Raises:
-        UnsupportedValueError: for a value with hidden state, at its path.
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
         MutationError: for a change that the options forbid.
 
     Example:
@@ -171,7 +171,7 @@ def filter_jit(
         keep_unused, inline, compiler_options, warn_impure, numbers: as in `jit`.
 
     Raises:
-        UnsupportedValueError: for a value with hidden state, at its path.
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
 
     Example:
         >>> @graftax.filter_jit

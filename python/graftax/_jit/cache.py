@@ -32,7 +32,7 @@ _TABLES = "__graftax_tables__"
 
 
 class CacheInfo(NamedTuple):
-    """What a function's table has seen: calls that found an entry, calls that made one, and traces."""
+    """The result of `Jitted.cache_info`: hits and misses of calls, the cache's sizes, and the number of traces."""
 
     hits: int
     misses: int

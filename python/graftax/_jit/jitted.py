@@ -64,7 +64,17 @@ T = TypeVar("T")
 
 
 class Jitted(_core.Caller, Generic[P, R]):
-    """A function compiled by graftax: what `graftax.jit` returns."""
+    """The result of `graftax.jit`: a function that is compiled when it is called.
+
+    Called as the function itself. As an attribute of a class it becomes a method.
+
+    Example:
+        >>> f = graftax.jit(lambda x, mode: x * 2 if mode == "train" else x)
+        >>> f(jnp.ones(2), "train"), f(jnp.ones(2), "test"), f(jnp.zeros(2), "test")
+        (Array([2., 2.], dtype=float32), Array([1., 1.], dtype=float32), Array([0., 0.], dtype=float32))
+        >>> f.cache_info().traces, f.eval_shape(jnp.ones((3, 4)), "train")
+        (2, ShapeDtypeStruct(shape=(3, 4), dtype=float32))
+    """
 
     __wrapped__: Callable[P, R]
     __self__: Any  # of a bound method
@@ -394,7 +404,17 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     @boundary
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
-        """Lowers the function for these arguments without running it."""
+        """Lowers the function for these arguments, without running it, as `jax.jit(f).lower` does.
+
+        Args:
+            *args, **kwargs: the arguments of a call. `jax.ShapeDtypeStruct` may stand in place of arrays.
+
+        Returns:
+            a `Lowered`: `lower(...).compile()` is a function for arguments of the same structure.
+
+        Raises:
+            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+        """
         return Lowered(*self._retry_with_new_roots(lambda: self._staged("lower", args, kwargs)))
 
     @boundary
@@ -405,14 +425,13 @@ class Jitted(_core.Caller, Generic[P, R]):
         threads: int = 8,
         progress: Callable[[int, int, float], Any] | None = None,
     ) -> None:
-        """Compiles beforehand what calls will need: then they trace and compile nothing.
+        """Compiles programs beforehand, so that these calls neither trace nor compile. Nothing runs or changes.
 
         Args:
-            calls: one a program, each a tuple of positional or a dict of keyword arguments. A
-                `jax.ShapeDtypeStruct` may stand for an array. Nothing is run and nothing changes.
-            threads: that compile at once. Tracing is done by the thread of the call, one after the other.
-            progress: is told of each program that is done: how many are, of how many, seconds. Without it a terminal
-                shows a line.
+            calls: for each program the arguments of a call: a tuple of positional or a dict of keyword arguments.
+                `jax.ShapeDtypeStruct` may stand in place of arrays.
+            threads: the number of threads that compile. Traces run one after the other, in the calling thread.
+            progress: called as `progress(done, total, seconds)` after each program. By default a terminal shows a line.
 
         >>> f = graftax.jit(lambda x, mode: x * 2)
         >>> shapes = [jax.ShapeDtypeStruct((n,), "float32") for n in (8, 16)]
@@ -424,7 +443,17 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     @boundary
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
-        """Traces the function for these arguments without running it: its `jaxpr` takes and returns flat leaves."""
+        """Traces the function for these arguments, without running it, as `jax.jit(f).trace` does.
+
+        Args:
+            *args, **kwargs: the arguments of a call. `jax.ShapeDtypeStruct` may stand in place of arrays.
+
+        Returns:
+            a `Traced`, whose `jaxpr` takes and returns flat leaves.
+
+        Raises:
+            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+        """
         return Traced(*self._retry_with_new_roots(lambda: self._staged("trace", args, kwargs)))
 
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
@@ -444,7 +473,14 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     @boundary
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
+        """The result with `jax.ShapeDtypeStruct` in place of arrays. Nothing runs or changes.
+
+        Args:
+            *args, **kwargs: the arguments of a call. `jax.ShapeDtypeStruct` may stand in place of arrays.
+
+        Raises:
+            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+        """
         return self._retry_with_new_roots(lambda: self._shapes(args, kwargs))
 
     def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -488,24 +524,24 @@ class Jitted(_core.Caller, Generic[P, R]):
     # ---- public methods
 
     def clear_cache(self) -> None:
-        """Drops every compiled entry of the function under these options."""
+        """Drops all compiled programs of the function under these options."""
         self._table.clear()
 
     def freeze(self) -> None:
-        """From now on a call that would compile raises `RecompileError`, which says why, and compiles nothing."""
+        """Forbids compilation: a call that would compile raises `RecompileError` with the cause."""
         self._table.frozen = True
 
     def save_compiled(self, path: str | os.PathLike[str]) -> int:
-        """Writes all its programs to a file, from which another process runs them without a trace or a compilation.
+        """Writes the compiled programs to a file, from which another process runs them without tracing or compiling.
 
         Args:
             path: the file.
 
         Returns:
-            How many programs it holds.
+            the number of programs.
 
         Raises:
-            GraftaxError: where there is none, or the code reads what no other process finds by name.
+            GraftaxError: if there is none, or if the code reads something that another process cannot find by name.
         """
         from graftax._export import save  # circular: it imports this class
 
@@ -514,30 +550,33 @@ class Jitted(_core.Caller, Generic[P, R]):
     def load_compiled(
         self, path: str | os.PathLike[str], *, progress: Callable[[int, int, float], Any] | None = None
     ) -> int:
-        """Takes the programs that `save_compiled` wrote, before the first call.
+        """Loads programs that `save_compiled` wrote, before the first call.
 
-        They are used where everything is as it was: the function and what its code reads, the structures, JAX, its
-        settings, Python, the devices. Anything else is a miss, which compiles as usual.
+        They are used if everything is the same as when they were saved: the function and what its code reads, the
+        structures, JAX and its settings, Python, and the devices. Other calls compile as usual.
 
-        Loading runs what is in the file, as unpickling does: load only files that you trust.
+        A file contains pickles and machine code, so load only files that you trust.
 
         Args:
             path: the file.
-            progress: is told of each program that is loaded, as in `warm`. Without it a terminal shows a line.
+            progress: called after each program, as in `warm`. By default a terminal shows a line.
 
         Returns:
-            How many programs there are; 0, with a warning that says why, where the file does not fit here.
+            the number of programs; 0, with a warning that says why, if the file does not fit.
+
+        Raises:
+            GraftaxError: if the file has no programs of graftax.
         """
         from graftax._export import load
 
         return load(self, path, progress)
 
     def unfreeze(self) -> None:
-        """Lets it compile again."""
+        """Allows compilation again after `freeze`."""
         self._table.frozen = False
 
     def cache_info(self) -> CacheInfo:
-        """Hits, misses, bound and size of the function's table, and how often it was traced."""
+        """The number of hits and misses, the maximal and the current number of structures, and the number of traces."""
         t = self._table
         return CacheInfo(t.hits + t.slow_hits, t.misses, t.maxsize, len(t.entries), t.traces)
 

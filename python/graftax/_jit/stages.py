@@ -73,16 +73,16 @@ class _Stage(Generic[P, R]):
 
 
 class Traced(_Stage[P, R]):
-    """A traced function. Its `jaxpr` takes and returns flat leaves."""
+    """The result of `Jitted.trace`: a traced function. Its `jaxpr` takes and returns flat leaves."""
 
     @boundary
     def lower(self, **options: Any) -> Lowered[P, R]:
-        """Lowers it; the options are those of JAX's `Traced.lower`."""
+        """Lowers the function. The options are those of `jax.stages.Traced.lower`."""
         return Lowered(self._staging, self._stage.lower(**options))
 
 
 class Lowered(_Stage[P, R]):
-    """A lowered function."""
+    """The result of `Jitted.lower`: a function in the compiler's input language."""
 
     @property
     def lowered(self) -> Any:
@@ -91,7 +91,7 @@ class Lowered(_Stage[P, R]):
 
     @boundary
     def compile(self, *args: Any, **options: Any) -> Compiled[P, R]:
-        """Compiles it for the backend; the arguments are those of JAX's `Lowered.compile`."""
+        """Compiles the function. The arguments are those of `jax.stages.Lowered.compile`."""
         with compiling(self._staging.entry, self._staging.caller._table.history):
             return Compiled(self._staging, self._stage.compile(*args, **options))
 

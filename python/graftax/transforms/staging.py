@@ -33,7 +33,7 @@ def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         the result, as a new graph.
 
     Raises:
-        UnsupportedValueError: if an argument hides state, such as an iterator, at its path.
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
 
     Example:
         >>> graftax.eval_shape(lambda m: {"out": m["w"].sum(), "name": m["name"]}, {"w": jnp.ones(3), "name": "net"})
@@ -85,7 +85,7 @@ def make_jaxpr(
         return_shape: returns (jaxpr, the result as `eval_shape` gives it).
 
     Raises:
-        UnsupportedValueError: if an argument hides state, such as an iterator, at its path.
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
 
     Example:
         >>> graftax.make_jaxpr(lambda m: m["w"] * m["n"])({"w": jnp.ones(3), "n": 2})
