@@ -78,7 +78,7 @@ def test_a_use_whose_error_the_function_catches_is_an_error_all_the_same():
 
     with pytest.raises(graftax.UnsupportedValueError, match=r"trainer\.loader\.rows"):
         graftax.jit(f)(Trainer(), jnp.ones(1))
-    with pytest.raises(graftax.IgnoredValueError, match="^t is ignored"):
+    with pytest.raises(graftax.IgnoredValueError, match=r"^t is ignored"):
         graftax.jit(lambda t, x: f(SimpleNamespace(loader=t), x), ignore="t")(Loader(), jnp.ones(1))
 
 

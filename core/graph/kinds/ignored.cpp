@@ -2,6 +2,7 @@
 // What `ignore=` means: how it is recorded, and the kind of the node that it is.
 #include "graph/key_path.h"
 #include "graph/record.h"
+#include "graph/static_equality.h"
 #include "python/hooks.h"
 
 namespace graftax {
@@ -52,6 +53,10 @@ void Recorder::add_ignored(PyObject* obj, uint16_t flags) {
 
 // What cannot be a part of a program may still be there: the trace has a stand-in that says so when it is used.
 void Recorder::add_refused(PyObject* obj, const Kind& kind, const Below& below) {
+  // What holds it cannot be rebuilt around a stand-in, as it could not around an array: it stays the caller's own.
+  for (const Frame& above : stack_)
+    if (!above.cursor.kind().node->can_hold_arrays(above.cursor.kind()))
+      return emit(Op::stat, add_identity(out_.program, obj), obj);
   bool is_key = !options_.root_names || root_ >= PyTuple_GET_SIZE(options_.root_names);
   if (!options_.stand_ins || options_.inputs || below.in_static || is_key)
     raise_graftax("UnsupportedValueError", std::string(Py_TYPE(obj)->tp_name) + ": " + kind.reason);
