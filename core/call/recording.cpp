@@ -84,8 +84,7 @@ void bind_recording(nb::module_& m) {
           "__init__", &init_recording, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),
           nb::arg("layout").none() = nb::none(), nb::arg("aliases") = false, nb::arg("shapes") = false,
           nb::arg("dynamic").none() = nb::none(), nb::arg("opened").none() = nb::none(),
-          nb::arg("ignored").none() = nb::none(), nb::arg("symbolic").none() = nb::none(),
-          nb::arg("stand_ins") = false,
+          nb::arg("ignored").none() = nb::none(), nb::arg("symbolic").none() = nb::none(), nb::arg("stand_ins") = false,
           nb::sig("def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], "
                   "layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: "
                   "Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None, ignored: "

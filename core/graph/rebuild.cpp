@@ -159,7 +159,8 @@ bool Builder::is_dead(uint32_t pc) const {
 void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   const Instr& n = program_.code[pc];
   if (!keep && is_dead(pc)) return push(at, Owned::borrow(Py_None));
-  if (sources_.replaced && sources_.replaced[pc]) return push(at, Owned::borrow(sources_.replaced[pc]));  // met again
+  if (n.node->kind->node->is_ignored && sources_.replaced && sources_.replaced[pc])  // the stand-in, met again
+    return push(at, Owned::borrow(sources_.replaced[pc]));
   if (sources_.live && (n.flags & HANDED_OVER)) return push(at, Owned::borrow(sources_.live[pc]));
   if (n.node->track != NONE && nodes_[n.node->track]) {
     if (registered_ && is_waiting(n.node->track)) queue_.push_back(pc);  // unflatten reads it

@@ -99,7 +99,7 @@ def test_flatten_and_the_flat_form_open_them():
 
 def test_an_error_names_the_part():
     with pytest.raises(graftax.UnsupportedValueError, match=r"p\.args\[0\]"):
-        graftax.jit(lambda p: None)(functools.partial(max, iter([1])))
+        graftax.jit(lambda p: p())(functools.partial(max, iter([1])))
 
 
 def test_what_was_never_set_up_or_is_set_up_wrongly_says_so():

@@ -58,6 +58,10 @@ void Recorder::add_refused(PyObject* obj, const Kind& kind, const Below& below) 
     hooks::check_opaque(obj, Py_False);
     return emit(Op::stat, add_identity(out_.program, obj), obj);
   }
+  // What holds it cannot be rebuilt around a stand-in, as it could not around an array: it stays the caller's own.
+  for (const Frame& above : stack_)
+    if (!above.cursor.kind().node->can_hold_arrays(above.cursor.kind()))
+      return emit(Op::stat, add_identity(out_.program, obj), obj);
   bool is_key = !options_.root_names || root_ >= PyTuple_GET_SIZE(options_.root_names);
   if (!options_.stand_ins || options_.inputs || below.in_static || is_key)
     raise_graftax("UnsupportedValueError", std::string(Py_TYPE(obj)->tp_name) + ": " + kind.reason);

@@ -357,7 +357,6 @@ _BOUND = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
     types.CodeType,
-    enum.Enum,
     np.dtype,
     np.ufunc,
     property,
@@ -372,6 +371,8 @@ _BOUND = (
 def is_constant(value: Any) -> bool:
     """Can this value not change by itself? Then its binding is watched, and it is no root."""
     cls = type(value)
+    if isinstance(value, enum.Enum):
+        return _core.is_opaque(value)
     if cls in _PLAIN or isinstance(value, _BOUND) or value is MISSING:
         return True
     if cls in (tuple, frozenset):
@@ -490,9 +491,12 @@ def in_class(cls: type, name: str) -> tuple[type | None, Any]:
 
 
 def overridden(cls: type, names: set[str]) -> set[str]:
-    """Those of the names that a base of Python's or a library's has, too: its methods ask for them."""
+    """Those of the names that a base of Python's or a library's has, too: its methods ask for them.
+
+    Private ones are notes of the base's own, as `_abc_impl` is.
+    """
     bases = [base for base in cls.__mro__[:-1] if not is_users_class(base)]
-    return {name for name in names.intersection(*[set[str]().union(*map(vars, bases))]) if not name.startswith("__")}
+    return {name for name in names.intersection(*[set[str]().union(*map(vars, bases))]) if not name.startswith("_")}
 
 
 def is_special(name: str) -> bool:

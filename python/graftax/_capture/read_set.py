@@ -9,6 +9,7 @@ state): its value is one more root of every call.
 from __future__ import annotations
 
 import contextlib
+import enum
 import operator
 import sys
 import threading
@@ -448,6 +449,8 @@ class ReadSet:
                 self._add_class(base)
             self._note(cls, OF_NAMES, MISSING, False)
             self._note_methods(cls)
+            for name, member in cls.__members__.items() if isinstance(cls, enum.EnumType) else ():
+                self._note(cls, name, member, own_value(cls, name) is member)
 
     def _note_methods(self, cls: type) -> None:
         for base in cls.__mro__[:-1]:

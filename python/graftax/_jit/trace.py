@@ -44,6 +44,7 @@ from graftax._jax.tracebacks import name_operands
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
+from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.running_trace import enter_trace, leave_trace, running_traces
 from graftax._jit.trace_growth import Growth, TraceFinished, keep, take_finished
 from graftax.interop import have_errors, raises_its_own
@@ -355,6 +356,7 @@ def run_trace(
             refuse_cached(name)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], start)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
+            give_own_objects(error, tracing.original)
             if is_unexpected(error):  # an ended transform left a tracer in the arguments
                 leak_error = ended_among(name, values, recording.names)
                 if leak_error is not None:
@@ -367,6 +369,9 @@ def run_trace(
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
             raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
+        except Exception as error:
+            give_own_objects(error, tracing.original)
+            raise
         finally:
             # Nodes that were handed over as themselves were changed in place: undo that, on success as well.
             tracing.restore()

@@ -16,6 +16,7 @@ import logging
 import multiprocessing.process
 import pathlib
 import socket
+import sys
 import threading
 import types
 import uuid
@@ -32,6 +33,7 @@ import numpy as np
 from jax import tree_util
 
 from graftax import _core, interop
+from graftax._base.errors import UnsupportedValueError
 from graftax._base.handles import HandleLayout, handle_classes
 from graftax._base.marks import Dynamic, Static
 from graftax._base.type_record import Description
@@ -91,6 +93,15 @@ _OPAQUE = (
     HandleLayout,
     jax.custom_batching.custom_vmap,
     *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),  # one that cannot be imported
+)
+
+# A class of the user's that derives from one of these has attributes of its own.
+_OPAQUE_BASES = (
+    threading.Thread,
+    logging.Handler,
+    logging.LoggerAdapter,
+    concurrent.futures.Executor,
+    multiprocessing.process.BaseProcess,
 )
 
 # The roles of the classes of symbolic numbers, which register themselves.
@@ -156,8 +167,10 @@ def describe(obj: Any, solid: type) -> Description:
     adapted = interop.describe(cls)
     if adapted is not None:
         return adapted
-    if isinstance(obj, (type, types.ModuleType, enum.Enum)):
+    if isinstance(obj, (type, types.ModuleType)):
         return Description("identity")
+    if isinstance(obj, enum.Enum):
+        return _OPENED if solid is object and _has_state(type(obj)) else Description("identity")
     if issubclass(cls, jax.core.Tracer):  # also one of a jax.Ref: the answer is for all of its class
         return Description("array")
     if isinstance(obj, ref_types):
@@ -187,6 +200,8 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("registered", is_frozen(cls), order=names_of_children(cls))
     if isinstance(obj, jax.extend.core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
         return Description("jaxpr")
+    if isinstance(obj, _OPAQUE_BASES) and not _is_of_python(cls):
+        return _OPENED
     if isinstance(obj, (*_OPAQUE, jax.extend.core.Jaxpr)):
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
@@ -208,7 +223,7 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, Iterator):
         return Description("refused", reason=ITERATOR)
     if (name := _hidden_slot(cls)) is not None:
-        return Description("refused", reason=_HIDDEN_SLOT.format(cls=cls.__qualname__, name=name))
+        raise UnsupportedValueError(_HIDDEN_SLOT.format(cls=cls.__qualname__, name=name))
     if solid in _NODES and cls is not object:
         fields_only = solid in (object, threading.local)
         sentinel = solid is object and not _has_methods(cls)
@@ -252,6 +267,26 @@ def _defines_equality(cls: type) -> bool:
     """Does a class statement spell both methods? Those that dataclasses and attrs write compare all fields anyway."""
     codes = [getattr(getattr(cls, name), "__code__", None) for name in ("__eq__", "__hash__")]
     return all(code is not None and not code.co_filename.startswith(("<string>", "<attrs")) for code in codes)
+
+
+def _nothing(obj: Any) -> tuple[()]:
+    del obj
+    return ()
+
+
+# Always the caller's own object; its attributes are compared, and what is set there is brought back.
+_OPENED = Description("value", frozen=False, handed=True, reduce=_nothing)
+
+
+def _is_of_python(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in sys.stdlib_module_names
+
+
+def _has_state(cls: type[enum.Enum]) -> bool:
+    """Does a member of an enum hold what can change by itself, or attributes of its own?"""
+    plain = (*static_values.PLAIN, type, types.FunctionType, enum.Enum)
+    values = [value for m in cls for value in (m.value if type(m.value) is tuple else (m.value,))]
+    return not all(isinstance(v, plain) for v in values) or any(not k.startswith("_") for m in cls for k in vars(m))
 
 
 def _hidden_slot(cls: type) -> str | None:
