@@ -223,6 +223,10 @@ void Recorder::visit(PyObject* obj, Below below) {
     case Leaf::refused: return add_refused(obj, kind, below);
     case Leaf::none: break;
   }
+  if (kind.own_equality) {
+    if (options_.inputs ? is_given(obj) : root_is_static() && !below.in_function)
+      return emit(Op::stat, options_.inputs ? add_identity(out_.program, obj) : add_hashed(out_.program, obj), obj);
+  }
   auto is_new = [&] { return options_.inputs && !options_.inputs->nodes->find(obj); };
   if (kind.node->is_function && is_new() && !seen_->find(obj) && hooks::named_function(obj).get() == obj)
     return add_static_leaf(obj, kind);  // a module's or a class's own function

@@ -79,11 +79,12 @@ def test_what_only_looks_at_it_is_not_told_of():
         assert graftax.jit(step)(System(jnp.ones(()), model()), 1.0) == 32
 
 
-def test_elsewhere_it_is_refused():
-    f = graftax.jit(lambda x, y: y)
-    for holder in (model(), [model()], {"model": model()}):
-        with pytest.raises(graftax.UnsupportedValueError, match="object of C code"):
-            f(holder, 1.0)
+@pytest.mark.parametrize("find", [lambda x: x, lambda x: x[0], lambda x: x["model"]], ids=["alone", "list", "dict"])
+def test_elsewhere_it_is_refused_where_it_is_used(find: Any, request: Any):
+    holder = {"alone": model(), "list": [model()], "dict": {"model": model()}}[request.node.callspec.id]
+    assert graftax.jit(lambda x, y: y)(holder, 1.0) == 1.0
+    with pytest.raises(graftax.UnsupportedValueError, match="object of C code"):
+        graftax.jit(lambda x, y: y * find(x).digest_size)(holder, 1.0)
 
 
 def test_a_new_one_in_the_result_is_refused():

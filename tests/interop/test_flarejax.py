@@ -339,7 +339,7 @@ class Bad(flr.Module):
 
 @OURS
 def test_errors_name_the_path_as_one_would_write_it(jit):
-    f = jit(lambda model: model.layers[0].w)
+    f = jit(lambda model: (model.layers[0].w, str(model.layers[1].source)))
     with pytest.raises(graftax.UnsupportedValueError, match=r"model\.layers\[1\]\.source"):
         f(Bad(iter([1])))
     model = Bad(1)

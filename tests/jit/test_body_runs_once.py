@@ -105,6 +105,35 @@ def test_the_body_runs_once_in_a_first_call_and_each_call_is_right(kind: str, bo
     assert plain[1:] == jitted[1:]
 
 
+@pytest.mark.parametrize("body", ["graftax.vmap(helper)(x)", "graftax.grad(lambda y: helper(y).sum())(x) + helper(x)"])
+@pytest.mark.parametrize("kind", [kind for kind in HELPERS if kind not in CHANGES])
+@pytest.mark.quick(6)
+def test_what_a_transform_is_given_is_read_anew(kind: str, body: str, tmp_path: Path):
+    state, helper, change = HELPERS[kind]
+    state = state.replace("jnp.ones(2)", "jnp.ones(())").replace("jnp.full(2, 2.0)", "jnp.full((), 2.0)")
+    change = change.replace("jnp.full(2, 3.0)", "jnp.full((), 3.0)")
+    seen = list[Any]()
+    for jit in (False, True):
+        module = _program(state, helper, f"return {body}", tmp_path / str(jit))
+        module.model["w"] = jnp.full((), 5.0)
+        f = graftax.jit(module.f) if jit else module.f
+        out = [f(jnp.full(2, 2.0))]
+        exec(change, vars(module))
+        seen.append(np.array([*out, f(jnp.full(2, 2.0))]))
+    np.testing.assert_allclose(*seen, rtol=1e-6)
+
+
+def test_a_log_that_a_function_under_a_transform_keeps_is_kept():
+    log = {"count": 0}
+
+    def counts(x: jax.Array) -> jax.Array:
+        log["count"] += 1
+        return x * 2
+
+    f = graftax.jit(lambda x: graftax.grad(counts)(x))
+    assert f(jnp.ones(())) == 2 and f(jnp.ones(())) == 2 and log == {"count": 2}
+
+
 @pytest.mark.parametrize("donate", ["all", "all-except-first", "model"])
 def test_the_body_runs_once_with_donated_arguments(donate: str, tmp_path: Path):
     path, scale = tmp_path / "runs", [jnp.ones(2)]

@@ -245,7 +245,7 @@ def test_the_log_of_a_failed_host_function_is_as_long_as_jaxs(kind, caplog, filt
 
 def test_errors_of_graftax_show_the_users_frames_alone():
     def refused():
-        graftax.jit(lambda data: None)({"data": iter([1])})
+        graftax.jit(lambda data: next(data["data"]))({"data": iter([1])})
 
     def wrong_option():
         graftax.jit(lambda x: x, donate="nobody")

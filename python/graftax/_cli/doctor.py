@@ -278,11 +278,11 @@ def _donation() -> None:
 
 def _errors_are_told() -> None:
     @graftax.jit
-    def nothing(data: Any) -> None:
-        del data
+    def first(data: Any) -> Any:
+        return next(data["data"])
 
     try:
-        nothing({"data": iter([1])})
+        first({"data": iter([1])})
     except graftax.UnsupportedValueError as error:
         _expect(error.args[0].startswith("data"))
     else:

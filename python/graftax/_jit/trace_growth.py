@@ -30,7 +30,7 @@ from graftax._graph.array_aliases import Ties
 from graftax._jax.compat import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.donation import donated_leaves
-from graftax._jit.running_trace import RunningTrace
+from graftax._jit.running_trace import RunningTrace, running_traces
 
 _MOST_ROUNDS = 20  # each finds classes of which the one before knew nothing
 _FINISHED = threading.local()  # .trace: a FinishedTrace that the next trace of this thread may repeat
@@ -119,6 +119,8 @@ class Growth:
             return False
         if new is None or not running.trace.begins(new[2]) or not views.can_extend():
             return False
+        if self._is_held_inside(*new):
+            return False
         if contextvars.ContextVar in new[2].named - self.recording.named:  # the trace needs a context of its own
             return False
         plan, roots, recording = new
@@ -137,6 +139,17 @@ class Growth:
         self.rebuilt.begin(running.trace)
         views.extend(list(zip(origins, values, roots[first:], strict=True)), first)
         return True
+
+    def _is_held_inside(self, plan: Plan, roots: tuple[Any, ...], recording: _core.Recording) -> bool:
+        """Has a transform that runs in the trace taken some of the new roots as they are? It would go on with that."""
+        inner = running_traces()[1:]
+        new = plan.signature.origins[len(self.plan.signature.origins) :]
+        if inner and any(origin.assigned for origin in new):
+            return True
+        nodes, leaves = recording.nodes[len(self.recording.nodes) :], recording.leaves[len(self.leaves) :]
+        added = {*map(id, nodes), *map(id, leaves), *map(id, roots[len(self.roots) :])}
+        held = [(*one.recording.nodes, *one.recording.leaves) for one in inner if one.recording is not None]
+        return any(id(value) in added for values in held for value in values)
 
     def _record(self) -> tuple[Plan, tuple[Any, ...], _core.Recording] | None:
         """(plan, roots, recording) with all roots that are known by now; None where they do not continue the others."""
