@@ -61,7 +61,7 @@ void tie(const Outcome& outcome, PyObject* const* in_leaves, std::vector<PyObjec
       for (uint32_t input : inputs) operands.append(nb::borrow(in_leaves[input]));
       made.append(nb::make_tuple(nb::tuple(operands), nb::borrow(out_leaves[leaf])));
     }
-    hooks::note_made(made.ptr());
+    hooks::record_alias_sources(made.ptr());
   }
 }
 

@@ -410,7 +410,7 @@ bool Trace::verify(nb::tuple roots) {
   if (!replay(p, values.data(), values.size(), again)) return false;
   return std::all_of(made.begin(), made.end(), [&](uint32_t i) {
     return again.leaves[i] != walk.leaves[i] &&
-           hooks::made_alike(recording_->leaves[i], walk.leaves[i]).get() == Py_True;
+           hooks::equal_leaves(recording_->leaves[i], walk.leaves[i]).get() == Py_True;
   });
 }
 

@@ -268,8 +268,8 @@ nb::list instances(const GraphEditor& g, nb::handle kinds) {
   return out;
 }
 
-// Some rows and all below them, through references: of a reference, the node.
-nb::set below(const GraphEditor& g, nb::iterable tops) {
+// These rows and all rows below them; for a reference, its node.
+nb::set descendants(const GraphEditor& g, nb::iterable tops) {
   std::vector<bool> reached(g.end());
   std::vector<uint32_t> stack;
   nb::set out;
@@ -359,8 +359,9 @@ void bind_surgery(nb::module_& m) {
       .def("instances", &instances, nb::arg("kinds"),
            nb::sig("def instances(self, kinds: type[Any] | tuple[type[Any], ...]) -> list[int]"),
            "The numbers of the nodes and values that are instances of these types.")
-      .def("below", &below, nb::arg("tops"), nb::sig("def below(self, tops: Iterable[int]) -> set[int]"),
-           "The numbers of some rows and of all below them, through references.")
+      .def("descendants", &descendants, nb::arg("tops"),
+           nb::sig("def descendants(self, tops: Iterable[int]) -> set[int]"),
+           "These rows and all rows below them, by number; references are followed.")
       .def("values", &values, nb::sig("def values(self) -> tuple[list[int], list[Any]]"),
            "(numbers, objects) of the values that are no part of the structure for JAX.")
       .def("is_alike", &is_alike, nb::arg("other"), nb::sig("def is_alike(self, other: GraphEditor) -> bool"),

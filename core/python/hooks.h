@@ -51,18 +51,18 @@ inline Hook writes_its_cells("writes_its_cells");
 inline Hook unspoken("UNSPOKEN");  // a set of the names of fields that paths leave out
 inline Hook ignored("Ignored");    // path, or None; why it is refused, or None -> stand-in
 inline Hook is_tracer("is_tracer");
-inline Hook is_leaf("is_leaf");                      // to JAX
-inline Hook one_level_treedef("one_level_treedef");  // class, aux data, number of children
-inline Hook open_jaxpr("open_jaxpr");                // -> (constants, the Jaxpr without them)
-inline Hook new_ref("new_ref");                      // content -> jax.Ref
-inline Hook note_made("note_made");                  // [(input leaves, the output leaf made of them)]
-inline Hook made_alike("made_alike");                // leaf, what flatten made in its place -> is it the same?
-inline Hook remade("remade");                        // an equal one without its attributes
-inline Hook text_array("text_array");                // (dtype, shape, bytes) -> array
-inline Hook write_text_array("write_text_array");    // array, (dtype, shape, bytes)
-inline Hook errors("errors");                        // the module of exceptions
-inline Hook at_path("at_path");                      // exception, path -> exception
-inline Hook named_scope("named_scope");              // name -> context manager
+inline Hook is_leaf("is_leaf");                            // to JAX
+inline Hook one_level_treedef("one_level_treedef");        // class, aux data, number of children
+inline Hook open_jaxpr("open_jaxpr");                      // -> (constants, the Jaxpr without them)
+inline Hook new_ref("new_ref");                            // content -> jax.Ref
+inline Hook record_alias_sources("record_alias_sources");  // [(input leaves, the output leaf made of them)]
+inline Hook equal_leaves("equal_leaves");                  // leaf, what flatten made in its place -> is it the same?
+inline Hook copied_value("copied_value");                  // an equal one without its attributes
+inline Hook text_array("text_array");                      // (dtype, shape, bytes) -> array
+inline Hook write_text_array("write_text_array");          // array, (dtype, shape, bytes)
+inline Hook errors("errors");                              // the module of exceptions
+inline Hook at_path("at_path");                            // exception, path -> exception
+inline Hook named_scope("named_scope");                    // name -> context manager
 
 inline Hook block_until_ready("block_until_ready");
 inline Hook with_room("with_room");  // function -> what it returns, with all its frames in one piece of memory

@@ -453,8 +453,8 @@ class GraphEditor:
     def instances(self, kinds: type[Any] | tuple[type[Any], ...]) -> list[int]:
         """The numbers of the nodes and values that are instances of these types."""
 
-    def below(self, tops: Iterable[int]) -> set[int]:
-        """The numbers of some rows and of all below them, through references."""
+    def descendants(self, tops: Iterable[int]) -> set[int]:
+        """These rows and all rows below them, by number; references are followed."""
 
     def values(self) -> tuple[list[int], list[Any]]:
         """(numbers, objects) of the values that are no part of the structure for JAX."""

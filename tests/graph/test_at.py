@@ -62,7 +62,7 @@ def test_a_copy_differs_in_that_place_and_shares_all_that_does_not_contain_it(bu
         assert path.get(changed) is NEW
         on_the_way = spine(before, place)
         for node, row in enumerate(before.rows):
-            if row.what == "node" and oracle.is_mutable(row.value):
+            if row.category == "node" and oracle.is_mutable(row.value):
                 assert (before.path(node).get(changed) is row.value) == (node not in on_the_way)
     assert graftax.diff(x, twin) == []
 
@@ -82,7 +82,7 @@ def test_setting_what_is_there_gives_an_equal_graph_and_an_update_keeps_the_obje
 
 
 def mutable_ids(x: Any) -> list[int]:
-    return [id(row.value) for row in Graph(x).rows if row.what == "node" and oracle.is_mutable(row.value)]
+    return [id(row.value) for row in Graph(x).rows if row.category == "node" and oracle.is_mutable(row.value)]
 
 
 def test_only_the_spine_is_made_anew():
@@ -144,7 +144,7 @@ def test_cycles_stay_cycles():
         x = build()
         place = leaf_paths(x)[-1]
         y = graftax.at(x)[place].set(NEW)
-        back = next(r for r in Graph(y).rows if r.what == "ref")
+        back = next(r for r in Graph(y).rows if r.category == "ref")
         assert back.value is not x and graftax.equal(graftax.at(y)[place].set(place.get(x)), x)
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
 
 def mutable_ids(x: Any) -> set[int]:
     """The identities of all mutable nodes, but those without content that count by identity."""
-    rows = [row.value for row in Graph(x).rows if row.what == "node"]
+    rows = [row.value for row in Graph(x).rows if row.category == "node"]
     return {id(value) for value in rows if oracle.is_mutable(value) and oracle.children(value)}
 
 

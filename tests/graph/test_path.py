@@ -52,7 +52,7 @@ def test_the_text_of_a_path_leads_to_the_same_place(build: Any):
     for place, row in enumerate(graph.rows):
         path = graph.path(place)
         assert graph.number(path) == place
-        if row.what != "ref":
+        if row.category != "ref":
             assert path.get(x) is row.value or row.aux  # aux data may be made anew by each flatten
         for text in (str(path), repr(path)):
             again = Path.parse(text)

@@ -262,13 +262,13 @@ def test_errors_of_graftax_show_the_users_frames_alone():
     def forbidden():
         graftax.jit(lambda d: d.clear(), mutation="error")({"x": X})
 
-    def no_such_place():
+    def missing_path_text():
         graftax.at({"a": 1})["b"].set(2)
 
     def others():
         graftax.combine({"a": 1}, [1])
 
-    for call in (refused, wrong_option, not_scalar, lowered, exported, forbidden, no_such_place, others):
+    for call in (refused, wrong_option, not_scalar, lowered, exported, forbidden, missing_path_text, others):
         error = raised(call)
         assert not of_graftax(error), call.__name__
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
 
 def places(x: Any) -> list[tuple[str, Any]]:
     graph = Graph(x)
-    return [(str(graph.path(p)), r.value) for p, r in enumerate(graph.rows) if r.what == "array" and not r.aux]
+    return [(str(graph.path(p)), r.value) for p, r in enumerate(graph.rows) if r.category == "array" and not r.aux]
 
 
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)

@@ -59,9 +59,9 @@ def test_references_are_spelled_without_a_walk_for_each():
     references = [row for row in structure.rows if row.op is Op.ref]
     assert len(references) == DEPTH
     for row in references:
-        (_, path), (_, first) = structure.place(row), structure.place(structure.target(row))
+        (_, path), (_, first) = structure.root_path(row), structure.root_path(structure.target(row))
         assert (path[0].idx, first[0].idx, first[1].idx) == (1, 0, DEPTH - 1 - path[1].idx)
     for i in (0, 1, 2, DEPTH, DEPTH + 2):
-        assert graphdef._node_place(i) == structure.place(structure.tracked[i])
+        assert graphdef._node_place(i) == structure.root_path(structure.tracked[i])
     with pytest.raises(IndexError):
         graphdef._node_place(DEPTH + 3)

@@ -36,7 +36,7 @@ struct ValueKind final : NodeKind {
     uint32_t id = add_static(p, plain.get(), kind_of(plain.get()));
     if (!has_plain_base(kind)) {  // to rebuild with: not `obj`, whose attributes may hold arrays
       try {
-        p.statics[id].snapshot = p.keep(hooks::remade(obj));
+        p.statics[id].snapshot = p.keep(hooks::copied_value(obj));
       } catch (nb::python_error&) {  // one that cannot be made anew is rebuilt from the live object only
       }
     }
@@ -58,7 +58,7 @@ struct ValueKind final : NodeKind {
       return own(n.node->kind->solid->tp_new(n.node->type, args.get(), nullptr));
     }
     PyObject* original = live ? live : p.statics[n.node->payload].snapshot;
-    if (original) return hooks::remade(original);
+    if (original) return hooks::copied_value(original);
     raise_graftax("UnsupportedValueError",
                   std::string("an instance of ") + n.node->type->tp_name +
                       " cannot be rebuilt: copy.copy of it fails, or this structure comes from a "

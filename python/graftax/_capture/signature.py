@@ -18,7 +18,7 @@ from graftax._capture.bytecode import content, fill, globals_in, resolve_lazy_im
 from graftax._capture.namespaces import Rebuilt, Views, with_parts
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
-from graftax._graph.patterns import of_arguments
+from graftax._graph.patterns import argument_pattern
 
 GENERATOR = (
     "{name} is a {what}: its body runs after the call has returned, where nothing can be traced. Compile a plain "
@@ -272,7 +272,7 @@ class Signature:
         """Raises when a text is no pattern of key paths, or begins with a name that no argument has."""
         known = {*self.names, self.var_positional}
         for text in patterns:
-            root = of_arguments(text, name, f"{option}=").root
+            root = argument_pattern(text, name, f"{option}=").root
             named = root is not None and not root.startswith(("closure ", "global "))
             if named and root not in known and self.var_keyword is None:
                 names = ", ".join(self.names) or "none"

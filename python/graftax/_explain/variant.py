@@ -215,9 +215,9 @@ def _packed_and_functions(
             code = function if isinstance(function, types.CodeType) else function.__code__
             token = hash((code, code.co_code))  # before 3.12 the hash of code ignores its instructions
             text = code.co_qualname if isinstance(function, types.CodeType) else function_text(function)
-            functions[place_name(structure.place(row), names)] = text, token
+            functions[place_name(structure.root_path(row), names)] = text, token
         elif row.op is Op.static and isinstance(value := row.value, HandleLayout):
-            packed[place_name(structure.place(row), names)] = _core.weaken(value.graphdef)
+            packed[place_name(structure.root_path(row), names)] = _core.weaken(value.graphdef)
     return packed, functions
 
 

@@ -21,7 +21,7 @@ from graftax._base.handles import HandleLayout
 from graftax._base.key_path import entry_text
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import is_users_scope
-from graftax._graph.pickling import ByName, named
+from graftax._graph.pickling import ByName, name_for_pickle
 from graftax._graph.structure import Structure, place_name
 
 NO_NAME = (
@@ -59,9 +59,9 @@ def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
             parts = (token(row.type) if row.type is not None else "", token(row.value))
         except (Nameless, ReferenceError, pickle.PicklingError, TypeError, AttributeError):
             if isinstance(row.value, HandleLayout):
-                path = place_name(structure.place(structure.rows[row.parent]), names)
+                path = place_name(structure.root_path(structure.rows[row.parent]), names)
                 raise PackedError(PACKED.format(name=name, path=path)) from None
-            path = place_name(structure.place(row), names)
+            path = place_name(structure.root_path(row), names)
             raise GraftaxError(NO_NAME.format(name=name, path=path, value=f"a {_type_name(row)}")) from None
         position = (row.root, row.parent, entry_text(row.key_entry), row.target, row.leaf, row.is_number, row.op.name)
         hasher.update(repr((position, parts, names_of.get(row.number))).encode())
@@ -131,9 +131,9 @@ def token(value: Any) -> str:
         return f"class {value.__module__}.{value.__qualname__}"
     if isinstance(value, tree_util.PyTreeDef):
         return f"treedef {value}"
-    name = named(value)
+    name = name_for_pickle(value)
     if isinstance(name, ByName):
-        return "name {}.{}".format(*name.place)
+        return "name {}.{}".format(*name.module_and_name)
     if type(value).__eq__ is object.__eq__ and not isinstance(value, types.BuiltinFunctionType):
         raise Nameless
     return f"{token(type(value))} {hashlib.sha256(pickle.dumps(value, protocol=4)).hexdigest()}"

@@ -21,7 +21,7 @@ from graftax._base.errors import GraftaxError, MutationError, StructureError, Un
 from graftax._base.handles import HandleLayout
 from graftax._base.key_path import keystr
 from graftax._capture.signature import Signature
-from graftax._graph.patterns import of_arguments
+from graftax._graph.patterns import argument_pattern
 from graftax._graph.structure import Op, Structure, place_name
 from graftax._graph.structure_diff import differences_text, short_text
 from graftax._jax.compat import as_weak, is_dimension, is_of_exported_callback
@@ -144,7 +144,7 @@ class Exported(Generic[P, R]):
     def _record(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> _core.Recording:
         flags, texts = self._record_options
         names = self._binds.root_names(layout)
-        patterns = [of_arguments(text, self.name, "dynamic=") for text in texts]
+        patterns = [argument_pattern(text, self.name, "dynamic=") for text in texts]
         dynamic = number_test(patterns, roots, names, flags, True)
         return _core.Recording(roots, names, flags, layout, False, True, dynamic)
 
@@ -363,7 +363,7 @@ def _refuse_sharing(name: str, graphdef: _core.GraphDef, names: tuple[str, ...],
         target = structure.target(row)
         if row.op is Op.ref and (row.root in arguments) != (target.root in arguments):
             pair = sorted((row, target), key=lambda r: r.root not in arguments)
-            argument, captured = (place_name(structure.place(r), names) for r in pair)
+            argument, captured = (place_name(structure.root_path(r), names) for r in pair)
             raise StructureError(CAPTURED_SHARED.format(name=name, one=argument, other=captured))
 
 
@@ -374,8 +374,10 @@ def _refuse_packed_shapes(name: str, graphdef: _core.GraphDef, names: tuple[str,
         packed = Structure(layout.graphdef) if isinstance(layout, HandleLayout) else None
         for packed_row, value in packed.statics() if packed else ():
             if packed and isinstance(value, jax.ShapeDtypeStruct):
-                path = place_name(structure.place(row), names).removesuffix("._layout")
-                raise StructureError(PACKED_SHAPE.format(name=name, path=path + keystr(packed.place(packed_row)[1])))
+                path = place_name(structure.root_path(row), names).removesuffix("._layout")
+                raise StructureError(
+                    PACKED_SHAPE.format(name=name, path=path + keystr(packed.root_path(packed_row)[1]))
+                )
 
 
 def _refuse_dimensions(name: str, outcome: _core.Outcome) -> None:
@@ -383,7 +385,7 @@ def _refuse_dimensions(name: str, outcome: _core.Outcome) -> None:
     structure = Structure(outcome)
     for row in structure.rows:
         if row.type is not None and is_dimension(row.type):
-            raise StructureError(SYMBOLIC.format(name=name, path=keystr(structure.place(row)[1])))
+            raise StructureError(SYMBOLIC.format(name=name, path=keystr(structure.root_path(row)[1])))
 
 
 def _refuse_captured(
@@ -398,7 +400,7 @@ def _refuse_captured(
         for index in indices:
             if argument_node[index] < 0:
                 structure = Structure(graphdef)
-                path = place_name(structure.place(structure.tracked[index]), names)
+                path = place_name(structure.root_path(structure.tracked[index]), names)
                 raise error(text.format(name=name, path=path))
 
 
@@ -412,7 +414,7 @@ def _check_identities(name: str, parts: _Parts, loaded_parts: _Parts) -> None:
     for own_value, loaded in zip(parts[4].identities(), loaded_parts[4].identities(), strict=True):
         if own_value is not loaded:
             structure = Structure(parts[4])
-            paths = [keystr(structure.place(row)[1]) for row, value in structure.statics() if value is own_value]
+            paths = [keystr(structure.root_path(row)[1]) for row, value in structure.statics() if value is own_value]
             path_text = paths[0] if paths else " as a key"
             raise UnpicklableError(
                 NOT_SAVED.format(name=name, what=f"{short_text(own_value)}, result{path_text}", error=BY_IDENTITY)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that are one where those are that they were made of: `ema`, `map_leaves` and `cast` make one for all places.
+"""Aliases among computed arrays: `ema`, `map_leaves`, `cast` and `stack` turn one array at several paths into one.
 
-In a trace each place of an array has a tracer of its own, and so a result of its own. What it was made of is noted.
-When the trace ends, its Outcome is told which of its arrays are one where a call is given one array for several inputs.
+A trace has a tracer for each input leaf, even where a call passes the same array for several. So an operation that
+runs once for each array runs once for each tracer, and its results are different tracers. What they were computed
+from is recorded. The Outcome of the trace then knows which results are one array if the inputs of a call are.
 """
 
 from __future__ import annotations
@@ -17,106 +18,114 @@ import jax
 
 from graftax._jax.compat import current_trace
 
-_RUNNING = threading.local()  # .ties: of the traces that run, the outermost first
+_ACTIVE = threading.local()  # .recorders: those of the running traces, the outermost first
 
 
 class Source(NamedTuple):
-    """What an array was made of. Two of one `way` are one array where their inputs are."""
+    """What an array was computed from. Two arrays of the same operation are one array if their inputs are."""
 
-    way: Hashable
+    operation: Hashable
     inputs: tuple[int, ...]  # input leaves of the trace, by number
-    order: int
+    order: int  # in which the arrays of a trace were computed
 
 
-class Ties:
-    """The notes of one trace.
+class AliasRecorder:
+    """Records how the arrays of one trace were computed.
 
     Args:
-        trace: that of JAX in which it runs.
-        given: what the caller has in the places of its leaves.
-        leaves: these.
+        trace: the trace of JAX in which it runs.
+        caller_leaves: the caller's arrays that the input leaves stand for.
+        leaves: the input leaves of the trace.
     """
 
-    def __init__(self, trace: Any, given: Sequence[Any], leaves: Sequence[Any]) -> None:
+    def __init__(self, trace: Any, caller_leaves: Sequence[Any], leaves: Sequence[Any]) -> None:
         self.trace = trace
-        self._given, self._leaves = given, leaves
-        self._notes: dict[int, tuple[int, Any, Hashable, tuple[Any, ...]]] = {}
+        self._caller_leaves, self._leaves = caller_leaves, leaves
+        self._records: dict[int, tuple[int, Any, Hashable, tuple[Any, ...]]] = {}
 
-    def note(self, made: Any, way: Hashable, operands: tuple[Any, ...]) -> None:
-        self._notes.setdefault(id(made), (len(self._notes), made, way, operands))
+    def record(self, array: Any, operation: Hashable, operands: tuple[Any, ...]) -> None:
+        # The array is kept in the record, so that its id is not reused.
+        self._records.setdefault(id(array), (len(self._records), array, operation, operands))
 
-    def extend(self, given: Sequence[Any], leaves: Sequence[Any]) -> None:
-        """The trace has more leaves by now: these are all of them."""
-        self._given, self._leaves = given, leaves
+    def extend(self, caller_leaves: Sequence[Any], leaves: Sequence[Any]) -> None:
+        """Replaces the leaves by these, as a trace may get more of them while it runs."""
+        self._caller_leaves, self._leaves = caller_leaves, leaves
 
-    def end(self, around: Ties | None) -> None:
-        """Hands the notes over where the trace around is a part of the same one of JAX, as the step of a loop is."""
-        if around is not None and around.trace is self.trace:
-            for _, made, way, operands in self._notes.values():
-                around.note(made, way, operands)
-        self.trace, self._given, self._leaves = None, (), ()
-        self._notes.clear()
+    def close(self, enclosing: AliasRecorder | None) -> None:
+        """Ends the recording. The enclosing recorder takes over the records if both run in the same trace of JAX."""
+        # The step of a loop is traced by itself, but may be part of the same trace of JAX.
+        if enclosing is not None and enclosing.trace is self.trace:
+            for _, array, operation, operands in self._records.values():
+                enclosing.record(array, operation, operands)
+        self.trace, self._caller_leaves, self._leaves = None, (), ()
+        self._records.clear()
 
-    def outside(self, values: Sequence[Any]) -> list[Any]:
-        """Of each value what the caller has in its place: the value itself, where it is no leaf."""
-        given = {id(leaf): value for leaf, value in zip(self._leaves, self._given, strict=False)}
-        return [given.get(id(value), value) for value in values]
+    def caller_values(self, values: Sequence[Any]) -> list[Any]:
+        """The caller's array for each value that is an input leaf; any other value as it is."""
+        by_id = {id(leaf): value for leaf, value in zip(self._leaves, self._caller_leaves, strict=False)}
+        return [by_id.get(id(value), value) for value in values]
 
     def sources(self, values: Sequence[Any]) -> list[Source | None]:
-        """Of each value what it was made of; None where that is not noted."""
-        if not self._notes:
+        """What each value was computed from; None where nothing was recorded."""
+        if not self._records:
             return [None] * len(values)
+        # Tracers are identified by id while the recorder keeps them alive.
         numbers = {id(leaf): i for i, leaf in enumerate(self._leaves)}
-        return [self._source(value, numbers) if id(value) in self._notes else None for value in values]
+        return [self._source(value, numbers) if id(value) in self._records else None for value in values]
 
     def _source(self, value: Any, numbers: dict[int, int]) -> Source:
-        number, note = numbers.get(id(value)), self._notes.get(id(value))
+        number, record = numbers.get(id(value)), self._records.get(id(value))
+        # An input leaf: the beginning of a chain of operations.
         if number is not None:
             return Source("input", (number,), 0)
-        if note is None:
+        # Neither an input nor recorded: the array is a source of its own.
+        if record is None:
             return Source(id(value), (), 0)
-        order, made, way, operands = note
+        order, array, operation, operands = record
         parts = [self._source(operand, numbers) for operand in operands]
-        ways = (way, jax.typeof(made), *(part.way for part in parts))
-        return Source(ways, tuple(i for part in parts for i in part.inputs), order)
+        # The aval is part of it: results of different dtypes or shapes are never aliases.
+        operations = (operation, jax.typeof(array), *(part.operation for part in parts))
+        return Source(operations, tuple(i for part in parts for i in part.inputs), order)
 
 
 @contextlib.contextmanager
-def noting(given: Sequence[Any], leaves: Sequence[Any]) -> Generator[Ties]:
-    """While a trace runs: the notes of what is made in it."""
-    around, ties = getattr(_RUNNING, "ties", ()), Ties(current_trace(), given, leaves)
-    _RUNNING.ties = (*around, ties)
+def recording_aliases(caller_leaves: Sequence[Any], leaves: Sequence[Any]) -> Generator[AliasRecorder]:
+    """Records, while a trace runs, how arrays are computed in it."""
+    enclosing, recorder = getattr(_ACTIVE, "recorders", ()), AliasRecorder(current_trace(), caller_leaves, leaves)
+    _ACTIVE.recorders = (*enclosing, recorder)
     try:
-        yield ties
+        yield recorder
     finally:
-        _RUNNING.ties = around
-        ties.end(around[-1] if around else None)
+        _ACTIVE.recorders = enclosing
+        recorder.close(enclosing[-1] if enclosing else None)
 
 
-def note_made(made: Iterable[tuple[tuple[Any, ...], Any]]) -> None:
+def record_alias_sources(pairs: Iterable[tuple[tuple[Any, ...], Any]]) -> None:
     """Notes (operands, the array made of them) of one call that makes one array for operands that are the same."""
-    running = getattr(_RUNNING, "ties", ())
-    if running:
-        way = object()
-        for operands, value in made:
+    recorders = getattr(_ACTIVE, "recorders", ())
+    if recorders:
+        operation = object()
+        for operands, value in pairs:
             if isinstance(value, jax.Array):
-                running[-1].note(value, way, operands)
+                recorders[-1].record(value, operation, operands)
 
 
-def outside(values: Sequence[Any]) -> list[Any]:
-    """Of each value what is in its place outside of all traces; what was made in one stands for itself."""
-    for ties in reversed(getattr(_RUNNING, "ties", ())):
-        values = ties.outside(values)
+def caller_values(values: Sequence[Any]) -> list[Any]:
+    """The values outside of all running traces that these stand for; a value computed in a trace stays as it is."""
+    # From the innermost trace outward: the leaves of one trace are the caller's values of the next.
+    for recorder in reversed(getattr(_ACTIVE, "recorders", ())):
+        values = recorder.caller_values(values)
     return list(values)
 
 
-def groups(sources: Sequence[Source | None]) -> list[list[tuple[int, list[int]]]]:
-    """The values that may be one array, by number, with the inputs that have to be: as an Outcome is told."""
-    found: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+def alias_groups(sources: Sequence[Source | None]) -> list[list[tuple[int, list[int]]]]:
+    """Groups of values that are one array if their inputs are: (number of the value, its inputs), as in an Outcome."""
+    members_of_operation: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for number, source in enumerate(sources):
         if source is not None and source.inputs:
-            found[source.way].append((source.order, number))
-    several = (sorted(members) for members in found.values() if len(members) > 1)
+            members_of_operation[source.operation].append((source.order, number))
+    # A value without another one of the same operation can never be an alias.
+    several = (sorted(members) for members in members_of_operation.values() if len(members) > 1)
     return [[(number, list(_inputs(sources[number]))) for _, number in members] for members in several]
 
 
@@ -124,15 +133,18 @@ def _inputs(source: Source | None) -> tuple[int, ...]:
     return source.inputs if source is not None else ()
 
 
-def together(made: Iterable[tuple[Hashable, tuple[Any, ...], Any]]) -> list[Any]:
-    """Of (way, operands, value) the values: one for all that were made of the same in one way. Others are noted."""
-    one: dict[Hashable, Any] = {}
-    notes: dict[Hashable, list[tuple[tuple[Any, ...], Any]]] = defaultdict(list)
+def merge_aliases(computed: Iterable[tuple[Hashable, tuple[Any, ...], Any]]) -> list[Any]:
+    """The values of (operation, operands, value) triples, a single one for the same operation on the same operands.
+
+    All are recorded: where a call passes one array for different operands, their values are merged by that call.
+    """
+    shared_values: dict[Hashable, Any] = {}
+    pairs_of_operation: dict[Hashable, list[tuple[tuple[Any, ...], Any]]] = defaultdict(list)
     values: list[Any] = []
-    for way, operands, value in made:
-        value = one.setdefault((way, *map(id, operands)), value)
-        notes[way].append((operands, value))
+    for operation, operands, value in computed:
+        value = shared_values.setdefault((operation, *map(id, operands)), value)
+        pairs_of_operation[operation].append((operands, value))
         values.append(value)
-    for noted in notes.values():
-        note_made(noted)
+    for pairs in pairs_of_operation.values():
+        record_alias_sources(pairs)
     return values

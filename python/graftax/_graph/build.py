@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds an object graph that is described: numbered nodes with their classes, children and what else they need."""
+"""Builds an object graph from a description: numbered nodes with their classes, children and payloads."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from graftax._graph.types.pytree_nodes import NoneKey, one_level_treedef
 
 
 class Node(NamedTuple):
-    """One node. A child may be any number: one that is met again is the same object."""
+    """The description of a node. A number that occurs as a child more than once is one shared object."""
 
     cls: type
     children: list[tuple[Any, int]]  # (key entry, number)
-    # What it needs beside its children: a deque's maxlen, the elements of a set, the content of a buffer, the value of
-    # a subclass of str, the function of a function, the aux data of a registered class as a tuple of one.
+    # The payload besides its children: a deque's maxlen, the elements of a set, the content of a buffer, the value of
+    # a subclass of str, a function, the aux data of a registered class as a tuple of one.
     detail: Any = None
 
 
-class Assembly:
-    """Writes nodes as the program of a GraphDef, whose leaves are all other values.
+class GraphBuilder:
+    """Builds described objects: writes them as the instructions of a GraphDef, which the core then unflattens.
 
     Args:
-        nodes: by number.
-        values: what stands at the numbers that are no nodes.
-        name: says where a number stands, for messages.
+        nodes: the nodes by number.
+        values: the values of all other numbers; to the GraphDef they are leaves.
+        name: the path of a number, for messages.
     """
 
     def __init__(self, nodes: Mapping[int, Node], values: Mapping[int, Any], name: Callable[[int], str]) -> None:
         self._nodes, self._values, self._name = nodes, values, name
-        self._met = Counter(number for node in nodes.values() for _, number in node.children)
+        self._reference_counts = Counter(number for node in nodes.values() for _, number in node.children)
         self._code: list[tuple[Any, ...]] = []
         self._empty = _core.GraphDef._instruction()
-        self._next = list(self._empty).index("next")
+        self._index_of_next = list(self._empty).index("next")
         self._statics: list[tuple[Any, ...]] = []
         self._elements: list[int] = []
         self._keys: list[int] = []
@@ -49,14 +49,24 @@ class Assembly:
         self._tracks: dict[int, int] = {}
 
     def build(self, root: int) -> Any:
-        """The object of a number, new with all below it. Raises StructureError where it cannot be built."""
-        self._met[root] += 1
+        """Builds the object of a number, and everything below it.
+
+        Raises:
+            StructureError: where it cannot be built.
+        """
+        self._reference_counts[root] += 1
+        # Instructions in pre-order. A node's instruction says where its subtree ends, which is known once the subtree
+        # is written: the second element of a pending pair is the instruction to be completed.
         pending: list[tuple[int, int | None]] = [(root, None)]
         while pending:
             number, close = pending.pop()
             if close is not None:
-                whole = self._code[close]
-                self._code[close] = (*whole[: self._next], len(self._code), *whole[self._next + 1 :])
+                instruction = self._code[close]
+                self._code[close] = (
+                    *instruction[: self._index_of_next],
+                    len(self._code),
+                    *instruction[self._index_of_next + 1 :],
+                )
             else:
                 pending += self._visit(number)
         state = (1, 1, len(self._leaves), None, tuple(self._code), tuple(self._statics))
@@ -64,7 +74,7 @@ class Assembly:
         return _core.unflatten(graphdef, self._leaves)
 
     def _visit(self, number: int) -> list[tuple[int, int | None]]:
-        """Writes what has a number; returns what is to be written after it, last first."""
+        """Writes the instruction of a number; returns what is to be written after it, in reverse order."""
         if number in self._tracks:
             self._emit(Op.ref, arg=self._tracks[number])
             return []
@@ -75,19 +85,20 @@ class Assembly:
         return self._node(number)
 
     def _emit(self, op: Op, **fields: Any) -> None:
-        """Writes an instruction; fields that are not given are those of an empty one."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        instruction = self._empty | {"op": op, "next": len(self._code) + 1} | given
-        self._code.append(tuple(instruction.values()))  # a dict of each takes as much as all else together
+        """Writes an instruction; fields that are left out or None have the values of an empty instruction."""
+        values = {name: value for name, value in fields.items() if value is not None}
+        instruction = self._empty | {"op": op, "next": len(self._code) + 1} | values
+        self._code.append(tuple(instruction.values()))  # a tuple: dicts would double the memory
 
     def _node(self, number: int) -> list[tuple[int, int | None]]:
         cls, _, detail = self._nodes[number]
         base, tracked, slot_names = _core.kind_info(cls)
-        extra, items, attributes = self._sorted_children(number, base)
+        extra, items, attributes = self._sort_children(number, base)
         slots = [s for s in slot_names if s in attributes]
         fields = [a for a in attributes if a not in slot_names]
         first_key = len(self._keys)
         elements = payload = treedef = None
+        # The elements of a set are keys of the instruction, not children.
         if base == "set":
             ids = [self._key(e) for e in detail or ()]
             elements = len(ids)
@@ -102,9 +113,11 @@ class Assembly:
             treedef = one_level_treedef(cls, cast("tuple[Any]", detail)[0], len(items))
         ids += [self._key(n) for n in (*fields, *slots)]
         self._keys += ids
-        if tracked or self._met[number] > 1:
+        # A node without an identity becomes tracked if it is referred to more than once.
+        if tracked or self._reference_counts[number] > 1:
             self._tracks[number] = len(self._tracks)
         pc = len(self._code)
+        # Keys are in the order of items, fields and slots, as the core reads them.
         self._emit(
             Op.node,
             arg=elements,
@@ -121,12 +134,16 @@ class Assembly:
         numbers = [*(n for _, n in extra), *(n for _, n in items), *(attributes[name] for name in (*fields, *slots))]
         return [(number, pc), *((child, None) for child in reversed(numbers))]
 
-    def _sorted_children(
+    def _sort_children(
         self, number: int, base: str
     ) -> tuple[list[tuple[Any, int]], list[tuple[Any, int]], dict[str, int]]:
-        """The children of one node as (extra child, items, attributes)."""
+        """The children of a node as (extra child, items, attributes), in the order that its class needs.
+
+        Raises:
+            StructureError: where children are missing or do not fit the class.
+        """
         cls, children, detail = self._nodes[number]
-        parts = _parts(cls, base, detail)
+        parts = _item_names(cls, base, detail)
         extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
         extra: list[tuple[Any, int]] = []
         items: list[tuple[Any, int]] = []
@@ -139,6 +156,7 @@ class Assembly:
             else:
                 attributes[entry.name] = child
         unnamed = any(not isinstance(entry, GetAttrKey) for entry, _ in items)
+        # Entries may be in any order after the user edited them.
         if parts and not unnamed:
             items.sort(key=lambda item: parts.index(item[0].name))
         elif not parts and base in ("list", "tuple", "deque"):
@@ -146,17 +164,18 @@ class Assembly:
                 raise StructureError(f"the items of {self._name(number)} have keys that are no numbers")
             items.sort(key=lambda item: item[0].idx)
             if [entry.idx for entry, _ in items] != list(range(len(items))):
-                given = [entry for entry, _ in items]
-                where = self._name(number)
-                raise StructureError(f"the items of {where} are not numbered from 0 without a gap: {given}")
+                entries = [entry for entry, _ in items]
+                name = self._name(number)
+                raise StructureError(f"the items of {name} are not numbered from 0 without a gap: {entries}")
         if parts and (unnamed or (len(items) != len(parts) and base not in ("weakref", "cell"))):
             raise StructureError(f"{self._name(number)} is a {base} node and needs the entries {', '.join(parts)}")
         if extra_name and not extra:
-            where = self._name(number)
-            raise StructureError(f"{where} is a {base} node without its entry {where}.{extra_name}")
+            name = self._name(number)
+            raise StructureError(f"{name} is a {base} node without its entry {name}.{extra_name}")
         return extra, items, attributes
 
     def _key(self, value: Any) -> int:
+        # The parts of a tuple are statics of their own, as in a recorded structure.
         if type(value) is tuple:
             ids = [self._key(v) for v in value]
             self._statics.append((How.tuple, value, len(self._elements), len(ids)))
@@ -166,8 +185,8 @@ class Assembly:
         return len(self._statics) - 1
 
 
-def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
-    """The names of the items of a node whose items have names."""
+def _item_names(cls: type, base: str, detail: Any) -> tuple[str, ...]:
+    """The names of a node's items; empty if they have indices or keys."""
     if base == "registered":
         return describe.names_of_children(cls) or ()
     if base == "tuple":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object graphs taken apart and changed: sharing and cycles are kept."""
+"""`copy`, `update`, `partition` and `combine`: whole-graph operations that keep sharing and cycles."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 from graftax import _core
 from graftax._base.errors import StructureError, a_type, some
 from graftax._graph import prefix_tree
-from graftax._graph.array_aliases import note_made
-from graftax._graph.filters import filter_of
+from graftax._graph.array_aliases import record_alias_sources
+from graftax._graph.filters import as_filter
 from graftax._graph.object_diff import leaf_difference, node_difference
 from graftax._graph.path import Graph, Path
-from graftax._graph.select import Shown, asked, matching
-from graftax._graph.structure_diff import Way, lockstep, short_text
+from graftax._graph.select import ObjectView, matching, predicate_holds
+from graftax._graph.structure_diff import LinkedPath, lockstep, short_text
 from graftax._jax.tracebacks import boundary
 
 OTHER_STRUCTURE = (
@@ -43,7 +43,7 @@ def copy(obj: T, *, arrays: bool = False) -> T:
 
     Args:
         obj: the root.
-        arrays: copies the arrays too, each once, wherever it stands: what donation of the copy needs.
+        arrays: copies the arrays too, each of them once. A copy that will be donated needs this.
 
     Raises:
         UnsupportedValueError: for a value that hides state, at its path.
@@ -57,9 +57,10 @@ def copy(obj: T, *, arrays: bool = False) -> T:
     """
     leaves, graphdef = _core.flatten(obj)
     if arrays:
-        made = {id(leaf): ((leaf,), _copied(leaf)) for leaf in leaves}
-        note_made(made.values())
-        leaves = [made[id(leaf)][1] for leaf in leaves]
+        # By id: an array that stands at several paths is copied once, and stays one array.
+        copies = {id(leaf): ((leaf,), _copied(leaf)) for leaf in leaves}
+        record_alias_sources(copies.values())
+        leaves = [copies[id(leaf)][1] for leaf in leaves]
     return _core.unflatten(graphdef, leaves, anew=True)
 
 
@@ -71,11 +72,11 @@ def _copied(leaf: Any) -> Any:
 
 @boundary
 def update(obj: T, source: Any) -> T:
-    """Writes the leaves of a graph into another one, in place. All values are made before the first is written.
+    """Writes the leaves of a graph into another one, in place. Nothing is written until every value is known.
 
     Args:
-        obj: its mutable objects are written to; immutable ones inside them (tuples, frozen modules) are made anew.
-        source: a graph of the same structure. Where it has None, the leaf (or all below it) stays.
+        obj: its mutable objects are written to; immutable ones inside them (tuples, frozen modules) are rebuilt.
+        source: a graph of the same structure. Where it has None, the leaf (or everything below) stays.
 
     Returns:
         `obj`.
@@ -91,12 +92,13 @@ def update(obj: T, source: Any) -> T:
         {'w': 20, 'names': ['x']}
     """
     graph = Graph(obj)
-    if graph.core.update(source):
+    if graph.core.update(source):  # graphs of exactly one structure, in a single pass
         return obj
+    # All differing structures raise here, before anything is written.
     changes = {
         number: value
-        for number, own, value in pairs("update", graph, Graph(source))
-        if value is not None and value is not own
+        for number, current, value in leaf_pairs("update", graph, Graph(source))
+        if value is not None and value is not current
     }
     if changes:
         graph.write(changes)
@@ -108,17 +110,17 @@ def update(obj: T, source: Any) -> T:
 
 @boundary
 def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
-    """Two copies of a graph: one with the selected leaves, one with the others; None stands for what is left out.
+    """Two copies of a graph: one with the selected leaves, one with the others; None replaces the leaves left out.
 
-    Leaves are arrays and all other values that are no objects to look into. What JAX counts as structure (aux data,
-    static fields) is in both. Both have the sharing and the cycles of `obj`, and no mutable object in common with it.
+    Leaves are arrays and all other values without children. What JAX counts as structure (aux data, static fields) is
+    in both. Both have the sharing and the cycles of `obj`, and no mutable object in common with it.
 
     Args:
         obj: the root.
         spec: a function of a leaf; a type or several, of leaves or of objects with all that is below them; a filter of
             Flax NNX (`nnx.PathContains`, `nnx.All`); `...` for all leaves; a key-path pattern (`layers[*].w`,
-            `**.bias`) or several; or a tree of bools, in which one stands for everything below its place.
-        replace: what stands for a leaf that is left out.
+            `**.bias`) or several; or a tree of bools, in which one bool may stand for a whole subtree.
+        replace: the value in place of a leaf that is left out.
 
     Returns:
         (selected, rest). `combine` puts them together again.
@@ -136,9 +138,10 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
     graph = Graph(obj)
     chosen = selection(graph, spec)
     leaves, _ = graph.core.values()
-    out = {number: replace for number in leaves if number not in chosen}
-    into = {number: replace for number in leaves if number in chosen}
-    return graph.core.build(out, all=True), graph.core.build(into, all=True)
+    # Both results are full rebuilds: a node that they shared would be changed in both.
+    rest_replaced = {number: replace for number in leaves if number not in chosen}
+    selected_replaced = {number: replace for number in leaves if number in chosen}
+    return graph.core.build(rest_replaced, all=True), graph.core.build(selected_replaced, all=True)
 
 
 @boundary
@@ -158,84 +161,91 @@ def combine(*graphs: T) -> T:
     """
     if not graphs:
         raise TypeError("combine() needs at least one graph")
-    first = Graph(graphs[0])
-    found: dict[int, Any] = {}
+    # The first graph gives the structure; the others fill the places where it has None.
+    base = Graph(graphs[0])
+    values: dict[int, Any] = {}
     for source in graphs[1:]:
-        other = Graph(source)
-        for number, own, value in pairs("combine", first, other):
-            if own is None and value is not None:
-                found.setdefault(number, value)
-    nodes = {number: value for number, value in found.items() if _core.is_node(value)}
-    if nodes:  # all below a None: a copy, so that the result has nothing in common with what it is made of
-        found |= dict(zip(nodes, _core.GraphEditor(list(nodes.values())).build({}, all=True), strict=True))
-    return first.core.build(found, all=True)
+        for number, current, value in leaf_pairs("combine", base, Graph(source)):
+            if current is None and value is not None:
+                values.setdefault(number, value)
+    # A subtree that replaces a None is copied, so that the result shares no mutable object with the arguments.
+    nodes = {number: value for number, value in values.items() if _core.is_node(value)}
+    if nodes:
+        values |= dict(zip(nodes, _core.GraphEditor(list(nodes.values())).build({}, all=True), strict=True))
+    return base.core.build(values, all=True)
 
 
-def pairs(name: str, one: Graph, other: Graph) -> Iterable[tuple[int, Any, Any]]:
-    """(number in the first, what stands there in both) of each leaf, and of each None that stands for a node.
+def leaf_pairs(name: str, graph: Graph, source: Graph) -> Iterable[tuple[int, Any, Any]]:
+    """(row in `graph`, its value, the value in `source`) of each leaf, and of each None in place of a node.
 
     Raises:
         StructureError: where the structures differ, at the path.
     """
-    if one.core.is_alike(other.core):
-        return zip(*one.core.values(), other.core.values()[1], strict=True)
-    return ((a, one.rows[a].value, other.rows[b].value) for a, b in side_by_side(name, one, other))
+    # Graphs of exactly one structure have their values in the same order.
+    if graph.core.is_alike(source.core):
+        return zip(*graph.core.values(), source.core.values()[1], strict=True)
+    return ((a, graph.rows[a].value, source.rows[b].value) for a, b in paired_rows(name, graph, source))
 
 
-def side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, int]]:
-    """Pairs of rows, by number, from the roots on: leaves, and a None in one that stands for a node of the other."""
-    seen: dict[int, int] = {}
+def paired_rows(name: str, graph: Graph, source: Graph) -> Iterator[tuple[int, int]]:
+    """The paired rows of two graphs, by number: leaves, and a None in one graph in place of a node in the other."""
+    paired: dict[int, int] = {}
 
-    def meet(a: int, b: int, way: Way) -> Generator[tuple[int, int], None, list[tuple[int, int, Any]]]:
-        x, y = one.rows[a], other.rows[b]
+    def compare_pair(a: int, b: int, path: LinkedPath) -> Generator[tuple[int, int], None, list[tuple[int, int, Any]]]:
+        x, y = graph.rows[a], source.rows[b]
         if x.aux and y.aux and x.is_leaf and y.is_leaf:  # a part of the structure
             if leaf_difference(x.value, y.value) is not None:
-                raise _other_structure(name, one, other, a, b)
+                raise _other_structure(name, graph, source, a, b)
             return []
         if (x.is_leaf and (y.is_leaf or x.value is None)) or (y.is_leaf and y.value is None):
             yield a, b
             return []
-        apart = x.is_leaf or y.is_leaf or type(x.value) is not type(y.value) or x.what != y.what
-        if apart or seen.setdefault(x.target, y.target) != y.target:
-            raise _other_structure(name, one, other, a, b)
-        if x.what == "ref":
+        # The same rows have to be references on both sides, and to nodes that were paired before.
+        differ = x.is_leaf or y.is_leaf or type(x.value) is not type(y.value) or x.category != y.category
+        if differ or paired.setdefault(x.target, y.target) != y.target:
+            raise _other_structure(name, graph, source, a, b)
+        if x.category == "ref":
             return []
-        pairs = paired(one.key_entries(a), other.key_entries(b))
-        if pairs is None:
-            raise _other_structure(name, one, other, a, b)
+        children = pair_children(graph.key_entries(a), source.key_entries(b))
+        if children is None:
+            raise _other_structure(name, graph, source, a, b)
         differs = node_difference(x.value, y.value)
         if differs is not None:
-            text = OTHER_STRUCTURE.format(name=name, path=one.path(a), one=differs[0], other=differs[1])
+            text = OTHER_STRUCTURE.format(name=name, path=graph.path(a), one=differs[0], other=differs[1])
             raise StructureError(text)
-        return pairs
+        return children
 
-    return lockstep(meet, 0, 0)
+    return lockstep(compare_pair, 0, 0)
 
 
-def paired(left: list[tuple[Any, int]], right: list[tuple[Any, int]]) -> list[tuple[int, int, Any]] | None:
-    """The children of two nodes by their keys; None where these are not the same."""
-    if len(left) != len(right):
+def pair_children(
+    left_entries: list[tuple[Any, int]], right_entries: list[tuple[Any, int]]
+) -> list[tuple[int, int, Any]] | None:
+    """The children of two nodes, matched by key: (left, right, key entry); None if the keys differ."""
+    if len(left_entries) != len(right_entries):
         return None
-    if all(a == b for (a, _), (b, _) in zip(left, right, strict=True)):
-        return [(a, b, entry) for (entry, a), (_, b) in zip(left, right, strict=True)]
-    there = dict(right)
-    if any(entry not in there for entry, _ in left):
+    # Usually the keys have the same order; otherwise they are matched by a dict.
+    if all(a == b for (a, _), (b, _) in zip(left_entries, right_entries, strict=True)):
+        return [(a, b, entry) for (entry, a), (_, b) in zip(left_entries, right_entries, strict=True)]
+    right_numbers = dict(right_entries)
+    if any(entry not in right_numbers for entry, _ in left_entries):
         return None
-    return [(number, there[entry], entry) for entry, number in left]
+    return [(number, right_numbers[entry], entry) for entry, number in left_entries]
 
 
-def _other_structure(name: str, one: Graph, other: Graph, a: int, b: int) -> StructureError:
-    texts = [_what(graph, number) for graph, number in ((one, a), (other, b))]
-    text = OTHER_STRUCTURE.format(name=name, path=one.path(a), one=texts[0], other=texts[1])
-    unshared = (one.rows[a].what == "ref") != (other.rows[b].what == "ref")
+def _other_structure(name: str, graph: Graph, source: Graph, a: int, b: int) -> StructureError:
+    graph_text, source_text = _row_text(graph, a), _row_text(source, b)
+    text = OTHER_STRUCTURE.format(name=name, path=graph.path(a), one=graph_text, other=source_text)
+    # A common cause: `jax.tree.map` returned the other graph, which unshares objects.
+    unshared = (graph.rows[a].category == "ref") != (source.rows[b].category == "ref")
     return StructureError(text + UNSHARED if unshared else text)
 
 
-def _what(graph: Graph, number: int) -> str:
+def _row_text(graph: Graph, number: int) -> str:
     row = graph.rows[number]
-    if row.what == "ref":
+    if row.category == "ref":
         return f"the {type(row.value).__qualname__} of {graph.path(row.target)!r} once more"
-    if row.what == "node":
+    if row.category == "node":
         texts = [str(Path((entry,))).lstrip(".") for entry, _ in graph.key_entries(number)]
         shown = some(texts)
         return f"{a_type(row.value)}({shown})"
@@ -245,20 +255,22 @@ def _what(graph: Graph, number: int) -> str:
 
 
 def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> set[int]:
-    """The numbers of the leaves that a pattern, a filter, a predicate or a tree of bools means; of all, or of some."""
+    """The numbers of the leaves that a pattern, a filter, a predicate or a tree of bools selects, among all or some."""
     numbers, _ = graph.core.values()
-    wanted = filter_of(spec, of_path=True)
+    leaf_filter = as_filter(spec, allow_path_functions=True)
     leaves = set(numbers) if among is None else set(numbers).intersection(among)
-    if wanted is not None:
-        return graph.below(wanted.means(Shown(graph))) & leaves
+    if leaf_filter is not None:
+        return graph.descendants(leaf_filter.select(ObjectView(graph))) & leaves
+    # Patterns come before the tree of bools: a list of texts may be either.
     if isinstance(spec, (str, Path)):
         spec = [spec]
     if isinstance(spec, (list, tuple)) and spec and all(isinstance(s, (str, Path)) for s in cast("list[Any]", spec)):
-        return graph.below(p for pattern in cast("list[Any]", spec) for p in matching(graph, pattern)) & leaves
-    a_tree = type(spec) is type(graph.rows[0].value) and not isinstance(spec, _FUNCTIONS)
-    if callable(spec) and not a_tree:  # a module of bools can be called, too
-        return {number for number in leaves if asked(spec, graph, number)}
-    return graph.below(prefix_tree.chosen(graph, spec)) & leaves
+        return graph.descendants(p for pattern in cast("list[Any]", spec) for p in matching(graph, pattern)) & leaves
+    # A tree of bools may be callable as well: a module whose leaves are bools has the type of the graph's root.
+    is_tree_of_bools = type(spec) is type(graph.rows[0].value) and not isinstance(spec, _FUNCTIONS)
+    if callable(spec) and not is_tree_of_bools:
+        return {number for number in leaves if predicate_holds(spec, graph, number)}
+    return graph.descendants(prefix_tree.selected_rows(graph, spec)) & leaves
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)

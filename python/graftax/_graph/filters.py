@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that say what something is, not where: types, the filters of other libraries, `...` for everything."""
+"""Filters select parts of a graph by what they are: types, filters of other libraries, `...` for everything."""
 
 from __future__ import annotations
 
@@ -19,43 +19,44 @@ NO_TYPE = "{spec!r} cannot be asked with isinstance: give the class, {origin}, o
 
 
 class Filter(NamedTuple):
-    """Means all that is an instance of one of the types, with all below it, or that a library's filter means."""
+    """Selects the parts that are instances of the types, with all below them, or that a library's filter accepts."""
 
     types: tuple[Any, ...]
-    asked: tuple[LibraryFilter, ...]
-    everything: bool
-    spec: Any  # as it was given
+    library_filters: tuple[LibraryFilter, ...]
+    matches_all: bool
+    spec: Any  # as the user wrote it
 
-    def means(self, seen: Seen) -> list[int]:
-        """The parts that it means, in order."""
-        if self.everything:
-            return list(seen.parts())
-        if not self.asked:
-            return seen.instances(self.types)
-        inside = [set[int]() for _ in self.asked]  # what a library asks of is one value for it
-        found: list[int] = []
-        for number in seen.parts():
-            chosen = bool(self.types) and seen.is_a(number, self.types)
-            for below, library in zip(inside, self.asked, strict=True):
-                if seen.parent(number) in below:
-                    below.add(number)
+    def select(self, view: GraphView) -> list[int]:
+        """The parts that the filter selects, in order."""
+        if self.matches_all:
+            return list(view.parts())
+        if not self.library_filters:
+            return view.instances(self.types)
+        # To a library, an object that its filter takes (a Variable of NNX) is one value: its parts are not tested.
+        parts_of_values = [set[int]() for _ in self.library_filters]
+        selected: list[int] = []
+        for number in view.parts():
+            is_selected = bool(self.types) and view.is_a(number, self.types)
+            for in_value, library in zip(parts_of_values, self.library_filters, strict=True):
+                if view.parent(number) in in_value:
+                    in_value.add(number)
                     continue
-                held = seen.is_a(number, library.value_types)
-                if held:
-                    below.add(number)
-                if held or seen.is_leaf(number):
-                    chosen = chosen or bool(library.accepts(seen.path(number), seen.value(number)))
-            if chosen:
-                found.append(number)
-        return found
+                is_value = view.is_a(number, library.value_types)
+                if is_value:
+                    in_value.add(number)
+                if is_value or view.is_leaf(number):
+                    is_selected = is_selected or bool(library.accepts(view.path(number), view.value(number)))
+            if is_selected:
+                selected.append(number)
+        return selected
 
 
-def filter_of(spec: Any, of_path: bool = False) -> Filter | None:
-    """The filter that a type, a union, a library's filter, `...`, or a tuple or list of them is; None for others.
+def as_filter(spec: Any, allow_path_functions: bool = False) -> Filter | None:
+    """The filter for a type, a union, a library's filter, `...`, or a tuple or list of these; None for other values.
 
     Args:
-        spec: what is given.
-        of_path: a function of two arguments is one too, as in Flax NNX: of the names on the way, and the value there.
+        spec: any value.
+        allow_path_functions: a function `f(path, value)` is a filter too, as in Flax NNX.
 
     Raises:
         TypeError: for an annotation that `isinstance` does not take, such as `list[int]`.
@@ -63,33 +64,38 @@ def filter_of(spec: Any, of_path: bool = False) -> Filter | None:
     if spec is ...:
         return Filter((), (), True, spec)
     if type(spec) in (tuple, list):
-        parts = [filter_of(part, of_path) for part in cast("Sequence[Any]", spec)]
-        found = [part for part in parts if part is not None]
-        if not found or len(found) != len(parts):
+        parts = [as_filter(part, allow_path_functions) for part in cast("Sequence[Any]", spec)]
+        filters = [part for part in parts if part is not None]
+        # A mixed list is not a filter: it may be a list of places or a tree.
+        if not filters or len(filters) != len(parts):
             return None
-        kinds = tuple(kind for part in found for kind in part.types)
-        asked = tuple(library for part in found for library in part.asked)
-        return Filter(kinds, asked, any(part.everything for part in found), spec)
+        classes = tuple(cls for part in filters for cls in part.types)
+        library_filters = tuple(library for part in filters for library in part.library_filters)
+        return Filter(classes, library_filters, any(part.matches_all for part in filters), spec)
     if is_type(spec):
         return Filter((spec,), (), False, spec)
-    asked = interop.library_filter(spec)
-    if asked is None and of_path and takes_two(spec):
-        asked = interop.path_filter(_below_a_root(spec)) or LibraryFilter((), _below_a_root(spec))
-    return None if asked is None else Filter((), (asked,), False, spec)
+    # A library's own filter objects first: they are callable too.
+    library_filter = interop.library_filter(spec)
+    if library_filter is None and allow_path_functions and takes_two_arguments(spec):
+        library_filter = interop.path_filter(_except_roots(spec)) or LibraryFilter((), _except_roots(spec))
+    return None if library_filter is None else Filter((), (library_filter,), False, spec)
 
 
-def _below_a_root(spec: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[tuple[Any, ...], Any], Any]:
-    """It is not asked about an argument as a whole, or a captured array: they have no path."""
+def _except_roots(spec: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[tuple[Any, ...], Any], Any]:
+    """A function that says False for roots: an argument as a whole, or a captured array, has no path to be tested."""
     return lambda path, value: bool(path) and spec(path, value)
 
 
-def takes_two(spec: Any) -> bool:
-    """Is it a function that has to be given two arguments?"""
+def takes_two_arguments(spec: Any) -> bool:
+    """Is it a function with two required positional arguments?"""
     if not isinstance(spec, (types.FunctionType, types.MethodType, functools.partial)):
         return False
-    given = inspect.signature(cast("Callable[..., Any]", spec)).parameters.values()
-    needed = [p for p in given if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(needed) == 2
+    parameters = inspect.signature(cast("Callable[..., Any]", spec)).parameters.values()
+    # Optional arguments do not count: a predicate may have options.
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(required) == 2
 
 
 def is_type(spec: Any) -> bool:
@@ -99,13 +105,14 @@ def is_type(spec: Any) -> bool:
         TypeError: where it is an annotation that `isinstance` does not take, such as `list[int]`.
     """
     origin = typing.get_origin(spec)
+    # `isinstance` takes classes and unions, but not parametrized generics.
     if origin is not None and origin not in (typing.Union, types.UnionType):
         raise TypeError(NO_TYPE.format(spec=spec, origin=getattr(origin, "__name__", origin)))
     return origin is not None or isinstance(spec, type)
 
 
-class Seen(ABC):
-    """A graph, as a filter sees it: parts with numbers, references left out."""
+class GraphView(ABC):
+    """A graph as filters see it: numbered parts, without references."""
 
     @abstractmethod
     def parts(self) -> Iterable[int]: ...
@@ -114,25 +121,25 @@ class Seen(ABC):
     def parent(self, number: int) -> int: ...
 
     @abstractmethod
-    def is_a(self, number: int, kinds: Any) -> bool: ...
+    def is_a(self, number: int, types: Any) -> bool: ...
 
-    def instances(self, kinds: Any) -> list[int]:
-        """The parts that are instances, in order."""
-        return [number for number in self.parts() if self.is_a(number, kinds)]
+    def instances(self, types: Any) -> list[int]:
+        """The parts that are instances of the types, in order."""
+        return [number for number in self.parts() if self.is_a(number, types)]
 
     @abstractmethod
     def is_leaf(self, number: int) -> bool: ...
 
     @abstractmethod
     def path(self, number: int) -> tuple[Any, ...]:
-        """Of names, indices and keys, from the root on."""
+        """The names, indices and keys from the root to a part."""
 
     @abstractmethod
     def value(self, number: int) -> Any: ...
 
 
-class Recorded(Seen):
-    """A recorded structure with these leaves."""
+class RecordedView(GraphView):
+    """A recorded structure with its leaves. Nodes are built only if a filter needs their values."""
 
     def __init__(self, graphdef: _core.GraphDef, leaves: Sequence[Any]) -> None:
         self.graphdef, self.leaves = graphdef, leaves
@@ -145,17 +152,17 @@ class Recorded(Seen):
     def parent(self, number: int) -> int:
         return self.rows[number].parent
 
-    def is_a(self, number: int, kinds: Any) -> bool:
+    def is_a(self, number: int, types: Any) -> bool:
         row = self.rows[number]
         if row.op is Op.leaf:
-            return isinstance(self.leaves[row.leaf], kinds)
-        return row.op is Op.node and isinstance(row.type, type) and issubclass(row.type, kinds)
+            return isinstance(self.leaves[row.leaf], types)
+        return row.op is Op.node and isinstance(row.type, type) and issubclass(row.type, types)
 
     def is_leaf(self, number: int) -> bool:
         return self.rows[number].op is Op.leaf
 
     def path(self, number: int) -> tuple[Any, ...]:
-        return tuple(plain_key(entry) for entry in self.structure.place(self.rows[number])[1])
+        return tuple(plain_key(entry) for entry in self.structure.root_path(self.rows[number])[1])
 
     def value(self, number: int) -> Any:
         row = self.rows[number]
@@ -163,15 +170,17 @@ class Recorded(Seen):
 
     @functools.cached_property
     def _nodes(self) -> list[Any]:
+        # The nodes are rebuilt around the leaves, since a recorded structure has no live objects.
         built = _core.unflatten(self.graphdef, list(self.leaves))
-        walked = _core.walk(self.graphdef, (built,) if len(self.structure.roots) == 1 else built)
-        assert walked is not None
-        return walked[1]
+        walk = _core.walk(self.graphdef, (built,) if len(self.structure.roots) == 1 else built)
+        assert walk is not None
+        return walk[1]
 
-    def chosen(self, wanted: Filter) -> set[int]:
-        """The leaves that a filter means, by number."""
+    def selected_leaves(self, leaf_filter: Filter) -> set[int]:
+        """The leaves that a filter selects, and those below the nodes that it selects, by number."""
         reached: set[int] = set()
-        stack: list[Row] = [self.rows[number] for number in wanted.means(self)]
+        # A selected node stands for all leaves below it.
+        stack: list[Row] = [self.rows[number] for number in leaf_filter.select(self)]
         while stack:
             row = self.structure.target(stack.pop())
             if row.number not in reached:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flat, path-keyed form of an object graph (FlareJax's), and back."""
+"""`to_dict` and `from_dict`: an object graph as a flat dict by path, in the format of FlareJax."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from jax.tree_util import GetAttrKey
 
 from graftax import _core
 from graftax._base.errors import StructureError
-from graftax._graph.build import Assembly, Node
+from graftax._graph.build import GraphBuilder, Node
 from graftax._graph.path import Path, Ref
 from graftax._graph.structure import Op, Row, Structure
 from graftax._jax.tracebacks import boundary
 
 _CLASS = GetAttrKey("__class__")
 _EXTRA = GetAttrKey("__graftax__")
-_MOST_REPEATED = 1_000  # entries that one repeated value may be written out to
+_MAX_REPEATED = 1_000  # entries to which one repeated value may be expanded
 
 
 @boundary
 def to_dict(obj: object) -> dict[Path, Any]:
-    """The flat, path-keyed form of an object graph.
+    """The flat form of an object graph: a dict by path.
 
-    Every node has an entry `<path>.__class__` with its type, so that empty containers survive. A node met again is a
-    `Ref` to the path where it was met first. What a node needs besides its children is at
+    Every node has an entry `<path>.__class__` with its type, so that empty containers survive. A further reference to
+    a node is a `Ref` to the first path of the node. What a node needs besides its children is at
     `<path>.__graftax__`: the `maxlen` of a deque, the elements of a set, the treedef of a registered node. Leaves,
-    arrays and statics, stand at their paths; a leaf that happens to be a `Ref` or a `Path` is kept as `Leaf(value)`.
+    arrays and statics, are at their paths; a leaf that happens to be a `Ref` or a `Path` is kept as `Leaf(value)`.
 
     Args:
         obj: the root.
 
     Returns:
-        a dict in walk order, the same in every process.
+        a dict in walk order, which is the same in every process.
 
     Raises:
         UnsupportedValueError: for a value that hides state, at its path.
@@ -47,76 +47,83 @@ def to_dict(obj: object) -> dict[Path, Any]:
     """
     leaves, graphdef = _core.flatten(obj)
     layout = _layout_of(graphdef)
-    out = layout.fixed.copy()
-    out.update((path, elements.copy()) for path, elements in layout.lists)
-    out.update(zip(layout.paths, map(leaves.__getitem__, layout.numbers), strict=True))
-    return out
+    # Only leaves and the elements of sets differ between objects of one structure.
+    flat = layout.fixed.copy()
+    flat.update((path, elements.copy()) for path, elements in layout.lists)
+    flat.update(zip(layout.paths, map(leaves.__getitem__, layout.numbers), strict=True))
+    return flat
 
 
 class _Layout:
-    """The flat form of a structure without its arrays, for which None stands: every path, in walk order."""
+    """The flat form of a structure, with None in place of its arrays: all paths, in walk order."""
 
     def __init__(self, graphdef: _core.GraphDef) -> None:
         self.fixed: dict[Path, Any] = {}
         self.paths: list[Path] = []  # of the arrays
-        self.numbers: list[int] = []  # which leaf stands at each of them
-        self.lists: list[tuple[Path, list[Any]]] = []  # the elements of sets: each flat form has lists of its own
+        self.numbers: list[int] = []  # the leaf at each of these paths
+        self.lists: list[tuple[Path, list[Any]]] = []  # the elements of sets: each flat form gets its own copies
         structure = Structure(graphdef)
-        # Rows to write, and where; the list counts the entries that a repeated value was written out to.
+        # (row, path, count): within an expanded repeated value, the count of its entries so far.
         todo: list[tuple[Row, Path, list[int] | None]] = [(structure.rows[0], Path(), None)]
-        places: dict[int, Path] = {}  # of the nodes, by their numbers
+        node_paths: dict[int, Path] = {}  # by the number of the node
         while todo:
-            row, at, written = todo.pop()
-            if written is not None:
-                written[0] += 1
+            row, path, repeat_count = todo.pop()
+            if repeat_count is not None:
+                repeat_count[0] += 1
             if row.op is Op.leaf:
-                self.fixed[at] = None
-                self.paths.append(at)
+                self.fixed[path] = None
+                self.paths.append(path)
                 self.numbers.append(row.leaf)
             elif row.op is Op.static:
                 value = row.value
-                self.fixed[at] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
+                self.fixed[path] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
             elif row.op is Op.node:
-                places[row.number] = at
-                self._node(row, at)
-                todo += reversed([(child, at + (child.key_entry,), written) for child in structure.children(row)])
-            elif row.op is Op.same and (written is None or written[0] < _MOST_REPEATED):
-                # An equal immutable value met before: written out again, it has no identity.
-                todo.append((structure.target(row), at, written or [0]))
+                node_paths[row.number] = path
+                self._node(row, path)
+                todo += reversed(
+                    [(child, path + (child.key_entry,), repeat_count) for child in structure.children(row)]
+                )
+            elif row.op is Op.same and (repeat_count is None or repeat_count[0] < _MAX_REPEATED):
+                # An immutable value equal to an earlier one, without an identity: expanded, not referred to.
+                todo.append((structure.target(row), path, repeat_count or [0]))
             else:
-                place = places.get(row.target)
-                self.fixed[at] = Ref(Path(structure.place(structure.target(row))[1]) if place is None else place)
+                target_path = node_paths.get(row.target)
+                self.fixed[path] = Ref(
+                    Path(structure.root_path(structure.target(row))[1]) if target_path is None else target_path
+                )
 
-    def _node(self, row: Row, at: Path) -> None:
-        self.fixed[at + (_CLASS,)] = row.type
+    def _node(self, row: Row, path: Path) -> None:
+        self.fixed[path + (_CLASS,)] = row.type
         if (value := row.value) is None:
             return
-        self.fixed[at + (_EXTRA,)] = value
+        self.fixed[path + (_EXTRA,)] = value
         if isinstance(value, list):
-            self.lists.append((at + (_EXTRA,), cast("list[Any]", value)))
+            self.lists.append((path + (_EXTRA,), cast("list[Any]", value)))
 
 
-# By the address of the structure, and gone when it is: a structure that is met again is one object.
+# By the id of the structure, which the core keeps one object while it recurs; dropped when the structure dies.
 _LAYOUTS: dict[int, tuple[weakref.ref[_core.GraphDef], _Layout]] = {}
 
 
 def _layout_of(graphdef: _core.GraphDef) -> _Layout:
     key = id(graphdef)
-    found = _LAYOUTS.get(key)
-    if found is not None and found[0]() is graphdef:
-        return found[1]
+    cached = _LAYOUTS.get(key)
+    # An id may be reused after its structure died: the weak reference tells.
+    if cached is not None and cached[0]() is graphdef:
+        return cached[1]
     layout = _Layout(graphdef)
-    _LAYOUTS[key] = weakref.ref(graphdef, functools.partial(_forget, key)), layout
+    _LAYOUTS[key] = weakref.ref(graphdef, functools.partial(_drop_layout, key)), layout
     return layout
 
 
-def _forget(key: int, gone: weakref.ref[_core.GraphDef]) -> None:
-    if (found := _LAYOUTS.get(key)) is not None and found[0] is gone:
+def _drop_layout(key: int, dead: weakref.ref[_core.GraphDef]) -> None:
+    # The entry may already belong to another structure with the same id.
+    if (cached := _LAYOUTS.get(key)) is not None and cached[0] is dead:
         del _LAYOUTS[key]
 
 
 class Leaf:
-    """Keeps a user's value that looks like part of the flat form (a `Ref`) from being taken for one."""
+    """Wraps a user's value that would otherwise be taken for a part of the flat form (a `Ref`)."""
 
     __slots__ = ("value",)
 
@@ -135,9 +142,9 @@ class Leaf:
 
 @boundary
 def from_dict(flat: dict[Path, Any]) -> Any:
-    """Builds the object graph that `to_dict` described, with its shared and cyclic references.
+    """The inverse of `to_dict`: builds an object graph with its shared and cyclic references.
 
-    Entries may be edited, added and removed: the children of a node are the entries one step below it, in order.
+    Entries may be edited, added and removed: the children of a node are the entries one level below it, in order.
 
     Args:
         flat: what `to_dict` returned.
@@ -150,41 +157,42 @@ def from_dict(flat: dict[Path, Any]) -> Any:
         >>> graftax.from_dict(flat)
         {'w': 1, 'name': 'net'}
     """
-    return _Assembly(flat).build()
+    return _FlatReader(flat).build()
 
 
-class _Assembly:
-    """Numbers the entries of a flat form: what a `Ref` means has the number of the path where it was met first."""
+class _FlatReader:
+    """Reads a flat form: numbers its entries, with the same number for a `Ref` and the path that it refers to."""
 
     def __init__(self, flat: dict[Path, Any]) -> None:
         self.flat = flat
         self.classes = {p.parent: c for p, c in flat.items() if p and p[-1] == _CLASS}
         self.children: dict[Path, list[Any]] = {p: [] for p in self.classes}
-        for place in dict.fromkeys(self._place(p) for p in flat):
-            if not place:
+        for path in dict.fromkeys(self._node_path(p) for p in flat):
+            if not path:
                 continue
-            parent = place.parent
+            parent = path.parent
             if parent not in self.children:
                 raise StructureError(
-                    f"{place!r} is there, but no entry {parent!r}.__class__ that names its parent's type"
+                    f"{path!r} is there, but no entry {parent!r}.__class__ that names its parent's type"
                 )
-            self.children[parent].append(place[-1])
+            self.children[parent].append(path[-1])
         self.numbers: dict[Path, int] = {path: number for number, path in enumerate(self.classes)}
         self.values: dict[int, Any] = {}
         self.paths: dict[int, Path] = {number: path for path, number in self.numbers.items()}
 
-    def _place(self, path: Path) -> Path:
-        above = path.parent
-        return above if path and path[-1] in (_CLASS, _EXTRA) and above in self.classes else path
+    def _node_path(self, path: Path) -> Path:
+        parent = path.parent
+        return parent if path and path[-1] in (_CLASS, _EXTRA) and parent in self.classes else path
 
     def build(self) -> Any:
         root = self._number(Path())
         nodes = {number: self._node(path) for path, number in list(self.numbers.items()) if path in self.classes}
-        return Assembly(nodes, self.values, lambda number: repr(self.paths[number])).build(root)
+        return GraphBuilder(nodes, self.values, lambda number: repr(self.paths[number])).build(root)
 
     def _number(self, path: Path) -> int:
-        """The number of what stands at `path`."""
+        """The number of the value at `path`."""
         value = self.flat.get(path, self)
+        # A reference has the number of its node, which makes them one object.
         if isinstance(value, Ref):
             if value.path not in self.classes:
                 raise StructureError(f"{path!r} refers to {value.path!r}, where there is no node")
@@ -199,6 +207,7 @@ class _Assembly:
 
     def _node(self, path: Path) -> Node:
         cls, detail = self.classes[path], self.flat.get(path + (_EXTRA,))
+        # The flat form holds the treedef, which contains the aux data.
         if _core.kind_info(cls)[0] == "registered":
             detail = (cast(Any, detail).node_data()[1],)
-        return Node(cls, [(step, self._number(path + (step,))) for step in self.children[path]], detail)
+        return Node(cls, [(entry, self._number(path + (entry,))) for entry in self.children[path]], detail)

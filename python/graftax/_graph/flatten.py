@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object graphs by hand: flatten and unflatten, and the flat, path-keyed form."""
+"""`flatten` and `unflatten`: an object graph as its leaves and its structure."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
         GraphDef({'a': #1=[*], 'b': #1})
     """
     leaves, graphdef = _core.flatten(obj)
+    # A structure outlives the trace, and may not hold a number whose value is known only to the trace.
     if Symbolic.running:
         for _, value in Structure(graphdef).statics():
             if is_symbol(value):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GraphDef does in Python: its fingerprint, its children."""
+"""The methods of a GraphDef that are written in Python: its fingerprint and its children."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax import tree_util
 from graftax import _core
 from graftax._base.errors import UnpicklableError
 from graftax._base.key_path import entry_text, keystr
-from graftax._graph.pickling import JITTED, OF_DEVICES, ByName, dumps, named
+from graftax._graph.pickling import JITTED, TYPES_WITH_DEVICES, ByName, dumps, name_for_pickle
 from graftax._graph.structure import Structure
 from graftax._graph.types.static_values import PLAIN
 
@@ -26,60 +26,65 @@ NO_FINGERPRINT = (
 
 
 def fingerprint(graphdef: _core.GraphDef) -> str:
-    """A text of 64 hexadecimal digits that equal structures share in every process.
+    """A SHA-256 hex digest, the same for equal structures in every process.
 
-    Classes, functions and modules count by qualified name, other statics by value; one that has neither raises.
+    Classes, functions and modules count by qualified name, other statics by value.
+
+    Raises:
+        UnpicklableError: for a static that has neither.
     """
     digest = hashlib.sha256()
     for row in graphdef.rows():
-        place = (row.root, row.parent, entry_text(row.key_entry), row.target, row.leaf)
+        # The position of the row, without objects whose text differs between processes.
+        position = (row.root, row.parent, entry_text(row.key_entry), row.target, row.leaf)
         try:
-            value = _stable(row.value)
+            value = _stable_text(row.value)
         except Exception as error:
-            path = keystr(Structure(graphdef).place(row)[1]) or "the root"
+            path = keystr(Structure(graphdef).root_path(row)[1]) or "the root"
             raise UnpicklableError(NO_FINGERPRINT.format(value=row.value, path=path, error=error)) from error
-        digest.update(repr((place, row.op.name, _stable(row.type), value)).encode())
+        digest.update(repr((position, row.op.name, _stable_text(row.type), value)).encode())
     return digest.hexdigest()
 
 
-def stable_text(value: Any, other: Callable[[Any], str]) -> str:
-    """A text that equal values have in every process; `other` gives that of a value of any other class."""
+def stable_text(value: Any, fallback: Callable[[Any], str]) -> str:
+    """A text that is the same for equal values in every process; `fallback` gives the text of unknown values."""
     if type(value) in PLAIN:
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
+    # By name: their ids and code differ between processes.
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
         return f"name {value.__module__}.{value.__qualname__}"
     if isinstance(value, (list, tuple)):
-        parts = [stable_text(v, other) for v in cast("list[Any]", value)]
-        # A list stands for the elements of a set, which have no order.
+        parts = [stable_text(v, fallback) for v in cast("list[Any]", value)]
+        # A list is the payload of a set, whose elements have no order.
         return f"{type(value).__name__} {sorted(parts) if isinstance(value, list) else parts}"
     if isinstance(value, tree_util.PyTreeDef):
         return f"treedef {value}"
     if isinstance(value, frozenset):
-        return f"frozenset {sorted(stable_text(v, other) for v in cast('frozenset[Any]', value))}"
+        return f"frozenset {sorted(stable_text(v, fallback) for v in cast('frozenset[Any]', value))}"
     if isinstance(value, enum.Enum):
-        return f"enum {stable_text(type(value), other)}.{value.name}"
-    return other(value)
+        return f"enum {stable_text(type(value), fallback)}.{value.name}"
+    return fallback(value)
 
 
-def _stable(value: Any) -> str:
-    return stable_text(value, _pickled)
+def _stable_text(value: Any) -> str:
+    return stable_text(value, _named_or_pickled)
 
 
-def _pickled(value: Any) -> str:
-    found = value if isinstance(value, OF_DEVICES) else named(value)
-    if isinstance(found, ByName):
-        return "name {}.{}".format(*found.place)
-    if isinstance(found, jax.sharding.AbstractMesh):  # two processes pickle it in two ways
-        return repr(found)
-    if isinstance(found, JITTED):  # JAX does not tell its options
-        return f"jitted {_stable(found.__wrapped__)}"
-    return f"{_stable(type(value))} {dumps(value, protocol=4)!r}"
+def _named_or_pickled(value: Any) -> str:
+    named_value = value if isinstance(value, TYPES_WITH_DEVICES) else name_for_pickle(value)
+    if isinstance(named_value, ByName):
+        return "name {}.{}".format(*named_value.module_and_name)
+    if isinstance(named_value, jax.sharding.AbstractMesh):  # its pickle differs between processes
+        return repr(named_value)
+    if isinstance(named_value, JITTED):  # its options are not known: JAX does not expose them
+        return f"jitted {_stable_text(named_value.__wrapped__)}"
+    return f"{_stable_text(type(value))} {dumps(value, protocol=4)!r}"
 
 
 def children(graphdef: _core.GraphDef) -> list[_core.GraphDef]:
     """The GraphDef of each child of the root, as if the child had been flattened by itself."""
-    leaf = np.float32(0)  # any dynamic leaf will do: structures do not tell them apart
+    leaf = np.float32(0)  # any leaf will do: it is not part of a structure
     obj = _core.unflatten(graphdef, [leaf] * graphdef.num_leaves)
     return [_core.flatten(child)[1] for child in _core.children(obj)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Module`: a small mutable base class whose instances are nodes for JAX too."""
+"""`Module`: a small mutable base class whose instances are pytree nodes of JAX as well."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, dataclass_transform
 import jax
 import numpy as np
 
-from graftax._graph.types.register import field, given, register_by_fields
+from graftax._graph.types.register import field, fields_of_class, register_by_fields
 
 DATACLASS_ALREADY = (
     "{cls} is a dataclass already, as every subclass of graftax.Module: leave dataclass(slots=True) off, which would "
@@ -20,13 +20,13 @@ DATACLASS_ALREADY = (
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field, field))
 class Module:
-    """A base class for models: plain Python objects, and nodes of JAX's trees.
+    """A base class for models: plain Python objects that are pytree nodes of JAX.
 
     A subclass is a dataclass: annotated attributes are fields, and there is an `__init__` that takes them, unless the
     class writes its own. Attributes may be added and changed at any time. Instances are compared by identity.
     `graftax.field(static=True)` keeps a field out of the leaves of `jax.tree`. Layers may be shared, and refer back to
     what contains them: in graftax they stay one object. `jax.tree` and `jax.jit` see a tree: a shared layer twice, and
-    no end in a cycle (a `RecursionError`), unless the field that closes it is static.
+    a `RecursionError` for a cycle, unless the field that closes it is static.
 
     Keywords of the class statement: `kw_only` as for `dataclasses.dataclass`, `static` and `dynamic` as for
     `graftax.register`; subclasses inherit what they say.
@@ -47,98 +47,102 @@ class Module:
         cls, *, kw_only: bool = False, static: Any = None, dynamic: Any = None, **kwargs: Any
     ) -> None:
         super().__init_subclass__(**kwargs)
-        if _SEEN in vars(cls):
+        if _DATACLASS_MARK in vars(cls):
             raise TypeError(DATACLASS_ALREADY.format(cls=cls.__qualname__))
+        # An `__init__` that the user wrote, in this class or in a base class, is not replaced.
         written = "__init__" in vars(cls) or not _has_generated_init(cls)
         dataclasses.dataclass(init=not written, repr=False, eq=False, kw_only=kw_only)(cls)
         if not written:
             cls.__init__.__graftax_generated__ = True  # type: ignore[attr-defined]
-        type.__setattr__(cls, _SEEN, True)
+        # `type.__setattr__`, because a metaclass may refuse to set attributes.
+        type.__setattr__(cls, _DATACLASS_MARK, True)
         register_by_fields(cls, static, dynamic, numbers=False)
 
     def __repr__(self) -> str:
-        inside = _printing.get()
-        if id(self) in inside:  # reached again by the repr of something else, such as a named tuple
+        ids = _printing.get()
+        if id(self) in ids:  # a cycle through another object's repr, such as that of a named tuple
             return f"<{type(self).__qualname__} that contains this>"
-        token = _printing.set(inside | {id(self)})
+        token = _printing.set(ids | {id(self)})
         try:
-            return _text(self, {}, "", 0)
+            return _value_text(self, {}, "", 0)
         finally:
             _printing.reset(token)
 
 
-# In the contents of each class that was made a dataclass here, and of the copy that `dataclass(slots=True)` makes.
-_SEEN = "__graftax_dataclass__"
+# An attribute of each class that became a dataclass here. The copy that `dataclass(slots=True)` makes has it too.
+_DATACLASS_MARK = "__graftax_dataclass__"
 
-# Modules whose repr is being made.
+# The ids of the modules whose repr is being computed.
 _printing: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("graftax_printing", default=frozenset())
 
 
 def _has_generated_init(cls: type) -> bool:
     """Is the `__init__` that a class inherits a generated one?"""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    of_protocol = getattr(owner, "_is_protocol", False)  # typing puts one there
-    return owner is object or of_protocol or getattr(owner.__init__, "__graftax_generated__", False)
+    is_protocol = getattr(owner, "_is_protocol", False)  # typing adds an `__init__`
+    return owner is object or is_protocol or getattr(owner.__init__, "__graftax_generated__", False)
 
 
 _WIDTH = 100
-_MOST = 20  # items of a container
+_MAX_ITEMS = 20  # shown of a container
 
 
-def _text(value: Any, seen: dict[int, str], path: str, indent: int) -> str:
+def _value_text(value: Any, paths: dict[int, str], path: str, indent: int) -> str:
     if type(value).__repr__ is Module.__repr__:
         parts = [(f"{name}=", child, f"{path}.{name}") for name, child in _attributes(value).items()]
-        return _node(value, type(value).__qualname__ + "(", ")", parts, seen, path, indent)
+        return _node_text(value, type(value).__qualname__ + "(", ")", parts, paths, path, indent)
     if type(value) in (list, tuple):
         parts = [("", child, f"{path}[{i}]") for i, child in enumerate(value)]
         close = ",)" if type(value) is tuple and len(value) == 1 else "])"[type(value) is tuple]
-        return _node(value, "[("[type(value) is tuple], close, parts, seen, path, indent)
+        return _node_text(value, "[("[type(value) is tuple], close, parts, paths, path, indent)
     if type(value) is dict:
         parts = [(f"{key!r}: ", child, f"{path}[{key!r}]") for key, child in value.items()]
-        return _node(value, "{", "}", parts, seen, path, indent)
+        return _node_text(value, "{", "}", parts, paths, path, indent)
     return array_text(value) or repr(value)
 
 
 def _attributes(module: Module) -> dict[str, Any]:
-    """Fields in the order in which they are declared, then other attributes."""
-    own = given[type(module)].values(module)
-    declared = [f.name for f in dataclasses.fields(module) if f.name in own]  # type: ignore[arg-type]
-    return {name: own[name] for name in (*declared, *(name for name in own if name not in declared))}
+    """The fields in the order of their declaration, then all other attributes."""
+    values = fields_of_class[type(module)].values(module)
+    declared = [f.name for f in dataclasses.fields(module) if f.name in values]  # type: ignore[arg-type]
+    return {name: values[name] for name in (*declared, *(name for name in values if name not in declared))}
 
 
-def _node(
+def _node_text(
     value: Any,
     begin: str,
     end: str,
     parts: list[tuple[str, Any, str]],
-    seen: dict[int, str],
+    paths: dict[int, str],
     path: str,
     indent: int,
 ) -> str:
-    if id(value) in seen and not isinstance(value, tuple):
-        return f"<{type(value).__qualname__} at {seen[id(value)] or 'the root'}>"
+    # Tuples are printed again: their identity means nothing.
+    if id(value) in paths and not isinstance(value, tuple):
+        return f"<{type(value).__qualname__} at {paths[id(value)] or 'the root'}>"
     if indent > 64:
         return begin + "..." + end
-    seen[id(value)] = path
-    shown = [name + _text(child, seen, place, indent + 2) for name, child, place in parts[:_MOST]]
-    if len(parts) > _MOST:
-        shown.append(f"... {len(parts) - _MOST} more")
-    line = begin + ", ".join(shown) + end
+    paths[id(value)] = path
+    texts = [name + _value_text(child, paths, child_path, indent + 2) for name, child, child_path in parts[:_MAX_ITEMS]]
+    if len(parts) > _MAX_ITEMS:
+        texts.append(f"... {len(parts) - _MAX_ITEMS} more")
+    # On one line if it fits, otherwise one line for each part.
+    line = begin + ", ".join(texts) + end
     if indent + len(line) <= _WIDTH and "\n" not in line:
         return line
     margin = "\n" + " " * (indent + 2)
-    return begin + margin + ("," + margin).join(shown) + "\n" + " " * indent + end.removeprefix(",")
+    return begin + margin + ("," + margin).join(texts) + "\n" + " " * indent + end.removeprefix(",")
 
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 def array_text(value: Any) -> str | None:
-    """An array as its type: `f32[3,4]`. None for anything else."""
+    """The type of an array: `f32[3,4]`. None for any other value."""
     if not isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return None
     name = str(value.dtype)
     letters = name.rstrip("0123456789")
     short = _SHORT.get(letters, letters) + name[len(letters) :] if letters in _SHORT else name
-    kind = "" if isinstance(value, jax.Array) else f" {type(value).__name__}"
-    return f"{short}[{','.join(map(str, value.shape))}]{kind}"
+    class_suffix = "" if isinstance(value, jax.Array) else f" {type(value).__name__}"
+    return f"{short}[{','.join(map(str, value.shape))}]{class_suffix}"

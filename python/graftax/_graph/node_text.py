@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes and leaves of trees as messages print them."""
+"""Texts of tree nodes and leaves for messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from graftax._graph.structure_diff import short_text
 
 
 def keys_of(cls: type, data: Any) -> tuple[Any, ...]:
+    """The keys of a dict from its node data in JAX."""
     return tuple(data[1] if issubclass(cls, defaultdict) else data)
 
 
@@ -21,17 +22,17 @@ def node_text(cls: type, data: Any, count: int) -> str:
     if cls is type(None):
         return "None"
     if issubclass(cls, dict):
-        return f"{cls.__name__} with the keys {listed(keys_of(cls, data))}" if count else f"an empty {cls.__name__}"
+        return f"{cls.__name__} with the keys {list_text(keys_of(cls, data))}" if count else f"an empty {cls.__name__}"
     if cls in (list, tuple):
         return f"{cls.__name__} of length {count}"
     return f"{cls.__qualname__} with {count} {'child' if count == 1 else 'children'}"
 
 
 def value_text(value: Any) -> str:
-    """A value as messages print it: a node by its type and children, a leaf by itself."""
+    """The text of a value: a node by its type and children, an array by dtype and shape, another leaf by its repr."""
     try:
         level = _core.tree_one_level(value)
-    except Exception:  # out of its flatten function: it is of the wrong type anyway
+    except Exception:  # its flatten function raises: the message is about its type anyway
         return f"{type(value).__qualname__} {short_text(value)}"
     if level is not None:
         return node_text(type(value), level[1], len(level[0]))
@@ -42,5 +43,5 @@ def value_text(value: Any) -> str:
     return f"{type(value).__qualname__} {short_text(value)}"
 
 
-def listed(keys: Any) -> str:
+def list_text(keys: Any) -> str:
     return some([repr(key) for key in keys], 8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two object graphs side by side: are they equal, and where are they not?"""
+"""`equal` and `diff`: the comparison of two graphs of live objects."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from graftax import _core
 from graftax._base.errors import UnsupportedValueError, at_path, some
 from graftax._graph.node_text import value_text
 from graftax._graph.path import Graph, GraphRow, Path
-from graftax._graph.structure_diff import Difference, Way, lockstep, spelled
+from graftax._graph.structure_diff import Difference, LinkedPath, linked_entries, lockstep
 from graftax._graph.types.describe import plain
 from graftax._jax.tracebacks import boundary
 
 
 @boundary
 def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True) -> bool:
-    """Are two object graphs equal: types, keys, values, arrays, and what is shared in them?
+    """Are two object graphs equal in types, keys, values, arrays and sharing?
 
     Values are compared with their types: `1`, `1.0` and `True` differ. `nan` equals itself. Arrays have to have the
     same shape and dtype; in them 0.0 equals -0.0, and weak types do not count. The order of dict keys and attributes
-    does not count, but in an `OrderedDict`.
+    does not count, except in an `OrderedDict`.
 
     Args:
         one, other: the roots.
-        rtol, atol: how far inexact arrays may be apart, as in `numpy.allclose`.
-        sharing: the same objects have to be shared in both. False: only what is reached counts.
+        rtol, atol: tolerances for inexact arrays, as in `numpy.allclose`.
+        sharing: the same objects have to be shared in both. False compares the values alone.
 
     Example:
         >>> layer = [jnp.ones(2)]
@@ -42,19 +42,20 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
         >>> graftax.equal([layer, layer], [layer, graftax.copy(layer)])
         False
     """
-    same = _same_leaves(one, other, rtol, atol)
-    return next(_differences(one, other, rtol, atol, sharing), None) is None if same is None else same
+    # Most comparisons are of graphs of the same structure: then only the leaves have to be compared.
+    are_equal = _same_leaves(one, other, rtol, atol)
+    return next(_differences(one, other, rtol, atol, sharing), None) is None if are_equal is None else are_equal
 
 
 @boundary
 def diff(
     one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True, limit: int | None = None
 ) -> list[Difference[Path]]:
-    """Every place where two object graphs differ; below such a place nothing more is compared.
+    """The places where two object graphs differ; below a difference, nothing more is compared.
 
     Args:
         one, other, rtol, atol, sharing: as in `equal`.
-        limit: how many are looked for; None: all.
+        limit: the most differences to find; None finds all.
 
     Example:
         >>> print(*graftax.diff({"a": 1, "b": [2]}, {"a": 1, "b": [3]}), sep="\\n")
@@ -63,84 +64,96 @@ def diff(
     return list(islice(_differences(one, other, rtol, atol, sharing), limit))
 
 
-def _same_leaves(one: Any, other: Any, rtol: float, atol: float) -> bool | None:
-    """Are the arrays of one structure equal? None: a closer look is needed."""
+def _same_leaves(x_root: Any, y_root: Any, rtol: float, atol: float) -> bool | None:
+    """Are two graphs of the same structure equal in their leaves? None where only a full comparison can tell."""
     try:
-        leaves, structure = _core.flatten(one)
-        others, structure_too = _core.flatten(other)
-        if structure != structure_too:
+        leaves, structure = _core.flatten(x_root)
+        other_leaves, other_structure = _core.flatten(y_root)
+        if structure != other_structure:
             return None
-        return all(leaf_difference(x, y, rtol, atol) is None for x, y in zip(leaves, others, strict=True))
-    except Exception:  # it is raised again, with its path
+        return all(leaf_difference(x, y, rtol, atol) is None for x, y in zip(leaves, other_leaves, strict=True))
+    except Exception:  # the full comparison raises it again, with its path
         return None
 
 
-def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) -> Iterator[Difference[Path]]:
-    left, right = Graph(one), Graph(other)
-    there: dict[int, int] = {}  # which node of the second graph stands for a node of the first
-    here: dict[int, int] = {}
-    met: set[tuple[int, int]] = set()
+def _differences(x_root: Any, y_root: Any, rtol: float, atol: float, sharing: bool) -> Iterator[Difference[Path]]:
+    x_graph, y_graph = Graph(x_root), Graph(y_root)
+    # Nodes of each graph -> the node of the other graph that they were paired with first.
+    paired_y: dict[int, int] = {}
+    paired_x: dict[int, int] = {}
+    compared: set[tuple[int, int]] = set()
 
-    def apart(x: GraphRow, y: GraphRow) -> tuple[str, str] | None:
+    def difference_texts(x: GraphRow, y: GraphRow) -> tuple[str, str] | None:
         if not (x.is_leaf or y.is_leaf):
             return node_difference(x.value, y.value)
-        return leaf_difference(x.value, y.value, rtol, atol) if x.what == y.what else _both(x.value, y.value)
+        if x.category != y.category:
+            return _value_texts(x.value, y.value)
+        return leaf_difference(x.value, y.value, rtol, atol)
 
-    def meet(a: int, b: int, way: Way) -> Generator[Difference[Path], None, list[tuple[int, int, Any]]]:
-        x, y = left.rows[a], right.rows[b]
+    def compare_pair(a: int, b: int, path: LinkedPath) -> Generator[Difference[Path], None, list[tuple[int, int, Any]]]:
+        x, y = x_graph.rows[a], y_graph.rows[b]
         if not (x.is_leaf or y.is_leaf):
-            first, second = there.setdefault(x.target, y.target), here.setdefault(y.target, x.target)
-            if sharing and (first != y.target or second != x.target or x.what != y.what):
-                yield Difference(Path(spelled(way)), _sharing_text(left, a), _sharing_text(right, b))
+            # Sharing is equal if each node is paired with only one node of the other graph, in both directions.
+            is_paired = paired_y.setdefault(x.target, y.target) == y.target
+            is_paired = (paired_x.setdefault(y.target, x.target) == x.target) and is_paired
+            if sharing and not (is_paired and x.category == y.category):
+                yield Difference(Path(linked_entries(path)), _sharing_text(x_graph, a), _sharing_text(y_graph, b))
                 return []
-            if (x.target, y.target) in met:
+            # Without `sharing`, a pair of nodes may be reached again, and a cycle leads back to it.
+            if (x.target, y.target) in compared:
                 return []
-            met.add((x.target, y.target))
+            compared.add((x.target, y.target))
         try:
-            texts = apart(x, y)
-        except Exception as error:  # an array that is gone, a tracer
-            raise at_path(error, repr(Path(spelled(way))))  # noqa: B904 - it is the same one
+            texts = difference_texts(x, y)
+        except Exception as error:  # a deleted array, a tracer
+            raise at_path(error, repr(Path(linked_entries(path))))  # noqa: B904 - it is the same one
         if texts is not None:
-            yield Difference(Path(spelled(way)), *texts)
+            yield Difference(Path(linked_entries(path)), *texts)
         if x.is_leaf or y.is_leaf or type(x.value) is not type(y.value):
             return []
-        below = dict(right.key_entries(y.target))
-        return [(number, below[entry], entry) for entry, number in left.key_entries(x.target) if entry in below]
+        # Children that only one side has were reported by `node_difference`.
+        other_children = dict(y_graph.key_entries(y.target))
+        return [
+            (number, other_children[entry], entry)
+            for entry, number in x_graph.key_entries(x.target)
+            if entry in other_children
+        ]
 
-    return lockstep(meet, 0, 0)
+    return lockstep(compare_pair, 0, 0)
 
 
 def _sharing_text(graph: Graph, number: int) -> str:
     row = graph.rows[number]
     name = type(row.value).__qualname__
-    return f"{name} of {graph.path(row.target)!r} once more" if row.what == "ref" else f"{name} of its own"
+    return f"{name} of {graph.path(row.target)!r} once more" if row.category == "ref" else f"{name} of its own"
 
 
-def _both(x: Any, y: Any) -> tuple[str, str]:
-    return _text(x), _text(y)
+def _value_texts(x: Any, y: Any) -> tuple[str, str]:
+    return _value_text(x), _value_text(y)
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     try:
         return value_text(value)
-    except Exception:  # no tree, such as a dict whose keys cannot be sorted, or a class whose flatten fails
-        return _with_keys(value, [entry for entry, _ in _core.children_with_keys(value)])
+    except Exception:  # not a tree for JAX: a dict whose keys cannot be sorted, a class whose flatten raises
+        return _text_with_keys(value, [entry for entry, _ in _core.children_with_keys(value)])
 
 
 def leaf_difference(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[str, str] | None:
-    """How two values differ that are no nodes."""
+    """The texts of two values without children, if they differ."""
     if x is y:
         return None
+    # Symbolic numbers are compared by their current values.
     x, y = plain(x), plain(y)
     if type(x) is not type(y) and not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
-        return _both(x, y)
+        return _value_texts(x, y)
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return _array_difference(x, y, rtol, atol)
-    return None if _same_value(x, y) else _both(x, y)
+    return None if _same_value(x, y) else _value_texts(x, y)
 
 
 def _same_value(x: Any, y: Any) -> bool:
-    """Are these equal as static values? What hides its state (a generator) is equal to itself only."""
+    """Are these equal as static values? An object that hides its state (a generator) equals only itself."""
     try:
         return bool(_core.flatten(x)[1] == _core.flatten(y)[1])
     except UnsupportedValueError:
@@ -149,73 +162,78 @@ def _same_value(x: Any, y: Any) -> bool:
 
 def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
     if x.dtype != y.dtype or x.shape != y.shape:
-        return _both(x, y)
+        return _value_texts(x, y)
     a, b = numbers_of(x), numbers_of(y)
+    # The usual case, without tolerances and NaN.
     if np.all(a == b):
         return None
-    same = equal_numbers(a, b, rtol, atol)
-    if np.all(same):
+    equal_elements = equal_numbers(a, b, rtol, atol)
+    if np.all(equal_elements):
         return None
-    count = int(np.size(same) - np.count_nonzero(same))
-    one, other = _both(x, y)
-    if np.size(same) == 1:
-        return f"{one} {a.reshape(())[()]!s}", f"{other} {b.reshape(())[()]!s}"
-    first = tuple(int(i) for i in np.argwhere(~np.asarray(same))[0])
-    where = f"{count} of {np.size(same)} elements differ, the first at {list(first)}"
-    return f"{one} {a[first]!s}", f"{b[first]!s} ({where})"
+    count = int(np.size(equal_elements) - np.count_nonzero(equal_elements))
+    x_text, y_text = _value_texts(x, y)
+    if np.size(equal_elements) == 1:
+        return f"{x_text} {a.reshape(())[()]!s}", f"{y_text} {b.reshape(())[()]!s}"
+    # A single line has to do: the number of differing elements, and the first of them.
+    index = tuple(int(i) for i in np.argwhere(~np.asarray(equal_elements))[0])
+    summary = f"{count} of {np.size(equal_elements)} elements differ, the first at {list(index)}"
+    return f"{x_text} {a[index]!s}", f"{b[index]!s} ({summary})"
 
 
 def numbers_of(x: Any) -> Any:
-    """An array as NumPy's, of a dtype that NumPy can compare: a random key by its data."""
-    a = _whole(x if isinstance(x.dtype, np.dtype) else jax.random.key_data(x))
+    """A NumPy array of a dtype that NumPy can compare; for random keys, that of their data."""
+    a = _gather(x if isinstance(x.dtype, np.dtype) else jax.random.key_data(x))
+    # NumPy has no `isclose` for the dtypes of ml_dtypes.
     inexact = a.dtype.kind not in "fciub" and jax.numpy.issubdtype(a.dtype, np.inexact)  # bfloat16 and its like
     return a.astype(np.float32) if inexact else a
 
 
-def _whole(x: Any) -> Any:
-    """A NumPy array. One that spans hosts is gathered: all of them have to ask."""
+def _gather(x: Any) -> Any:
+    """A NumPy array. An array that spans hosts is gathered: all hosts have to call this."""
     concrete = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     if concrete and not (x.is_fully_addressable or x.is_fully_replicated):
-        from jax.experimental import multihost_utils  # takes long to import, and few need it
+        from jax.experimental import multihost_utils  # slow to import, and rarely needed
 
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
     return np.asarray(x)
 
 
 def equal_numbers(a: Any, b: Any, rtol: float, atol: float) -> Any:
-    """Where two arrays of one shape and dtype are equal: nan and NaT equal themselves."""
+    """The elements in which two arrays of the same shape and dtype are equal; nan and NaT equal themselves."""
     if a.dtype.kind in "fc":
         with np.errstate(all="ignore"):
             return np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
-    same = a == b
-    return same | (np.isnat(a) & np.isnat(b)) if a.dtype.kind in "mM" else same
+    equal_elements = a == b
+    return equal_elements | (np.isnat(a) & np.isnat(b)) if a.dtype.kind in "mM" else equal_elements
 
 
 def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
-    """How two nodes differ in themselves: in their types, their keys, or what they are besides their children."""
+    """The texts of two nodes, if they differ in type, keys, or content other than their children."""
     if type(x) is not type(y):
-        return _text(x), _text(y)
-    keys, others = ([entry for entry, _ in _core.children_with_keys(value)] for value in (x, y))
-    mine, its = ({(entry, *_key_type(entry)) for entry in key_entries} for key_entries in (keys, others))
-    if mine != its:
-        missing = [k for k in keys if (k, *_key_type(k)) not in its]
-        extra = [k for k in others if (k, *_key_type(k)) not in mine]
-        return _with_keys(x, missing), _with_keys(y, extra)
-    if type(x).__name__ == "OrderedDict" and keys != others:
-        return _order(keys), _order(others)
-    # A node without children is compared whole; with children, without them.
+        return _value_text(x), _value_text(y)
+    keys, other_keys = ([entry for entry, _ in _core.children_with_keys(value)] for value in (x, y))
+    # Keys are compared with their types, and without their order.
+    x_keys, y_keys = ({(entry, *_key_type(entry)) for entry in key_entries} for key_entries in (keys, other_keys))
+    if x_keys != y_keys:
+        missing = [k for k in keys if (k, *_key_type(k)) not in y_keys]
+        extra = [k for k in other_keys if (k, *_key_type(k)) not in x_keys]
+        return _text_with_keys(x, missing), _text_with_keys(y, extra)
+    if type(x).__name__ == "OrderedDict" and keys != other_keys:
+        return _order_text(keys), _order_text(other_keys)
+    # A node without children is compared as a whole, any other without its children, which the walk compares.
     if not keys and not _same_value(x, y):
-        return _text(x), _text(y)
+        return _value_text(x), _value_text(y)
     if keys and not _same_value(_content(x), _content(y)):
-        return _text(x), _text(y)
+        return _value_text(x), _value_text(y)
+    # Payloads that neither children nor content show.
     if getattr(x, "maxlen", None) != getattr(y, "maxlen", None) and hasattr(x, "maxlen"):
         return f"maxlen {x.maxlen}", f"maxlen {y.maxlen}"
     if isinstance(x, types.FunctionType) and x.__code__ is not y.__code__:
-        return _text(x), _text(y)
+        return _value_text(x), _value_text(y)
     return None
 
 
-# Classes derived from these may have attributes beside a content that is no child.
+# Classes derived from these have a content besides the attributes that are their children.
 _CONTENT = (str, bytes, int, float, complex, set, frozenset, bytearray, array.array)
 
 
@@ -228,20 +246,20 @@ def _content(x: Any) -> Any:
     return base(x) if base in (set, frozenset, bytearray) else base.__getnewargs__(x)[0]
 
 
-def _with_keys(value: Any, only: list[Any]) -> str:
+def _text_with_keys(value: Any, key_entries: list[Any]) -> str:
     name = type(value).__qualname__
-    return f"{name} with {_names(only)}" if only else f"{name} without"
+    return f"{name} with {_key_names(key_entries)}" if key_entries else f"{name} without"
 
 
 def _key_type(entry: Any) -> tuple[type, ...]:
-    """`1` and `True` are one key for a dict, but not here."""
+    """The types of a key: `1` and `True` are the same key to a dict, but differ here."""
     key = getattr(entry, "key", None)
     return (type(key), *map(type, cast("tuple[Any, ...]", key))) if isinstance(key, tuple) else (type(key),)
 
 
-def _order(keys: list[Any]) -> str:
-    return f"the order {_names(keys)}"
+def _order_text(keys: list[Any]) -> str:
+    return f"the order {_key_names(keys)}"
 
 
-def _names(key_entries: list[Any]) -> str:
+def _key_names(key_entries: list[Any]) -> str:
     return some([str(Path((k,))) for k in key_entries])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pack`: an object graph whose small arrays are slices of a few buffers, so that they cross a call as one."""
+"""`pack`: an object graph whose small arrays are slices of a few buffers, so that a call has few arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graftax import _core
 from graftax._base.errors import StructureError
 from graftax._base.handles import HandleClass, HandleLayout, add_handle_class
 from graftax._base.marks import Dynamic
-from graftax._graph.packed_buffers import Buffer, copied, cut, is_deleted, is_plain, join, sharding_of
+from graftax._graph.packed_buffers import Buffer, copy_array, is_deleted, is_plain, join, sharding_of, split
 from graftax._jax.compat import ref_types
 from graftax._jax.tracebacks import boundary
 
@@ -45,42 +45,42 @@ _MAX_BYTES = 65536
 
 
 class PackLayout(HandleLayout):
-    """What a handle holds, and where: equal layouts are one object."""
+    """The structure of packed objects, and where their leaves are stored. Equal layouts are one object."""
 
-    __slots__ = ("__weakref__", "apart", "buffers", "graphdef", "kept", "live", "max_bytes")
+    __slots__ = ("__weakref__", "buffers", "graphdef", "live", "max_bytes", "other_leaves", "separate")
 
-    _known: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], PackLayout]] = weakref.WeakValueDictionary()
-    _making: ClassVar[threading.RLock] = threading.RLock()
+    _instances: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], PackLayout]] = weakref.WeakValueDictionary()
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     graphdef: _core.GraphDef
     buffers: tuple[Buffer, ...]
-    apart: tuple[int, ...]  # leaves: JAX arrays
-    kept: tuple[int, ...]  # leaves: NumPy arrays, refs, numbers
+    separate: tuple[int, ...]  # leaves that are JAX arrays outside of the buffers
+    other_leaves: tuple[int, ...]  # leaves that are NumPy arrays, refs or numbers
     max_bytes: int
-    live: _Live | None  # what is not rebuilt inside, and may be changed from outside
+    live: _LiveStatics | None  # statics that unpacking does not copy, and that others may change
 
     def __new__(
         cls,
         graphdef: _core.GraphDef,
         buffers: tuple[Buffer, ...],
-        apart: tuple[int, ...],
-        kept: tuple[int, ...],
+        separate: tuple[int, ...],
+        other_leaves: tuple[int, ...],
         max_bytes: int,
     ) -> PackLayout:
-        live = _live(graphdef)
-        # Equal functions are different objects, each with its own closure.
-        key = (graphdef, buffers, apart, kept, max_bytes, live and frozenset(map(id, live[0])))
-        with cls._making:
-            made = cls._known.get(key)
-            if made is None:
-                made = super().__new__(cls)
-                made.graphdef, made.buffers, made.apart, made.kept, made.max_bytes = key[:5]
-                made.live = live
-                cls._known[key] = made
-        return made
+        live = _live_statics(graphdef)
+        # Functions count by identity: equal ones may have closures of their own.
+        key = (graphdef, buffers, separate, other_leaves, max_bytes, live and frozenset(map(id, live[0])))
+        with cls._lock:
+            layout = cls._instances.get(key)
+            if layout is None:
+                layout = super().__new__(cls)
+                layout.graphdef, layout.buffers, layout.separate, layout.other_leaves, layout.max_bytes = key[:5]
+                layout.live = live
+                cls._instances[key] = layout
+        return layout
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PackLayout, (self.graphdef, self.buffers, self.apart, self.kept, self.max_bytes)
+        return PackLayout, (self.graphdef, self.buffers, self.separate, self.other_leaves, self.max_bytes)
 
     def __copy__(self) -> PackLayout:
         return self
@@ -90,7 +90,7 @@ class PackLayout(HandleLayout):
 
     @property
     def shapes(self) -> dict[tuple[Any, ...], str]:
-        """By key path, what the arrays in the buffers are."""
+        """By key path, the dtypes and shapes of the arrays in the buffers."""
         paths = self.graphdef.leaf_paths()
         return {
             paths[leaf]: f"{buffer.dtype}{list(shape)}"
@@ -99,14 +99,14 @@ class PackLayout(HandleLayout):
         }
 
     def __repr__(self) -> str:
-        return f"PackLayout({self.graphdef!r}, {len(self.buffers)} buffers, {len(self.apart)} arrays apart)"
+        return f"PackLayout({self.graphdef!r}, {len(self.buffers)} buffers, {len(self.separate)} arrays apart)"
 
 
-_Live = tuple[tuple[types.FunctionType, ...], dict[Any, None]]
+_LiveStatics = tuple[tuple[types.FunctionType, ...], dict[Any, None]]
 
 
-def _live(graphdef: _core.GraphDef) -> _Live | None:
-    """The functions and keys that are not rebuilt but stay themselves, and have state that may change outside."""
+def _live_statics(graphdef: _core.GraphDef) -> _LiveStatics | None:
+    """The functions and keys with state that unpacking does not copy: the caller may change it at any time."""
     functions: dict[types.FunctionType, None] = {}
     keys: dict[Any, None] = {}
     todo: list[Any] = []
@@ -114,7 +114,7 @@ def _live(graphdef: _core.GraphDef) -> _Live | None:
         todo.append(getattr(row.key_entry, "key", None))
         value: Any = row.value if row.op is _core.Op.node else None
         if isinstance(value, types.FunctionType):
-            # A function that is rebuilt has a twin without state here.
+            # A function that is rebuilt is recorded as a copy without state: only one that is not has any of these.
             if value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__:
                 functions[value] = None
         elif issubclass(row.type or object, (set, frozenset)):
@@ -132,90 +132,91 @@ _STATELESS = (type, types.ModuleType, enum.Enum)
 
 
 class Packed(Generic[T]):
-    """A handle on an object graph whose small arrays lie in a few buffers: what `pack` returns.
+    """A handle on an object graph whose small arrays are stored in a few buffers: the result of `pack`.
 
-    Given to a function of `graftax.jit` as an argument, it is the object inside. Elsewhere `unpack` gives the objects
-    back. It is a pytree of its buffers for JAX: `jax.grad`, `optax` and the like work on whole buffers.
+    A function of `graftax.jit` that takes the handle as an argument sees the object inside. Elsewhere `unpack` gives
+    the objects back. To JAX it is a pytree of its buffers: `jax.grad`, `optax` and the like work on whole buffers.
     """
 
     __slots__ = ("__weakref__", "_arrays", "_donate", "_kept", "_layout", "_live", "_used")
 
-    _arrays: tuple[Any, ...]
-    _kept: tuple[Any, ...]
-    _layout: PackLayout | None
-    _live: _Live | None  # that of the layout, where a call sees that one of these was changed
+    # `_arrays`, `_kept` and `_live` are children for a walk: their names appear in key paths.
+    _arrays: tuple[Any, ...]  # the buffers, then the separate arrays
+    _kept: tuple[Any, ...]  # the other leaves
+    _layout: PackLayout | None  # None once a call has used the handle up
+    _live: _LiveStatics | None  # that of the layout: here a call notices when one of these has changed
     _donate: bool
-    _used: str | None
+    _used: str | None  # the name of the function that used the handle up
 
     def __init__(
         self,
         arrays: tuple[Any, ...],
-        kept: tuple[Any, ...],
+        other_leaves: tuple[Any, ...],
         layout: PackLayout | None,
         donate: bool,
         used: str | None = None,
     ) -> None:
-        self._hold(arrays, kept, layout)
+        self._set_contents(arrays, other_leaves, layout)
         self._donate, self._used = donate, used
 
     def unpack(self, *, copy: bool = True) -> T:
-        """The objects, built anew, with arrays of their own.
+        """Builds new objects with arrays of their own.
 
         Args:
-            copy: False gives the arrays that stand apart (the big ones) as they are. The next call that is given the
-                handle donates those, and they are gone from the objects then.
+            copy: False returns the arrays outside of the buffers (the big ones) as they are. The next call that takes
+                the handle donates them, which deletes them from these objects too.
 
         Raises:
-            StructureError: where a call has used the handle up, or its arrays are gone.
+            StructureError: where a call has used the handle up, or its arrays are deleted.
         """
-        layout = self._in_use()
+        layout = self._layout_in_use()
         return cast(T, _core.unflatten(layout.graphdef, self._leaves(copy)))
 
     def update(self, obj: T, *, copy: bool = True) -> None:
-        """Holds these objects from now on, instead of those before. The arguments are those of `pack`."""
-        layout = self._in_use()
+        """Replaces the objects inside. The arguments are those of `pack`."""
+        layout = self._layout_in_use()
         leaves, graphdef = _flatten(obj)
-        self._hold(*_packed(leaves, graphdef, layout.max_bytes, copy, self._donate))
+        self._set_contents(*_pack_leaves(leaves, graphdef, layout.max_bytes, copy, self._donate))
 
-    def _hold(self, arrays: tuple[Any, ...], kept: tuple[Any, ...], layout: PackLayout | None) -> None:
-        self._arrays, self._kept, self._layout = arrays, kept, layout
+    def _set_contents(self, arrays: tuple[Any, ...], other_leaves: tuple[Any, ...], layout: PackLayout | None) -> None:
+        self._arrays, self._kept, self._layout = arrays, other_leaves, layout
         self._live = None if layout is None else layout.live
 
     @property
     def graphdef(self) -> _core.GraphDef:
         """The structure of the objects inside."""
-        return self._in_use().graphdef
+        return self._layout_in_use().graphdef
 
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays."""
         return sum(int(getattr(a, "nbytes", 0)) for a in (*self._arrays, *self._kept))
 
-    def _in_use(self) -> PackLayout:
+    def _layout_in_use(self) -> PackLayout:
         if self._layout is None:
             raise StructureError(PACK_USED.format(name=self._used))
         return self._layout
 
     def _leaves(self, copy: bool) -> list[Any]:
-        layout = self._in_use()
+        layout = self._layout_in_use()
         if any(is_deleted(x) for x in self._arrays):
             raise StructureError(PACK_DELETED)
-        own = copy and self._donate
+        needs_copies = copy and self._donate
         leaves: list[Any] = [None] * layout.graphdef.num_leaves
         buffers = self._arrays[: len(layout.buffers)]
         for joined, buffer in zip(buffers, layout.buffers, strict=True):
-            for i, piece in zip(buffer.leaves, cut(joined, buffer), strict=True):
+            for i, piece in zip(buffer.leaves, split(joined, buffer), strict=True):
                 leaves[i] = piece
-        for i, x in zip(layout.apart, self._arrays[len(layout.buffers) :], strict=True):
-            leaves[i] = copied(x) if own else x
-        for i, x in zip(layout.kept, self._kept, strict=True):
-            leaves[i] = x.value if type(x) is Dynamic else _kept(x, copy)
+        for i, x in zip(layout.separate, self._arrays[len(layout.buffers) :], strict=True):
+            leaves[i] = copy_array(x) if needs_copies else x
+        for i, x in zip(layout.other_leaves, self._kept, strict=True):
+            leaves[i] = x.value if type(x) is Dynamic else _own_copy(x, copy)
         return leaves
 
     def __copy__(self) -> Packed[T]:
-        """A handle with arrays of its own: those of this one are donated."""
-        arrays, kept = tuple(map(copied, self._arrays)), tuple(_kept(x, copy=True) for x in self._kept)
-        return Packed(arrays, kept, self._layout, self._donate, self._used)
+        """A handle with arrays of its own, because a call may donate those of this handle."""
+        arrays, other_leaves = tuple(map(copy_array, self._arrays)), tuple(_own_copy(x, copy=True) for x in self._kept)
+        return Packed(arrays, other_leaves, self._layout, self._donate, self._used)
 
     def __repr__(self) -> str:
         layout = self._layout
@@ -224,7 +225,7 @@ class Packed(Generic[T]):
         packed = sum(len(buffer.leaves) for buffer in layout.buffers)
         return (
             f"<graftax.pack of {layout.graphdef.num_leaves} arrays, {self.nbytes:,} bytes: "
-            f"{packed} in {len(layout.buffers)} buffers, {len(layout.apart) + len(layout.kept)} apart>"
+            f"{packed} in {len(layout.buffers)} buffers, {len(layout.separate) + len(layout.other_leaves)} apart>"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -251,20 +252,20 @@ tree_util.register_pytree_with_keys(Packed, _with_keys, _from_children, _childre
 def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool = True) -> Packed[T]:
     """Packs the small arrays of an object graph into one buffer per dtype and sharding.
 
-    Each array makes a call of `graftax.jit` slower; a handle counts as a few. A function that is given a handle sees
-    the object inside, and what it changes is in the handle afterwards. A function that does not change its arguments
-    returns `pack(new_state)`; the handle that it was given cannot be used again.
+    Each array makes a call of `graftax.jit` slower; a handle counts as a few. A function that takes a handle sees the
+    object inside, and its changes are in the handle afterwards. A function that does not change its arguments returns
+    `pack(new_state)`; the handle that it took cannot be used again.
 
     Args:
         obj: any object graph: a model, an optimizer's state, a tuple of both. Shared and cyclic references are kept.
-        max_bytes: arrays of more bytes than this are held as they are, beside the buffers.
-        donate: a call that is given the handle may use its memory for the new state. With False the memory is kept, and
+        max_bytes: arrays of more bytes than this stay outside of the buffers.
+        donate: a call that takes the handle may reuse its memory for the new state. With False the memory is kept, and
             the handle can always be used again.
-        copy: take a copy of the arrays that are not in the buffers, so that `obj` keeps its own when the handle's are
-            donated. NumPy arrays are always copied. False where `obj` is not used afterwards.
+        copy: copies the arrays outside of the buffers, so that `obj` keeps its own when the handle's are donated.
+            NumPy arrays are always copied. Pass False if `obj` is not used afterwards.
 
     Returns:
-        a `Packed` handle: `unpack()` gives the objects back.
+        a `Packed` handle, whose `unpack()` gives the objects back.
 
     Raises:
         UnsupportedValueError: for a value that hides state, at its path.
@@ -282,135 +283,141 @@ def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool
     if isinstance(max_bytes, bool) or not isinstance(cast("object", max_bytes), int) or max_bytes < 0:
         raise ValueError(PACK_BYTES.format(value=max_bytes))
     leaves, graphdef = _flatten(obj)
-    return Packed(*_packed(leaves, graphdef, max_bytes, copy, donate), donate)
+    return Packed(*_pack_leaves(leaves, graphdef, max_bytes, copy, donate), donate)
 
 
 def _flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
     if type(obj) is Packed:
         raise TypeError(PACK_OF_PACK)
-    return _walked(obj)
+    return _record(obj)
 
 
-def _walked(obj: object) -> tuple[list[Any], _core.GraphDef]:
-    """The leaves and the structure, of which the ties of arrays are a part: buffers have no place twice."""
+def _record(obj: object) -> tuple[list[Any], _core.GraphDef]:
+    """The leaves and the structure. Array aliases are part of it: an array at two paths is one leaf, stored once."""
     return _core.record((obj,), aliases=True)
 
 
 # ---- leaves to buffers and back
 
 
-def _packed(
+def _pack_leaves(
     leaves: list[Any], graphdef: _core.GraphDef, max_bytes: int, copy: bool, donate: bool
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], PackLayout]:
-    """(arrays, kept, layout) of these leaves."""
+    """(arrays, other leaves, layout) of these leaves."""
+    # A buffer for each dtype and placement. Tracers have no placement: XLA decides.
     traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
     groups: dict[Any, list[int]] = {}
     for i, x in enumerate(leaves):
         if is_plain(x, max_bytes):
-            place = None if traced else (sharding_of(x), x.committed)
-            groups.setdefault((x.dtype, place), []).append(i)
+            placement = None if traced else (sharding_of(x), x.committed)
+            groups.setdefault((x.dtype, placement), []).append(i)
     buffers: tuple[Buffer, ...] = ()
     for (dtype, _), members in groups.items():
-        if len(members) > 1:
+        if len(members) > 1:  # equal shapes side by side, so that they are cut out together
             members.sort(key=lambda i: leaves[i].shape)
             buffers += (Buffer(tuple(members), tuple(leaves[i].shape for i in members), dtype),)
-    inside = {i for buffer in buffers for i in buffer.leaves}
-    rest = [i for i in range(len(leaves)) if i not in inside]
-    apart = tuple(i for i in rest if isinstance(leaves[i], jax.Array) and not isinstance(leaves[i], ref_types))
-    kept = tuple(i for i in rest if i not in apart)
-    joined = [join([leaves[i] for i in buffer.leaves]) for buffer in buffers]
-    beside = [copied(leaves[i]) if copy and donate else leaves[i] for i in apart]
-    layout = PackLayout(graphdef, buffers, apart, kept, max_bytes)
-    return (*joined, *beside), tuple(_kept(leaves[i], copy) for i in kept), layout
+    in_buffers = {i for buffer in buffers for i in buffer.leaves}
+    unbuffered = [i for i in range(len(leaves)) if i not in in_buffers]
+    separate = tuple(i for i in unbuffered if isinstance(leaves[i], jax.Array) and not isinstance(leaves[i], ref_types))
+    other_leaves = tuple(i for i in unbuffered if i not in separate)
+    joined_arrays = [join([leaves[i] for i in buffer.leaves]) for buffer in buffers]
+    separate_arrays = [copy_array(leaves[i]) if copy and donate else leaves[i] for i in separate]
+    layout = PackLayout(graphdef, buffers, separate, other_leaves, max_bytes)
+    return (*joined_arrays, *separate_arrays), tuple(_own_copy(leaves[i], copy) for i in other_leaves), layout
 
 
-def _kept(x: Any, copy: bool) -> Any:
+def _own_copy(x: Any, copy: bool) -> Any:
+    """A leaf that is not a JAX array, as a handle stores it."""
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
-        return Dynamic(x)  # a number that is traced wherever it stands
+        return Dynamic(x)  # a number that was a leaf has to stay one
     return x.copy() if copy and isinstance(x, np.ndarray) else x
 
 
 # ---- in a call
 
 
-class _Open(NamedTuple):
-    """A handle in a call, with the object inside: its leaves and structure, and what the handle held, before it ran."""
+class _OpenHandle(NamedTuple):
+    """A handle in a call, with the object inside and their states before the function runs."""
 
     handle: Packed[Any]
     value: Any
     leaves: list[Any]
     graphdef: _core.GraphDef
-    held: tuple[Any, ...]
+    contents: tuple[Any, ...]  # of the handle
 
 
-def _open(values: Sequence[Any]) -> tuple[list[Any], list[_Open]]:
-    """These arguments, with the object inside in place of each handle."""
-    opened: dict[int, _Open] = {}
-    out = list(values)
-    for i, value in enumerate(out):
+def _open_handles(values: Sequence[Any]) -> tuple[list[Any], list[_OpenHandle]]:
+    """The arguments with each handle replaced by the object inside, and the handles."""
+    opened: dict[int, _OpenHandle] = {}
+    arguments = list(values)
+    for i, value in enumerate(arguments):
         if type(value) is Packed:
             handle = cast("Packed[Any]", value)
             if id(handle) not in opened:
-                inside = handle.unpack()
-                opened[id(handle)] = _Open(handle, inside, *_walked(inside), _held(handle))
-            out[i] = opened[id(handle)].value
-    return out, list(opened.values())
+                obj = handle.unpack()
+                opened[id(handle)] = _OpenHandle(handle, obj, *_record(obj), _contents(handle))
+            arguments[i] = opened[id(handle)].value
+    return arguments, list(opened.values())
 
 
-def _held(handle: Packed[Any]) -> tuple[Any, ...]:
+def _contents(handle: Packed[Any]) -> tuple[Any, ...]:
     return (handle._layout, *handle._arrays, *handle._kept)
 
 
-def _close(opened: Iterable[_Open], result: object, name: str, uses_up: bool) -> None:
-    """Puts what the function did to the objects inside into their handles; empties those that the result replaces."""
+def _close_handles(opened: Iterable[_OpenHandle], result: object, name: str, uses_up: bool) -> None:
+    """Writes changes of the objects inside to their handles; empties unchanged handles that the result replaces."""
     unchanged: list[Packed[Any]] = []
     closing: list[tuple[Packed[Any], tuple[Any, ...]]] = []
-    for was in opened:
-        leaves, graphdef = _walked(was.value)
-        now = _held(was.handle)
-        untouched = len(now) == len(was.held) and all(a is b for a, b in zip(now, was.held, strict=True))
-        if graphdef == was.graphdef and _are_unchanged(leaves, was):
+    for open_handle in opened:
+        leaves, graphdef = _record(open_handle.value)
+        contents = _contents(open_handle.handle)
+        untouched = len(contents) == len(open_handle.contents) and all(
+            a is b for a, b in zip(contents, open_handle.contents, strict=True)
+        )
+        if graphdef == open_handle.graphdef and _are_unchanged(leaves, open_handle):
             if untouched:
-                unchanged.append(was.handle)
+                unchanged.append(open_handle.handle)
         elif not untouched:
             raise StructureError(PACK_CHANGED_TWICE.format(name=name))
         else:
-            closing.append((was.handle, _closed(was, leaves, graphdef)))
-    # Nothing fails from here on: a handle is not written while another cannot be.
+            closing.append((open_handle.handle, _updated_contents(open_handle, leaves, graphdef)))
+    # All contents are known: nothing raises from here on, so that either all handles are written or none.
     for handle, parts in closing:
-        handle._hold(*parts)
+        handle._set_contents(*parts)
     if not uses_up:
         return
-    given = {id(x.handle) for x in opened}
-    made = [x._layout for x in _handles_in(result) if id(x) not in given]
-    for layout in dict.fromkeys(made):
+    # A handle in the result that is not an argument replaces the unchanged argument of the same layout.
+    argument_ids = {id(x.handle) for x in opened}
+    result_layouts = [x._layout for x in _handles_in(result) if id(x) not in argument_ids]
+    for layout in dict.fromkeys(result_layouts):
         replaced = [x for x in unchanged if x._layout is layout and x._donate]
-        if len(replaced) > made.count(layout):
-            continue  # nobody can tell which of them the result replaces: all are kept
-        for old in replaced:
-            old._hold((), (), None)
-            old._used = name
+        if len(replaced) > result_layouts.count(layout):
+            continue  # ambiguous which of them the result replaces: all stay usable
+        for handle in replaced:
+            handle._set_contents((), (), None)
+            handle._used = name
 
 
-def _are_unchanged(leaves: list[Any], was: _Open) -> bool:
-    if not all(a is b for a, b in zip(leaves, was.leaves, strict=True)):
+def _are_unchanged(leaves: list[Any], open_handle: _OpenHandle) -> bool:
+    if not all(a is b for a, b in zip(leaves, open_handle.leaves, strict=True)):
         return False
-    kept = zip(was.handle._in_use().kept, was.handle._kept, strict=True)
-    return all(_bytes(leaves[i]) == _bytes(x) for i, x in kept)
+    other_leaves = zip(open_handle.handle._layout_in_use().other_leaves, open_handle.handle._kept, strict=True)
+    return all(_array_bytes(leaves[i]) == _array_bytes(x) for i, x in other_leaves)
 
 
-def _bytes(x: Any) -> bytes | None:
-    """The content of a NumPy array, which may change in place; nothing of another leaf."""
+def _array_bytes(x: Any) -> bytes | None:
+    """The content of a NumPy array, which may change in place; None for another leaf."""
     return x.tobytes() if isinstance(x, np.ndarray) else None
 
 
-def _closed(was: _Open, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[Any, ...]:
-    """What a handle holds with these leaves inside: (arrays, kept, layout)."""
-    handle, before = was.handle, was.leaves
-    layout = handle._in_use()
+def _updated_contents(open_handle: _OpenHandle, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[Any, ...]:
+    """The new contents of a handle with these leaves inside: (arrays, other leaves, layout)."""
+    # Where the layout still fits, buffers without a changed leaf are reused.
+    handle, old_leaves = open_handle.handle, open_handle.leaves
+    layout = handle._layout_in_use()
     fits = (
-        graphdef == was.graphdef
-        and all(leaves[i] is before[i] and _bytes(leaves[i]) is None for i in layout.kept)
+        graphdef == open_handle.graphdef
+        and all(leaves[i] is old_leaves[i] and _array_bytes(leaves[i]) is None for i in layout.other_leaves)
         and all(
             is_plain(leaves[i], layout.max_bytes) and leaves[i].shape == shape and leaves[i].dtype == buffer.dtype
             for buffer in layout.buffers
@@ -418,44 +425,47 @@ def _closed(was: _Open, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[An
         )
     )
     if not fits:
-        return _packed(leaves, graphdef, layout.max_bytes, copy=True, donate=handle._donate)
-    joined = [
-        old if all(leaves[i] is before[i] for i in buffer.leaves) else join([leaves[i] for i in buffer.leaves])
-        for old, buffer in zip(handle._arrays, layout.buffers, strict=False)
+        return _pack_leaves(leaves, graphdef, layout.max_bytes, copy=True, donate=handle._donate)
+    joined_arrays = [
+        old_array
+        if all(leaves[i] is old_leaves[i] for i in buffer.leaves)
+        else join([leaves[i] for i in buffer.leaves])
+        for old_array, buffer in zip(handle._arrays, layout.buffers, strict=False)
     ]
-    beside = [
-        old if leaves[i] is before[i] else copied(leaves[i]) if handle._donate else leaves[i]
-        for i, old in zip(layout.apart, handle._arrays[len(joined) :], strict=True)
+    separate_arrays = [
+        old_array if leaves[i] is old_leaves[i] else copy_array(leaves[i]) if handle._donate else leaves[i]
+        for i, old_array in zip(layout.separate, handle._arrays[len(joined_arrays) :], strict=True)
     ]
-    return (*joined, *beside), handle._kept, layout
+    return (*joined_arrays, *separate_arrays), handle._kept, layout
 
 
 def _handles_in(result: object) -> list[Packed[Any]]:
     """The handles in a result, through tuples, lists and dicts."""
-    found: list[Packed[Any]] = []
-    seen: set[int] = set()
+    handles: list[Packed[Any]] = []
+    visited: set[int] = set()
     todo: list[Any] = [result]
     while todo:
         x = todo.pop()
-        if id(x) in seen:
+        if id(x) in visited:
             continue
-        seen.add(id(x))
+        visited.add(id(x))
         if type(x) is Packed:
-            found.append(cast("Packed[Any]", x))
+            handles.append(cast("Packed[Any]", x))
         elif isinstance(x, (tuple, list)):
             todo += cast("list[Any]", x)
         elif isinstance(x, dict):
             todo += cast("dict[Any, Any]", x).values()
-    return found[::-1]
+    return handles[::-1]
 
 
-def _run_inside(name: str, handle: Packed[Any], run: Callable[[Any], Any]) -> Any:
-    held, obj = handle._arrays, handle.unpack()
-    before = _walked(obj)
+def _run_on_contents(name: str, handle: Packed[Any], run: Callable[[Any], Any]) -> Any:
+    """Runs `run` on the object inside, outside of a call, and writes changes back to the handle."""
+    arrays, obj = handle._arrays, handle.unpack()
+    leaves, graphdef = _record(obj)
     result = run(obj)
-    after = _walked(obj)
-    if before[1] != after[1] or any(one is not other for one, other in zip(before[0], after[0], strict=True)):
-        if handle._arrays is not held:
+    new_leaves, new_graphdef = _record(obj)
+    if graphdef != new_graphdef or any(x is not y for x, y in zip(leaves, new_leaves, strict=True)):
+        if handle._arrays is not arrays:
             raise StructureError(PACK_CHANGED_TWICE.format(name=name))
         handle.update(obj)
     return result
@@ -465,18 +475,18 @@ def _is_donated(handle: Packed[Any]) -> bool:
     return handle._donate
 
 
-def _is_donated_place(path: Sequence[Any]) -> bool:
+def _is_donated_path(path: Sequence[Any]) -> bool:
     return getattr(path[0], "name", None) == "_arrays"
 
 
 add_handle_class(
     Packed,
     HandleClass(
-        _open,
-        _close,
-        _run_inside,
+        _open_handles,
+        _close_handles,
+        _run_on_contents,
         _is_donated,
-        _is_donated_place,
+        _is_donated_path,
         static_fields=frozenset({"_layout", "_donate", "_used"}),
     ),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers of packed state: small arrays joined into one, and cut out of it again."""
+"""The buffers of packed state: joining small arrays into one, and splitting it again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACK_RESHAPED = (
 
 
 class Buffer(NamedTuple):
-    """Which leaves one buffer holds, in order: those of one shape side by side."""
+    """The leaves in a buffer, in order; leaves of equal shape are side by side."""
 
     leaves: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -37,7 +37,7 @@ class Buffer(NamedTuple):
 
 
 def is_plain(x: Any, max_bytes: int) -> bool:
-    """Is the array nothing but its bytes, few enough, in one place?"""
+    """Can the array be part of a buffer: small, replicated, in default memory, of a dtype that NumPy has?"""
     if not isinstance(x, jax.Array) or jnp.issubdtype(x.dtype, jax.dtypes.extended) or x.dtype == jax.dtypes.float0:
         return False
     if x.weak_type or x.size * x.dtype.itemsize > max_bytes:  # type: ignore[attr-defined]
@@ -52,41 +52,47 @@ def is_plain(x: Any, max_bytes: int) -> bool:
 
 
 def join(leaves: list[Any]) -> Any:
+    """The buffer of these leaves."""
     if any(isinstance(x, jax.core.Tracer) for x in leaves):
-        with _every_dtype():
+        with _keep_64_bits():
             return _traced_join(leaves)
+    # Through the host: outside of a trace, a concatenation by XLA would compile for every list of shapes.
     host = np.concatenate([np.ravel(x) for x in jax.device_get(leaves)])
-    return _placed([host], leaves[0])[0]
+    return _put_on_devices([host], leaves[0])[0]
 
 
-def cut(joined: Any, buffer: Buffer) -> list[Any]:
-    """The pieces of a buffer, or of what a tree operation put in its place, where that can be cut."""
+def split(joined: Any, buffer: Buffer) -> list[Any]:
+    """The leaves in a buffer. A tree operation on the handle may have put another value in its place.
+
+    Raises:
+        StructureError: where that value does not have the shape of the buffer.
+    """
     sizes = buffer.sizes
     if getattr(joined, "shape", None) != (sum(sizes),):
-        found = getattr(joined, "shape", type(joined).__name__)
-        raise StructureError(PACK_RESHAPED.format(found=found, size=sum(sizes)))
+        actual = getattr(joined, "shape", type(joined).__name__)
+        raise StructureError(PACK_RESHAPED.format(found=actual, size=sum(sizes)))
     if isinstance(joined, jax.ShapeDtypeStruct):
         return [jax.ShapeDtypeStruct(shape, joined.dtype) for shape in buffer.shapes]
     if isinstance(joined, jax.core.Tracer):
-        with _every_dtype():
-            pieces = _traced_cut(joined, sizes)
+        with _keep_64_bits():
+            pieces = _traced_split(joined, sizes)
             return [jax.lax.reshape(piece, shape) for piece, shape in zip(pieces, buffer.shapes, strict=True)]
     host = np.split(np.asarray(joined), np.cumsum(sizes)[:-1])
     # Copies: a view of the buffer would show what a later call writes into its memory.
-    own = [piece.reshape(shape).copy() for piece, shape in zip(host, buffer.shapes, strict=True)]
-    return _placed(own, joined) if isinstance(joined, jax.Array) else own
+    copies_of_pieces = [piece.reshape(shape).copy() for piece, shape in zip(host, buffer.shapes, strict=True)]
+    return _put_on_devices(copies_of_pieces, joined) if isinstance(joined, jax.Array) else copies_of_pieces
 
 
-# XLA on the CPU compiles a kernel for each slice of a buffer, and equal kernels once. So a buffer is cut into blocks
-# of equal pieces, and a block into its pieces: a thousand pieces are some sixty kernels. The barriers keep XLA from
-# fusing the two steps.
+# On the CPU, XLA compiles a kernel for each different slice of a buffer. So a buffer is split into blocks of equal
+# pieces, and each block into its pieces: a thousand pieces take about sixty kernels. The barriers keep XLA from fusing
+# the two steps.
 
 
-def _traced_cut(joined: Any, sizes: list[int]) -> list[Any]:
-    blocks = [(size, count) for size, length in _runs(sizes) for count in _even(length)]
-    cut = jax.lax.split(joined, [size * count for size, count in blocks])
+def _traced_split(joined: Any, sizes: list[int]) -> list[Any]:
+    blocks = [(size, count) for size, length in _runs(sizes) for count in _even_parts(length)]
+    split = jax.lax.split(joined, [size * count for size, count in blocks])
     pieces: list[Any] = []
-    for block, (size, count) in zip(jax.lax.optimization_barrier(tuple(cut)), blocks, strict=True):
+    for block, (size, count) in zip(jax.lax.optimization_barrier(tuple(split)), blocks, strict=True):
         pieces += jax.lax.split(block, [size] * count)
     return pieces
 
@@ -94,50 +100,51 @@ def _traced_cut(joined: Any, sizes: list[int]) -> list[Any]:
 def _traced_join(leaves: list[Any]) -> Any:
     pieces = [jax.lax.reshape(x, (x.size,)) for x in leaves]
     blocks: list[Any] = []
-    at = 0
+    offset = 0
     for _, length in _runs([piece.size for piece in pieces]):
-        for count in _even(length):
-            blocks.append(jax.lax.concatenate(pieces[at : at + count], 0))
-            at += count
+        for count in _even_parts(length):
+            blocks.append(jax.lax.concatenate(pieces[offset : offset + count], 0))
+            offset += count
     return jax.lax.concatenate(jax.lax.optimization_barrier(tuple(blocks)), 0)
 
 
 def _runs(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """The sizes as runs of equal ones: (size, how many)."""
+    """The runs of equal sizes: (size, length of the run)."""
     return [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
 
 
-def _even(length: int) -> list[int]:
-    """A length in about as many equal parts as each part is long, and a rest."""
+def _even_parts(length: int) -> list[int]:
+    """Divides a length into equal parts, about as many as each is long, and a shorter last one."""
     part = math.isqrt(length)
     return [part] * (length // part) + ([length % part] if length % part else [])
 
 
 def sharding_of(x: Any) -> Any:
-    """The sharding of an array that is in one place, fit for a buffer of any rank."""
+    """The sharding of a replicated array, for a buffer of any rank."""
     sharding = x.sharding
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
     return sharding
 
 
-def _placed(arrays: list[np.ndarray[Any, Any]], like: Any) -> list[Any]:
-    with _every_dtype():
+def _put_on_devices(arrays: list[np.ndarray[Any, Any]], like: Any) -> list[Any]:
+    """Moves arrays to the devices of `like`; they are committed to them if it is."""
+    with _keep_64_bits():
         if like.committed:
             return jax.device_put(arrays, sharding_of(like))
         with jax.default_device(next(iter(like.sharding.device_set))):
             return jax.device_put(arrays)
 
 
-def _every_dtype() -> Any:
-    """Arrays of 64 bits stay what they are, whatever `jax_enable_x64` says now."""
+def _keep_64_bits() -> Any:
+    """Keeps 64-bit arrays as they are, whatever `jax_enable_x64` is now."""
     return jax.enable_x64(True)
 
 
-def copied(x: Any) -> Any:
-    """An array of one's own. Under a trace a copy is one more output, so it is made only where it has to be."""
+def copy_array(x: Any) -> Any:
+    """A copy of an array; any other value as it is."""
     if isinstance(x, jax.core.Tracer) and not isinstance(x, ref_types) and x.dtype != jax.dtypes.float0:
-        with _every_dtype():
+        with _keep_64_bits():
             return jnp.copy(x)
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
         return copies.deepcopy(x)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key paths: tuples of JAX's own key entries, that print, compare and hash."""
+"""`Path`, a key path that prints and parses, and `Graph`, the rows of an object graph by number."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, StructureError, some, type_name
 from graftax._base.key_path import KeyPath, entry_text, is_entry, keystr
-from graftax._graph.patterns import NAME, QUOTED, Entered, Pattern, Positions, literal, unquoted
-from graftax._graph.structure import Chain, is_unspoken, walk
+from graftax._graph.patterns import NAME, QUOTED, Pattern, PatternVisits, Positions, literal, unquoted
+from graftax._graph.structure import Chain, is_hidden_entry, walk
 from graftax._graph.types.describe import static_classes
 from graftax._jax.compat import one_level_with_keys
 
@@ -31,14 +31,17 @@ CHANGED_SINCE = (
     "{cls} changed while it was read, in another thread or in a function that was given a part of the graph."
 )
 
+KeyEntry = Any  # JAX's key entries have no common base class
+C = TypeVar("C")
+
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
 
 
 class Path(KeyPath):
-    """A place in an object graph: a sequence of `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
+    """A key path in an object graph: a sequence of `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
 
-    A path that was made from another one keeps only what was added. So the paths of all places of a graph take what
-    the graph takes, however deep it is. `tuple(path)` is the key path as JAX has it.
+    A path made by extending another one stores only the added entries, so that all paths of a graph together take
+    memory proportional to the graph, however deep it is. `tuple(path)` is a key path as JAX has it.
 
     Example:
         >>> from jax.tree_util import DictKey, GetAttrKey, SequenceKey
@@ -49,53 +52,53 @@ class Path(KeyPath):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return "".join(_entry_text(entry) for entry in self if not is_unspoken(entry))
+        return "".join(_entry_text(entry) for entry in self if not is_hidden_entry(entry))
 
     def __repr__(self) -> str:
         return f"obj{self}"
 
     @staticmethod
     def parse(text: str) -> Path:
-        """The path that a text means: what `str` and `repr` of a path print, `layers[0].w`, `['a'][1]`.
+        """Parses a path: `layers[0].w`, `['a'][1]`, and whatever `str` and `repr` of a path print.
 
-        Of an array in a Variable of Flax NNX they print the path of the Variable.
+        They print an array in a Variable of Flax NNX as the path of the Variable.
 
-        A whole number in brackets is an index, or the key of a dict that has it; anything else is a key, and quotes
-        around it may be left out. `obj` in front, which `repr` prints, is left out.
+        An integer in brackets is an index, or a key of a dict that has it; anything else is a key, whose quotes may be
+        left out. A leading `obj`, which `repr` prints, is ignored.
 
         Raises:
-            ValueError: where the text is no path.
+            ValueError: where the text is not a path.
 
         Example:
             >>> Path.parse("layers[0].w") == Path([GetAttrKey("layers"), SequenceKey(0), GetAttrKey("w")])
             True
         """
-        return _parsed(text, without_root(text))
+        return _parse(text, without_root(text))
 
     def get(self, obj: Any) -> Any:
-        """What stands at this place of an object graph.
+        """The value at this path of an object graph.
 
         Raises:
-            StructureError: where there is no such place; says how far the path leads.
+            StructureError: where the graph has no such path; says how far it leads.
         """
-        for depth, wanted in enumerate(self):
-            obj = self._step(obj, wanted, depth)
+        for depth, entry in enumerate(self):
+            obj = self._child(obj, entry, depth)
         return obj
 
     def set(self, obj: Any, value: Any) -> None:
-        """Puts a value into this place of an object graph, in place.
+        """Writes a value to this path of an object graph, in place.
 
-        Immutable objects on the way (tuples, frozen modules) are made anew inside the mutable object that holds them.
+        Immutable objects on the path (tuples, frozen modules) are rebuilt inside the mutable object that holds them.
 
         Raises:
-            StructureError: where there is no such place.
+            StructureError: where the graph has no such path.
             TypeError: where no mutable object holds it. Use `graftax.at(obj)[path].set(value)`.
         """
         graph = Graph(obj)
         graph.write({graph.number(self): value})
 
     def matches(self, pattern: str) -> bool:
-        """Does a pattern mean this path? `*` stands for one name, key or index, `**` for any number of steps.
+        """Does a pattern match this path? `*` stands for one name, key or index, `**` for any number of them.
 
         Example:
             >>> Path.parse("layers[0].w").matches("layers[*].w")
@@ -103,20 +106,21 @@ class Path(KeyPath):
         """
         return Pattern(without_root(pattern)).matches(self)
 
-    def _step(self, obj: Any, wanted: Any, depth: int) -> Any:
-        if type(obj) is dict and isinstance(wanted, DictKey) and type(wanted.key) is str and wanted.key in obj:
-            return obj[wanted.key]
-        if type(obj) in (list, tuple) and isinstance(wanted, SequenceKey) and 0 <= wanted.idx < len(obj):
-            return obj[wanted.idx]
-        child = _chosen(wanted, open_node(obj), obj)
+    def _child(self, obj: Any, entry: Any, depth: int) -> Any:
+        # Plain dicts, lists and tuples are looked up directly; any other object is opened as the core opens it.
+        if type(obj) is dict and isinstance(entry, DictKey) and type(entry.key) is str and entry.key in obj:
+            return obj[entry.key]
+        if type(obj) in (list, tuple) and isinstance(entry, SequenceKey) and 0 <= entry.idx < len(obj):
+            return obj[entry.idx]
+        child = _matching_child(entry, open_node(obj), obj)
         if child is None:
-            raise StructureError(no_such_place(self, depth, obj))
+            raise StructureError(missing_path_text(self, depth, obj))
         return child[1]
 
 
 static_classes.add(Path)
 
-# A key that reads as nothing else without its quotes.
+# A text key that cannot be taken for another key without its quotes.
 _BARE = re.compile(r"(?!(?:None|True|False)$)[^\W\d][^\[\]'\"*\\\n]*")
 
 
@@ -135,49 +139,57 @@ _ENTRY = re.compile(
 
 
 def without_root(text: str) -> str:
-    """Without the `obj` with which the `repr` of a path begins."""
+    """Strips the `obj` with which the `repr` of a path begins."""
+    # `object` or `obj_norm` is not the root followed by something.
     return text[3:] if re.match(r"obj(?=$|[.\[])", text) else text
 
 
-def _parsed(text: str, rest: str) -> Path:
+def _parse(text: str, path_text: str) -> Path:
+    """The path that `path_text` spells; `text` is the whole text, for the error."""
     key_entries: list[Any] = []
-    at = 0
-    while at < len(rest):
-        found = _ENTRY.match(rest, at)
-        entry = None if found is None or (at > 0 and found["first"] is not None) else _entry(found)
-        if found is None or entry is None:
-            raise ValueError(f"{text!r} is no path: it makes no sense from {rest[at:]!r} on. Write layers[0].w")
+    position = 0
+    while position < len(path_text):
+        match = _ENTRY.match(path_text, position)
+        # A name without a dot before it is allowed only at the start.
+        entry = None if match is None or (position > 0 and match["first"] is not None) else _parse_entry(match)
+        if match is None or entry is None:
+            raise ValueError(
+                f"{text!r} is no path: it makes no sense from {path_text[position:]!r} on. Write layers[0].w"
+            )
         key_entries.append(entry)
-        at = found.end()
+        position = match.end()
     return Path(key_entries)
 
 
-def _entry(found: re.Match[str]) -> Any:
-    if found["flat"] is not None:
-        return FlattenedIndexKey(int(found["flat"]))
-    if found["index"] is not None:
-        return SequenceKey(int(found["index"]))
-    if found["quoted"] is not None:
-        key = unquoted(found["quoted"])
+def _parse_entry(match: re.Match[str]) -> KeyEntry | None:
+    """The key entry of a token; None for a bad escape in a quoted key."""
+    if match["flat"] is not None:
+        return FlattenedIndexKey(int(match["flat"]))
+    if match["index"] is not None:
+        return SequenceKey(int(match["index"]))
+    if match["quoted"] is not None:
+        key = unquoted(match["quoted"])
         return None if key is None else DictKey(key)
-    if found["key"] is not None:
-        return DictKey(_literal(found["key"]))
-    return GetAttrKey(found["name"] if found["name"] is not None else found["first"])
+    if match["key"] is not None:
+        return DictKey(_parse_key(match["key"]))
+    return GetAttrKey(match["name"] if match["name"] is not None else match["first"])
 
 
-def _literal(text: str) -> Any:
-    """A key as it prints without quotes: None, -1, 2.5, (1, 'x'); or the text."""
+def _parse_key(text: str) -> Any:
+    """A key written without quotes: the literal that it spells (None, -1, 2.5, (1, 'x')), or else the text itself."""
     try:
         value = literal(text)
+        # Some literals are not hashable, such as a list: they cannot be keys.
         hash(value)
     except (ValueError, TypeError):
         return text
     return value
 
 
-def open_node(obj: Any) -> list[tuple[Any, Any]]:
-    """(key entry, child) one level below a node: a class registered with JAX by the names that it gave JAX."""
+def open_node(obj: Any) -> list[tuple[KeyEntry, Any]]:
+    """(key entry, child) of each child of a node; for a class registered with JAX, the keys that it gave JAX."""
     children = _core.children_with_keys(obj)
+    # The core gives flat indices where it has no keys: JAX may have them.
     flat = [i for i, (entry, _) in enumerate(children) if isinstance(entry, FlattenedIndexKey)]
     opened = one_level_with_keys(obj) if flat and one_level_with_keys is not None else None
     pairs = [] if opened is None else list(opened[0])
@@ -187,48 +199,52 @@ def open_node(obj: Any) -> list[tuple[Any, Any]]:
     return children
 
 
-def _chosen(wanted: Any, children: list[tuple[Any, Any]], obj: Any) -> tuple[Any, Any] | None:
+def _matching_child(entry: KeyEntry, children: list[tuple[KeyEntry, C]], obj: Any) -> tuple[KeyEntry, C] | None:
     """The child of `obj` that an entry of a path means."""
-    for fits in (is_entry, same_entry):
+    # The very key entry comes before one that the same text could mean.
+    for matches in (is_entry, entry_means):
         for child in children:
-            if fits(wanted, child[0]):
+            if matches(entry, child[0]):
                 return child
-    if isinstance(wanted, SequenceKey) and isinstance(obj, tuple) and wanted.idx < len(cast("tuple[Any, ...]", obj)):
-        return children[wanted.idx]  # the number of an item of a named tuple
-    if isinstance(wanted, FlattenedIndexKey):  # the number in the place of a name
+    # Indices and names may be used for the same child, as in Python itself.
+    if isinstance(entry, SequenceKey) and isinstance(obj, tuple) and entry.idx < len(cast("tuple[Any, ...]", obj)):
+        return children[entry.idx]  # an item of a named tuple, by its index
+    if isinstance(entry, FlattenedIndexKey):  # a flat index for a child that has a name
         items = [c for c in children if not (isinstance(c[0], GetAttrKey) and c[0].name == "aux_data")]
-        return items[wanted.key] if wanted.key < len(items) and len(items) < len(children) else None
+        return items[entry.key] if entry.key < len(items) and len(items) < len(children) else None
     return None
 
 
-def same_entry(wanted: Any, entry: Any) -> bool:
-    """Can one key entry mean the other? In a text a number is an index or a key, and a name an attribute or a key."""
-    if wanted == entry:
+def entry_means(written: KeyEntry, entry: KeyEntry) -> bool:
+    """Can a key entry parsed from a text mean this entry? A text does not tell an index or an attribute from a key."""
+    # As in JAX, 1 and True are equal keys. Where both exist, `is_entry` has found the right one before.
+    if written == entry:
         return True
-    if isinstance(wanted, SequenceKey) and isinstance(entry, (DictKey, FlattenedIndexKey)):
-        return type(entry.key) is int and entry.key == wanted.idx
-    if isinstance(wanted, GetAttrKey) and isinstance(entry, DictKey):
-        return entry.key == wanted.name
-    if isinstance(wanted, DictKey) and isinstance(entry, DictKey):
-        return isinstance(wanted.key, str) != isinstance(entry.key, str) and str(entry.key) == str(wanted.key)
+    if isinstance(written, SequenceKey) and isinstance(entry, (DictKey, FlattenedIndexKey)):
+        return type(entry.key) is int and entry.key == written.idx
+    if isinstance(written, GetAttrKey) and isinstance(entry, DictKey):
+        return entry.key == written.name
+    if isinstance(written, DictKey) and isinstance(entry, DictKey):
+        return isinstance(written.key, str) != isinstance(entry.key, str) and str(entry.key) == str(written.key)
     return False
 
 
-_NAMES = 500  # names that a message looks through for one that is close
+_NAMES_COMPARED = 500  # among which a message looks for similar names
 
 
-def no_such_place(path: Sequence[Any], depth: int, obj: Any) -> str:
-    """Says how far a path leads, and what is there instead."""
-    texts = [keystr((entry,)) for entry, _ in open_node(obj)[:_NAMES]]
+def missing_path_text(path: Sequence[Any], depth: int, obj: Any) -> str:
+    """The message for a path that a graph does not have: how far it leads, and what is there instead."""
+    texts = [keystr((entry,)) for entry, _ in open_node(obj)[:_NAMES_COMPARED]]
+    # Names are few in a model, but a dict may have a million keys: only some of them are compared.
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
     name = type_name(obj)
-    here = f"the {name} at {keystr(tuple(path[:depth]))}" if depth else f"this {name}"
-    has = f"It has {some(close, total=len(texts))}." if close else "It has nothing below."
-    return f"there is no {keystr(tuple(path))}: {here} has no {keystr((path[depth],))}. {has}"
+    subject = f"the {name} at {keystr(tuple(path[:depth]))}" if depth else f"this {name}"
+    contents = f"It has {some(close, total=len(texts))}." if close else "It has nothing below."
+    return f"there is no {keystr(tuple(path))}: {subject} has no {keystr((path[depth],))}. {contents}"
 
 
 class Graph:
-    """An object graph as rows, which have numbers: nodes, values, and references to nodes met before.
+    """An object graph as numbered rows in pre-order: nodes, values, and references to nodes of earlier rows.
 
     Args:
         obj: the root.
@@ -236,9 +252,10 @@ class Graph:
 
     def __init__(self, obj: Any) -> None:
         self.core = _core.GraphEditor(obj)
+        # Filled on demand: an edit of one path in a large graph needs few of these.
         self._children: dict[int, list[int]] | None = None
-        self._entries: dict[int, list[tuple[Any, int]]] = {}
-        self._entry: dict[int, Any] = {}
+        self._entries_of_node: dict[int, list[tuple[Any, int]]] = {}
+        self._entry_of_row: dict[int, Any] = {}
         self._paths: dict[int, Path] = {0: Path()}
 
     @functools.cached_property
@@ -247,15 +264,16 @@ class Graph:
 
     def path(self, number: int) -> Path:
         """The path of a row."""
+        # Up to the nearest row whose path is known, then down again: each path extends the one of its parent.
         todo: list[int] = []
         while number not in self._paths:
             todo.append(number)
             number = self.rows[number].parent
         path = self._paths[number]
         for number in reversed(todo):
-            if number not in self._entry:
+            if number not in self._entry_of_row:
                 self.key_entries(self.rows[number].parent)
-            path = self._paths[number] = path + (self._entry[number],)
+            path = self._paths[number] = path + (self._entry_of_row[number],)
         return path
 
     def children(self, number: int) -> list[int]:
@@ -267,116 +285,120 @@ class Graph:
         return self._children.get(number, [])
 
     def key_entries(self, number: int) -> list[tuple[Any, int]]:
-        """(key entry, number) of the rows one level below a node."""
-        known = self._entries.get(number)
-        if known is None:
-            below = self.children(number)
-            opened = open_node(self.rows[number].value) if below else []
-            if len(opened) != len(below):
+        """(key entry, number) of each row one level below a node."""
+        key_entries = self._entries_of_node.get(number)
+        if key_entries is None:
+            numbers = self.children(number)
+            children = open_node(self.rows[number].value) if numbers else []
+            # The core recorded the graph earlier, and does not keep key entries: the node is opened again for them.
+            if len(children) != len(numbers):
                 raise ConcurrentChangeError(CHANGED_SINCE.format(cls=type(self.rows[number].value).__qualname__))
-            known = [(entry, child) for (entry, _), child in zip(opened, below, strict=True)]
-            self._entries[number] = known
-            self._entry.update((child, entry) for entry, child in known)
-        return known
+            key_entries = [(entry, child) for (entry, _), child in zip(children, numbers, strict=True)]
+            self._entries_of_node[number] = key_entries
+            self._entry_of_row.update((child, entry) for entry, child in key_entries)
+        return key_entries
 
     def number(self, path: Sequence[Any]) -> int:
-        """The number of the row that a path leads to, also through references.
+        """The number of the row that a path leads to, references followed.
 
         Raises:
-            StructureError: where there is no such place; says how far the path leads.
+            StructureError: where the graph has no such path; says how far it leads.
         """
-        at = 0
-        for depth, wanted in enumerate(path):
-            node = self.rows[at].target
-            step = _chosen(wanted, self.key_entries(node), self.rows[node].value)
-            if step is None:
-                raise StructureError(no_such_place(path, depth, self.rows[node].value))
-            at = step[1]
-        return at
+        number = 0
+        for depth, entry in enumerate(path):
+            # A reference has no rows below it: its target has.
+            node = self.rows[number].target
+            child = _matching_child(entry, self.key_entries(node), self.rows[node].value)
+            if child is None:
+                raise StructureError(missing_path_text(path, depth, self.rows[node].value))
+            number = child[1]
+        return number
 
-    def number_of(self, text: str) -> int:
-        """The number of the row that a text leads to: `obj` is the root, unless the root has something of that name.
+    def number_from_text(self, text: str) -> int:
+        """The number of the row that a text leads to. A leading `obj` is the root, unless the root has a child `obj`.
 
         Raises:
-            ValueError: where the text is no path.
-            StructureError: where there is no such place.
+            ValueError: where the text is not a path.
+            StructureError: where the graph has no such path.
         """
-        if self._has_obj():
+        if self._has_child_named_obj():
+            # An attribute or a key `obj` takes precedence, so that every path of the graph can be written.
             try:
-                return self.number(_parsed(text, text))
+                return self.number(_parse(text, text))
             except StructureError:
                 pass
-        return self.number(_parsed(text, without_root(text)))
+        return self.number(_parse(text, without_root(text)))
 
     def matching(self, text: str) -> list[int]:
-        """The numbers of the rows that a pattern means, each once, by whatever way they are reached.
+        """The numbers of the rows that a pattern matches at any of their paths, each once.
 
         Raises:
-            ValueError: where the text is no pattern.
+            ValueError: where the text is not a pattern.
         """
-        found = self._matching(Pattern(text)) if self._has_obj() else []
-        return found or self._matching(Pattern(without_root(text)))
+        numbers = self._matching(Pattern(text)) if self._has_child_named_obj() else []
+        return numbers or self._matching(Pattern(without_root(text)))
 
     def _matching(self, pattern: Pattern) -> list[int]:
-        found: set[int] = set()
-
-        entered = Entered()
+        matches: set[int] = set()
+        visits = PatternVisits()
 
         def visit(chain: Chain, positions: Positions) -> tuple[int, Positions] | None:
             number = chain[1]
-            if pattern.ends(positions):
-                found.add(number)
-            return None if self.rows[number].is_leaf else entered.anew(self.rows[number].target, positions)
+            if pattern.is_match(positions):
+                matches.add(number)
+            # A node that is reached by several paths is visited for each of them, since they may match differently.
+            return None if self.rows[number].is_leaf else visits.enter(self.rows[number].target, positions)
 
-        walk([(0, pattern.start)], visit, self.key_entries, pattern.step)
-        return sorted(found)
+        walk([(0, pattern.start)], visit, self.key_entries, pattern.advance_or_none)
+        return sorted(matches)
 
-    def below(self, tops: Iterable[int]) -> set[int]:
-        """All rows below some, through references, and these themselves."""
-        return self.core.below(tops)
+    def descendants(self, tops: Iterable[int]) -> set[int]:
+        """These rows and all rows below them, references followed."""
+        return self.core.descendants(tops)
 
-    def refers(self) -> dict[int, list[int]]:
-        """Where else the nodes stand."""
-        found: dict[int, list[int]] = {}
+    def references(self) -> dict[int, list[int]]:
+        """The reference rows of each node that has some, by the number of the node."""
+        references: dict[int, list[int]] = {}
         for number, row in enumerate(self.rows):
-            if row.what == "ref":
-                found.setdefault(row.target, []).append(number)
-        return found
+            if row.category == "ref":
+                references.setdefault(row.target, []).append(number)
+        return references
 
     def refuse_nested(self, changes: dict[int, Any]) -> None:
-        """Raises where one of several changes would be lost, because what it is in is replaced as well.
+        """Raises where a change would be lost, because an object that contains it is replaced as well.
 
         Raises:
             ValueError: with the paths of both.
         """
         if len(changes) < 2:
             return
-        reached, opened = {0}, set[int]()
+        # Walk the graph without entering what is replaced: a change that is not reached lies only in replaced objects.
+        reached, visited = {0}, set[int]()
         stack = [0]
         while stack:
             number = stack.pop()
             node = self.rows[number].target
-            if number in changes or node in opened:
+            if number in changes or node in visited:
                 continue
-            opened.add(node)
+            visited.add(node)
             reached.update(self.children(node))
             stack += self.children(node)
         for number in changes:
             if number not in reached:
-                other = self._replaced(number, changes)
-                raise ValueError(INSIDE_ANOTHER.format(path=self.path(number), other=self.path(other)))
+                ancestor = self._replaced_ancestor(number, changes)
+                raise ValueError(INSIDE_ANOTHER.format(path=self.path(number), other=self.path(ancestor)))
 
-    def _replaced(self, number: int, changes: dict[int, Any]) -> int:
+    def _replaced_ancestor(self, number: int, changes: dict[int, Any]) -> int:
         while (number := self.rows[number].parent) > 0:
             if number in changes:
                 return number
         return 0
 
-    def _has_obj(self) -> bool:
+    def _has_child_named_obj(self) -> bool:
         return any(_entry_text(entry) in (".obj", "[obj]") for entry, _ in self.key_entries(0))
 
     def write(self, changes: dict[int, Any]) -> None:
-        """Writes values into the nodes themselves.
+        """Writes values to rows, in place.
 
         Raises:
             TypeError: where no mutable object holds one of the rows.
@@ -385,27 +407,27 @@ class Graph:
             paths = some([repr(self.path(number)) for number in changes], 4)
             raise TypeError(NOT_MUTABLE.format(paths=paths, cls=type(self.rows[0].value).__qualname__))
 
-    def put(self, changes: dict[int, Any]) -> Any:
-        """The root with values written into it, or a new one where no mutable object holds one of the rows."""
+    def write_or_rebuild(self, changes: dict[int, Any]) -> Any:
+        """The root, written in place; a new root where no mutable object holds one of the rows."""
         return self.rows[0].value if self.core.write(changes) else self.core.build(changes)
 
 
 class GraphRow(NamedTuple):
     """A node, a value or a reference of a graph."""
 
-    what: str  # array, value, node, ref
+    category: str  # array, value, node, ref
     aux: bool  # part of the structure for JAX: aux data, a static field
     parent: int  # -1 for the root
-    target: int  # its own number; of a reference, that of the node
+    target: int  # its own number; for a reference, that of the node
     value: Any
 
     @property
     def is_leaf(self) -> bool:
-        return self.what in ("array", "value")
+        return self.category in ("array", "value")
 
 
 class Ref:
-    """Stands, in the flat form of `to_dict`, for the node that is found at `path`."""
+    """In the flat form of `to_dict`, a reference to the node at `path`."""
 
     __slots__ = ("path",)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns that mean key paths: `layers[*].w`, `**.bias`."""
+"""Patterns that match key paths: `layers[*].w`, `**.bias`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from graftax import _core
 from graftax._base.errors import some
-from graftax._graph.structure import Chain, Op, Place, Structure, walk
+from graftax._graph.structure import Chain, Op, RootPath, Structure, walk
 
-# A name: the cell of a function's free variable has one with brackets.
+# An attribute's name. That of a closure cell has brackets.
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 UNUSED = (
@@ -28,9 +28,10 @@ NO_PATTERN = "{text!r} is no pattern: it makes no sense from {rest!r} on. Write 
 EMPTY_PATTERN = "'' is no pattern: it is empty. Write layers[*].w, or '**', which covers everything"
 _CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be left out here, too
 
-_KNOWN = 2000  # steps that a pattern remembers
+_CACHE_SIZE = 2000  # steps that a pattern caches
 
-Positions = frozenset[int]  # in a pattern: how many of its steps have been made
+# The states of a pattern, which is matched as a nondeterministic automaton: how many segments may be matched so far.
+Positions = frozenset[int]
 
 
 class Root(NamedTuple):
@@ -39,41 +40,45 @@ class Root(NamedTuple):
     name: str
 
 
-class _Step(NamedTuple):
-    """One step of a pattern. Kinds: any (`**`), name (`.x`), key (`[x]`), quoted (`['x']`), first (`x`)."""
+class _Segment(NamedTuple):
+    """The part of a pattern that matches one key entry, or any number of them (`**`)."""
 
-    kind: str
-    literal: str | None  # its text, where no `*` is in it
+    syntax: str  # any (`**`), name (`.x`), key (`[x]`), quoted (`['x']`), first (`x`)
+    literal: str | None  # its text; None if it contains a `*`
     text: re.Pattern[str]
-    at_start: bool  # where a quoted key may be an argument's name: those of `**kwargs` need not be identifiers
-    whole: bool  # `*`: any name, key or index
-    no_text: bool  # it reads as a number, None, ...: a key that is a text has quotes then
+    at_start: bool  # a quoted key there may be an argument's name: those of `**kwargs` need not be identifiers
+    matches_all: bool  # `*`: any name, key or index
+    is_literal: bool  # reads as a number, None, ...: such a text as a key needs quotes
 
-    def fits(self, entry: Any) -> bool:
+    def matches_entry(self, entry: Any) -> bool:
+        # Argument names match only bare or quoted segments, attributes only names with a dot or bare ones.
         if isinstance(entry, Root):
-            return (self.kind == "first" or (self.kind == "quoted" and self.at_start)) and self._is(entry.name)
+            return (self.syntax == "first" or (self.syntax == "quoted" and self.at_start)) and self._matches_text(
+                entry.name
+            )
         if isinstance(entry, GetAttrKey):
-            return self.kind in ("name", "first") and self._is(entry.name)
-        if self.kind == "quoted":
-            return isinstance(entry, DictKey) and isinstance(entry.key, str) and self._is(str(entry.key))
-        if self.kind == "name" or not isinstance(entry, (DictKey, SequenceKey, FlattenedIndexKey)):
+            return self.syntax in ("name", "first") and self._matches_text(entry.name)
+        if self.syntax == "quoted":
+            return isinstance(entry, DictKey) and isinstance(entry.key, str) and self._matches_text(str(entry.key))
+        if self.syntax == "name" or not isinstance(entry, (DictKey, SequenceKey, FlattenedIndexKey)):
             return False
-        if isinstance(entry, FlattenedIndexKey) and self._is(f"<flat index {entry.key}>"):
+        if isinstance(entry, FlattenedIndexKey) and self._matches_text(f"<flat index {entry.key}>"):
             return True
+        # `[1]` matches an index and the integer key; the text key '1' has to be quoted.
         key: Any = entry.idx if isinstance(entry, SequenceKey) else entry.key
-        if self.whole or isinstance(key, (str, int)):
-            return self.whole or (self._is(str(key)) and not (self.no_text and isinstance(key, str)))
-        return any(map(self._is, _texts(key)))
+        if self.matches_all or isinstance(key, (str, int)):
+            return self.matches_all or (self._matches_text(str(key)) and not (self.is_literal and isinstance(key, str)))
+        return any(map(self._matches_text, _texts(key)))
 
-    def _is(self, text: str) -> bool:
-        return self.whole or self.text.fullmatch(text) is not None
+    def _matches_text(self, text: str) -> bool:
+        return self.matches_all or self.text.fullmatch(text) is not None
 
 
 def _texts(key: Any) -> list[str]:
-    """How a key may be written: as it is and as messages print it."""
+    """The texts by which a pattern may name a key: its `str` and its `repr`."""
     try:
         return [str(key), repr(key)]
-    except Exception:  # it cannot be named, but `*` covers it
+    except Exception:  # such a key cannot be named, but `*` matches it
         return []
 
 
@@ -84,172 +89,196 @@ _TOKEN = re.compile(
 
 
 def is_pattern(text: str) -> bool:
-    """Has it a `*` outside of quotes?"""
+    """Is there a `*` outside of quotes?"""
     return "*" in re.sub(rf"\[(?:{QUOTED})\]", "", text)
 
 
 class Pattern:
-    """A pattern, as steps: `*` in a step stands for any characters of one name, key or index, `**` for any steps.
+    """A parsed pattern: `*` stands for any characters of one name, key or index, `**` for any number of key entries.
 
     Args:
-        text: what comes first may be an attribute, a key or, in a path that has one, an argument's name; quotes around
-            keys may be left out where these read as nothing else (`[1]` is an index or the number, `['1']` the text).
+        text: the first segment may be an attribute, a key or, for paths that begin with one, an argument's name.
+            Quotes around a key may be left out unless it reads as a literal (`[1]` is an index or the number, `['1']`
+            the text).
 
     Raises:
-        ValueError: where the text is no pattern.
+        ValueError: where the text is not a pattern.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.steps: list[_Step] = []
-        at = 0
-        while at < len(text):
-            found = _TOKEN.match(text, at)
-            step = None if found is None else _step(found)
-            if found is None or step is None:
-                raise ValueError(NO_PATTERN.format(text=text, rest=text[at:]))
-            self.steps.append(step)
-            at = found.end()
-        self.start = self.further({0})
-        self._end = frozenset({len(self.steps)})
-        self._count = len(self.steps)
-        self._known: dict[tuple[Positions, Any, Any], Any] = {}  # what `after` found for names and indices
+        self.segments: list[_Segment] = []
+        offset = 0
+        while offset < len(text):
+            match = _TOKEN.match(text, offset)
+            segment = None if match is None else _parse_segment(match)
+            if match is None or segment is None:
+                raise ValueError(NO_PATTERN.format(text=text, rest=text[offset:]))
+            self.segments.append(segment)
+            offset = match.end()
+        # A leading `**` may match nothing, so matching may begin after it as well.
+        self.start = self._past_double_stars({0})
+        self._end = frozenset({len(self.segments)})
+        self._count = len(self.segments)
+        self._advance_cache: dict[tuple[Positions, Any, Any], Any] = {}  # results of `advance` for names and indices
 
     @property
     def root(self) -> str | None:
-        """The argument with which it begins, where it names one."""
-        first = self.steps[0] if self.steps else None
-        return first.literal if first is not None and first.kind in ("first", "quoted") else None
+        """The name of the argument with which the pattern begins; None where it does not name one."""
+        segment = self.segments[0] if self.segments else None
+        return segment.literal if segment is not None and segment.syntax in ("first", "quoted") else None
 
-    def further(self, positions: Iterable[int]) -> Positions:
-        """These positions, and those behind a `**`, which may stand for no step."""
-        out = set(positions)
-        for at in sorted(out):
-            while at < len(self.steps) and self.steps[at].kind == "any" and at + 1 not in out:
-                at += 1
-                out.add(at)
-        return frozenset(out)
+    def _past_double_stars(self, positions: Iterable[int]) -> Positions:
+        """These positions and those after a `**`, which may match no entry at all."""
+        closure = set(positions)
+        for position in sorted(closure):
+            while (
+                position < len(self.segments)
+                and self.segments[position].syntax == "any"
+                and position + 1 not in closure
+            ):
+                position += 1
+                closure.add(position)
+        return frozenset(closure)
 
-    def after(self, positions: Positions, entry: Any) -> Positions:
-        """The positions after one more step of a path."""
-        kind = type(entry)
-        if kind is GetAttrKey:
+    def advance(self, positions: Positions, entry: Any) -> Positions:
+        """The positions after one more key entry of a path."""
+        # Indices are part of the cache key only where the pattern tells them apart: a long list takes one cache entry.
+        entry_type = type(entry)
+        if entry_type is GetAttrKey:
             token = entry.name
-        elif kind is DictKey and type(entry.key) is str:
+        elif entry_type is DictKey and type(entry.key) is str:
             token = entry.key
-        elif kind is SequenceKey:
-            token = entry.idx if self._asks_for_index(positions) else None
+        elif entry_type is SequenceKey:
+            token = entry.idx if self._index_matters(positions) else None
         else:
-            return self._after(positions, entry)
-        found = self._known.get((positions, kind, token))
-        if found is None:
-            found = self._after(positions, entry)
-            if len(self._known) < _KNOWN:
-                self._known[positions, kind, token] = found
-        return found
+            return self._advance(positions, entry)
+        advanced = self._advance_cache.get((positions, entry_type, token))
+        if advanced is None:
+            advanced = self._advance(positions, entry)
+            if len(self._advance_cache) < _CACHE_SIZE:
+                self._advance_cache[positions, entry_type, token] = advanced
+        return advanced
 
-    def _asks_for_index(self, positions: Positions) -> bool:
-        known = self._known.get((positions, None, None))
-        if known is None:
-            steps = (self.steps[at] for at in positions if at < len(self.steps))
-            known = any(not step.whole and (step.literal is None or step.literal.isdigit()) for step in steps)
-            self._known[positions, None, None] = known
-        return known
+    def _index_matters(self, positions: Positions) -> bool:
+        matters = self._advance_cache.get((positions, None, None))
+        if matters is None:
+            segments = (self.segments[position] for position in positions if position < len(self.segments))
+            # Only a literal number, or a segment with a `*` next to other characters, treats indices differently.
+            matters = any(
+                not segment.matches_all and (segment.literal is None or segment.literal.isdigit())
+                for segment in segments
+            )
+            self._advance_cache[positions, None, None] = matters
+        return matters
 
-    def _after(self, positions: Positions, entry: Any) -> Positions:
-        out: set[int] = set()
-        for at in positions:
-            if at == len(self.steps):
+    def _advance(self, positions: Positions, entry: Any) -> Positions:
+        advanced: set[int] = set()
+        for position in positions:
+            if position == len(self.segments):
                 continue
-            step = self.steps[at]
-            if step.kind == "any":
-                out.add(at)
-            elif step.fits(entry):
-                out.add(at + 1)
-        return self.further(out) if out else frozenset()
+            segment = self.segments[position]
+            # `**` takes the entry and may take more: its position stays.
+            if segment.syntax == "any":
+                advanced.add(position)
+            elif segment.matches_entry(entry):
+                advanced.add(position + 1)
+        return self._past_double_stars(advanced) if advanced else frozenset()
 
-    def step(self, positions: Positions, entry: Any) -> Positions | None:
-        """As `after`; None where the pattern leads no further."""
-        return self.after(positions, entry) or None
+    def advance_or_none(self, positions: Positions, entry: Any) -> Positions | None:
+        """As `advance`, but None where nothing can match any more."""
+        return self.advance(positions, entry) or None
 
-    def step_below(self, positions: Positions, entry: Any) -> Positions | None:
-        """As `below`; None where the pattern leads no further."""
-        return self.below(positions, entry) or None
+    def advance_covering_or_none(self, positions: Positions, entry: Any) -> Positions | None:
+        """As `advance_covering`, but None where nothing can match any more."""
+        return self.advance_covering(positions, entry) or None
 
-    def below(self, positions: Positions, entry: Any) -> Positions:
-        """As `after`, of a pattern that covers what is below. A captured variable is a cell and its content."""
+    def advance_covering(self, positions: Positions, entry: Any) -> Positions:
+        """As `advance`, for a pattern that covers all below its matches; a closure cell counts as its content."""
+        # Below a match everything is covered: the position does not change any more.
         if self._count in positions:
             return self._end
-        after = self.after(positions, entry)
-        return positions | after if type(entry) is GetAttrKey and entry.name == "cell_contents" else after
+        advanced = self.advance(positions, entry)
+        return positions | advanced if type(entry) is GetAttrKey and entry.name == "cell_contents" else advanced
 
-    def ends(self, positions: Positions) -> bool:
+    def is_match(self, positions: Positions) -> bool:
         return self._count in positions
 
-    def waits(self, positions: Positions) -> bool:
-        """Was the last step made by a name, and not by `**`? Then what the next one names may come later."""
-        return any(at > 0 and self.steps[at - 1].kind != "any" for at in positions)
+    def expects_more(self, positions: Positions) -> bool:
+        """Was the last entry matched by a segment other than `**`? Then a child that would match may be added later."""
+        return any(position > 0 and self.segments[position - 1].syntax != "any" for position in positions)
 
     def matches(self, path: Iterable[Any]) -> bool:
-        """Does it mean this path?"""
+        """Does it match this path?"""
         positions = self.start
         for entry in path:
-            positions = self.after(positions, entry)
-        return self.ends(positions)
+            positions = self.advance(positions, entry)
+        return self.is_match(positions)
 
     def covers(self, path: Iterable[Any]) -> bool:
-        """Does it mean this path, or one that leads there?"""
-        return self.ends(self.along(path, self.start))
+        """Does it match this path or a prefix of it?"""
+        return self.is_match(self.advance_along(path, self.start))
 
-    def along(self, path: Iterable[Any], positions: Positions) -> Positions:
-        """The positions after all steps of a path, of a pattern that covers all below what it means."""
+    def advance_along(self, path: Iterable[Any], positions: Positions) -> Positions:
+        """The positions after all entries of a path, for a pattern that covers all below its matches."""
         for entry in path:
-            if not positions or self.ends(positions):
+            if not positions or self.is_match(positions):
                 break
-            positions = self.below(positions, entry)
+            positions = self.advance_covering(positions, entry)
         return positions
 
-    def at_root(self, name: str) -> Positions:
-        """The positions at the root of this name."""
-        return self.along(root_entries(name), self.start)
+    def positions_at_root(self, name: str) -> Positions:
+        """The positions at the root of an argument with this name."""
+        return self.advance_along(root_entries(name), self.start)
 
 
-def _step(found: re.Match[str]) -> _Step | None:
-    kind = cast(str, found.lastgroup)
-    text: str = found[kind]
-    at_start = found.start() == 0
-    if kind == "quoted":
+def _parse_segment(match: re.Match[str]) -> _Segment | None:
+    """The segment of a token; None where it is not allowed there."""
+    syntax = cast(str, match.lastgroup)
+    text: str = match[syntax]
+    at_start = match.start() == 0
+    if syntax == "quoted":
         key = unquoted(text)
-        return None if key is None else _Step(kind, key, re.compile(re.escape(key), re.DOTALL), at_start, False, False)
-    if (kind == "first" and not at_start) or (kind in ("first", "name") and "**" in text):
+        if key is None:
+            return None
+        return _Segment(syntax, key, re.compile(re.escape(key), re.DOTALL), at_start, False, False)
+    # Bare names are allowed only at the start, and `**` only as a whole segment.
+    if (syntax == "first" and not at_start) or (syntax in ("first", "name") and "**" in text):
         return None
-    if kind == "name" and re.fullmatch(_CELL, text):
+    # The attribute of a closure cell has quotes in its name, which users may leave out or write in the other way.
+    if syntax == "name" and re.fullmatch(_CELL, text):
         text = "__closure__['" + text[len("__closure__[") : -1].strip("'\"") + "']"
-    return _Step(kind, None if "*" in text else text, expression(text), at_start, set(text) == {"*"}, _is_literal(text))
+    unstarred = None if "*" in text else text
+    return _Segment(syntax, unstarred, wildcard_regex(text), at_start, set(text) == {"*"}, _is_literal(text))
 
 
-def expression(text: str) -> re.Pattern[str]:
-    """What a text with `*` for any characters fits. Each takes as little as it can, for good: none is tried again."""
-    first, *rest = map(re.escape, text.split("*"))
-    between = "".join(f"(?>.*?{part})" for part in rest[:-1] if part)
-    return re.compile(f"{first}{between}.*{rest[-1]}" if rest else first, re.DOTALL)
+def wildcard_regex(text: str) -> re.Pattern[str]:
+    """The regex of a text in which `*` stands for any characters.
+
+    Each `*` takes as few characters as possible, in an atomic group: without backtracking, no text takes exponential
+    time.
+    """
+    prefix, *parts = map(re.escape, text.split("*"))
+    # Each atomic group matches up to the next literal part.
+    between = "".join(f"(?>.*?{part})" for part in parts[:-1] if part)
+    return re.compile(f"{prefix}{between}.*{parts[-1]}" if parts else prefix, re.DOTALL)
 
 
 def literal(text: str) -> Any:
-    """The value that a text reads as: 1, None, (1, 2).
+    """The Python literal that a text spells: 1, None, (1, 2).
 
     Raises:
-        ValueError: where it reads as none.
+        ValueError: where it does not spell one.
     """
     try:
         return ast.literal_eval(text)
-    # The last two: it is too deep for the parser.
+    # MemoryError and RecursionError: the text is nested too deeply for the parser.
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
 def unquoted(text: str) -> str | None:
-    """A key without its quotes; None where these hold an escape that is none."""
+    """The text of a quoted key; None where it contains an invalid escape."""
     try:
         return literal(text)
     except ValueError:
@@ -257,7 +286,7 @@ def unquoted(text: str) -> str | None:
 
 
 def _is_literal(text: str) -> bool:
-    """Does it read as a value that is no text?"""
+    """Does a text without quotes spell a Python literal?"""
     try:
         literal(text)
     except ValueError:
@@ -265,15 +294,20 @@ def _is_literal(text: str) -> bool:
     return True
 
 
-# ---- patterns of what a function is called with: `state.opt`, `args[0][w]`, `closure model`
+# ---- patterns for the arguments and captured variables of a call: `state.opt`, `args[0][w]`, `closure model`
 
 
 @functools.lru_cache(maxsize=512)
-def of_arguments(text: str, name: str, option: str) -> Pattern:
-    """The pattern that an option of a call has.
+def argument_pattern(text: str, name: str, option: str) -> Pattern:
+    """Parses a pattern given to an option of a call.
+
+    Args:
+        text: the pattern.
+        name: the name of the function that is called, for errors.
+        option: the name of the option, for errors.
 
     Raises:
-        ValueError: where the text is no pattern; names the call and the option.
+        ValueError: where the text is not a pattern.
     """
     try:
         if not text:
@@ -287,55 +321,56 @@ _NUMBERED = re.compile(r"(\w+)\[(\d+)\]")
 
 
 def root_entries(name: str) -> tuple[Any, ...]:
-    """The entries that a root's name stands for: `x`, `args[0]`, `closure n`."""
-    found = _NUMBERED.fullmatch(name)
-    return (Root(name),) if found is None else (Root(found[1]), SequenceKey(int(found[2])))
+    """The key entries that a root's name stands for: `x`, `args[0]`, `closure n`."""
+    match = _NUMBERED.fullmatch(name)
+    return (Root(name),) if match is None else (Root(match[1]), SequenceKey(int(match[2])))
 
 
-def tester(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[Place], bool] | None:
-    """Does one of the patterns cover a place?"""
+def coverage_test(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[RootPath], bool] | None:
+    """A function that tells whether one of the patterns covers a root path; None without patterns."""
     if not patterns:
         return None
-    starts = [[(pattern, pattern.at_root(name)) for pattern in patterns] for name in names]
+    # The positions at each root are computed once: the predicate is called for every leaf.
+    starts = [[(pattern, pattern.positions_at_root(name)) for pattern in patterns] for name in names]
 
-    def covers(place: Place) -> bool:
-        root, path = place
-        return any(pattern.ends(pattern.along(path, positions)) for pattern, positions in starts[root])
+    def is_covered(root_path: RootPath) -> bool:
+        root, path = root_path
+        return any(pattern.is_match(pattern.advance_along(path, positions)) for pattern, positions in starts[root])
 
-    return covers
+    return is_covered
 
 
-class Entered:
-    """What a walk with a pattern has entered: each node once for each position in the pattern."""
+class PatternVisits:
+    """The nodes that a walk with a pattern has entered: once for each position, so that it ends in a cyclic graph."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Positions] = {}
+        self._visited: dict[int, Positions] = {}
 
-    def anew(self, node: int, positions: Positions) -> tuple[int, Positions] | None:
-        """The node with those of the positions that were not met there before."""
-        known = self._known.get(node)
-        if known is not None:
-            positions -= known
+    def enter(self, node: int, positions: Positions) -> tuple[int, Positions] | None:
+        """The node and those of the positions that are new there; None if there are none."""
+        visited = self._visited.get(node)
+        if visited is not None:
+            positions -= visited
         if not positions:
             return None
-        self._known[node] = positions if known is None else known | positions
+        self._visited[node] = positions if visited is None else visited | positions
         return node, positions
 
 
 class Cover(NamedTuple):
-    """What a pattern covers of a structure."""
+    """The part of a structure that a pattern covers."""
 
-    leaves: set[int]  # the rows of leaves
-    statics: set[int]  # and those of statics
-    anything: bool  # does it mean a place, or one that may be filled later in what is empty now?
+    leaves: set[int]  # rows of leaves
+    statics: set[int]  # rows of statics
+    matches_any: bool  # does it match a path, or one that may come to exist in a node that is empty or None now?
 
 
-class Covering:
-    """A structure in which patterns are looked for.
+class CoverFinder:
+    """Finds what patterns cover in a structure.
 
     Args:
         graphdef: the structure.
-        names: one name a root.
+        names: a name for each root.
     """
 
     def __init__(self, graphdef: _core.GraphDef, names: Sequence[str]) -> None:
@@ -343,48 +378,49 @@ class Covering:
 
     @property
     def leaves(self) -> list[int]:
-        """The rows of all leaves, in order: an array in two places may have two."""
+        """The rows of all leaves, in order: a leaf that stands at two paths has two rows."""
         return [row.number for row in self.structure.leaves]
 
     def leaf(self, number: int) -> int:
-        """Which leaf the row of one is."""
+        """The leaf of a row."""
         return self.structure.rows[number].leaf
 
-    def of(self, pattern: Pattern, roots: Container[int] | None = None) -> Cover:
-        """What a pattern covers, in some roots or in all."""
+    def cover(self, pattern: Pattern, roots: Container[int] | None = None) -> Cover:
+        """The part that a pattern covers, in these roots or in all."""
         leaves: set[int] = set()
         statics: set[int] = set()
-        anything = pattern.ends(pattern.start)
+        # A pattern such as `**` covers the roots themselves.
+        matches_any = pattern.is_match(pattern.start)
         rows = self.structure.rows
-
-        entered = Entered()
+        visits = PatternVisits()
 
         def visit(chain: Chain, positions: Positions) -> tuple[int, Positions] | None:
-            nonlocal anything
+            nonlocal matches_any
             number = chain[1]
-            ends = pattern.ends(positions)
-            anything = anything or ends
+            is_match = pattern.is_match(positions)
+            matches_any = matches_any or is_match
             row = rows[number]
             node = rows[row.target]
+            # A leaf counts by its own row, a repeated static by the row of its first occurrence.
             if row.op is Op.leaf:
-                if ends:
+                if is_match:
                     leaves.add(number)
             elif node.op is not Op.node:
-                if ends:
+                if is_match:
                     statics.add(node.number)
-                anything = anything or (pattern.waits(positions) and node.value is None)
-            elif not (ends and node.number < number < node.end):  # a reference to what it is in: not below it
-                anything = anything or (node.end == node.number + 1 and pattern.waits(positions))
-                return entered.anew(node.number, positions)
+                matches_any = matches_any or (pattern.expects_more(positions) and node.value is None)
+            elif not (is_match and node.number < number < node.end):  # not a match that refers to a node above itself
+                matches_any = matches_any or (node.end == node.number + 1 and pattern.expects_more(positions))
+                return visits.enter(node.number, positions)
             return None
 
-        walk(self._starts(pattern, roots), visit, self.structure.key_entries, pattern.step_below)
-        return Cover(leaves, statics, anything)
+        walk(self._starts(pattern, roots), visit, self.structure.key_entries, pattern.advance_covering_or_none)
+        return Cover(leaves, statics, matches_any)
 
     def _starts(self, pattern: Pattern, roots: Container[int] | None) -> Iterator[tuple[int, Positions]]:
         for name, row in zip(self.names, self.structure.roots, strict=False):
             if roots is None or row.root in roots:
-                positions = pattern.at_root(name)
+                positions = pattern.positions_at_root(name)
                 if positions:
                     yield row.number, positions
 
@@ -395,12 +431,13 @@ def refuse_unused(pattern: str, name: str, option: str, paths: Iterable[str]) ->
     raise ValueError(UNUSED.format(name=name, pattern=pattern, option=option, paths=close_paths))
 
 
-_NAMES = 500  # names that a message looks through for one that is close
+_NAMES_COMPARED = 500  # among which a message looks for similar names
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:
-    """Some names for a message, those that are spelt like the pattern first; empty where there are none."""
-    known = list(dict.fromkeys(itertools.islice(names, _NAMES)))
-    close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)
-    close += [name for name in known if name not in close]
+    """Some names for a message, those most like the pattern first; empty where there are no names."""
+    unique_names = list(dict.fromkeys(itertools.islice(names, _NAMES_COMPARED)))
+    # Names that are not similar follow, so that a message always shows some.
+    close = difflib.get_close_matches(pattern, unique_names, n=3, cutoff=0.4)
+    close += [name for name in unique_names if name not in close]
     return some(close)

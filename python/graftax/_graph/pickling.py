@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pickle of a GraphDef and of an Outcome. What has no pickle is named by its path."""
+"""Pickles of GraphDefs and Outcomes. Errors name the path of a value that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graftax._graph.structure import Structure
 
 CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
 
-_MOST_WRAPPERS = 8  # around one function
+_MAX_WRAPPERS = 8  # around a function
 _NAMELESS = (
     types.FunctionType,
     types.CellType,
@@ -32,26 +32,26 @@ _NAMELESS = (
 
 
 def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
-    """The pickle of a GraphDef; names the path of what cannot be pickled."""
+    """`__reduce__` of a GraphDef."""
     return (graphdef_from_state, (picklable(graphdef, "GraphDef"),))
 
 
 def reduce_outcome(outcome: _core.Outcome) -> tuple[Any, ...]:
-    """The pickle of an Outcome; names the path of what cannot be pickled."""
+    """`__reduce__` of an Outcome."""
     return (outcome_from_state, (picklable(outcome, "result"),))
 
 
 class ByName:
-    """Stands in a pickle for an object that its module and qualified name lead to, such as `jax.nn.relu`.
+    """Pickles an object such as `jax.nn.relu` by its module and qualified name.
 
-    Its class may have no pickle, or one that makes a copy.
+    The object's own pickle may not exist, or may make a copy.
     """
 
     def __init__(self, module: str, name: str) -> None:
-        self.place = (module, name)
+        self.module_and_name = (module, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_find, self.place)
+        return (_find, self.module_and_name)
 
 
 def _find(module: str, name: str) -> Any:
@@ -59,28 +59,28 @@ def _find(module: str, name: str) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles devices too: each by its platform and number, which another process has as well."""
+    """Pickles devices too, by platform and id, which are the same in another process."""
 
     def reducer_override(self, obj: Any) -> Any:
         return (_device, (obj.platform, obj.id)) if isinstance(obj, jax.Device) else NotImplemented
 
 
 def _device(platform: str, number: int) -> Any:
-    known = {device.id: device for device in jax.devices(platform)}
-    if number not in known:
+    devices = {device.id: device for device in jax.devices(platform)}
+    if number not in devices:
         raise pickle.UnpicklingError(f"the pickle means device {number} of platform {platform}, and there is none")
-    return known[number]
+    return devices[number]
 
 
 def dumps(value: Any, protocol: int | None = None) -> bytes:
-    """`pickle.dumps` of what may hold devices, such as a mesh or a sharding."""
+    """`pickle.dumps` for values that may hold devices, such as a mesh or a sharding."""
     file = io.BytesIO()
     _Pickler(file, protocol).dump(value)
     return file.getvalue()
 
 
 class _Imported:
-    """Stands in a pickle for a module."""
+    """Pickles a module by its name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class _Imported:
 
 
 class _Pickled:
-    """Stands in a pickle for what `dumps` has made bytes of."""
+    """Pickles a value by the bytes that `dumps` made of it."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -100,86 +100,96 @@ class _Pickled:
 
 
 JITTED: Any = type(jax.jit(int))
-OF_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding, jax.ShapeDtypeStruct)
+TYPES_WITH_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding, jax.ShapeDtypeStruct)
 
 
-def named(value: Any, sentinels: Sentinels | None = None) -> Any:
-    """`value`, or what stands for it in a pickle. Calls for many values share their `sentinels`."""
-    if isinstance(value, OF_DEVICES):
+def name_for_pickle(value: Any, sentinels: Sentinels | None = None) -> Any:
+    """A value to pickle instead of this one, or the value itself. Calls for many values share their `sentinels`."""
+    # Devices have no pickle of their own, and are pickled by number within these.
+    if isinstance(value, TYPES_WITH_DEVICES):
         return _Pickled(dumps(value))
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
         return _Imported(value.__name__)
-    if type(value) is object:  # a sentinel, which pickle would make another one of
+    if type(value) is object:  # a sentinel, which pickle would copy
         return (sentinels or Sentinels()).name(value)
     if isinstance(value, types.FunctionType):
-        return _in_wrapper(value) or value
+        return _name_in_wrapper(value) or value
     if isinstance(value, inspect.Signature):
-        return _in_object(value)
+        return _name_in_object(value)
     if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
-        return value  # pickle does it itself
+        return value  # pickle handles these itself
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", getattr(value, "__name__", None))
     if not isinstance(module, str) or not isinstance(name, str):
         return value
+    # An object that is found by its own name, such as `jax.nn.relu`, which is a jitted function.
     try:
         if _find(module, name) is value:
             return ByName(module, name)
     except (ImportError, AttributeError):
-        return _in_object(value)
-    # `fast = jax.jit(slow)` goes by the name of what it wraps, and stands beside it.
+        return _name_in_object(value)
+    # `fast = jax.jit(slow)` has the name of `slow`, but is itself another variable of the same module.
     variables = vars(sys.modules[module]).items() if isinstance(value, JITTED) else ()
-    return next((ByName(module, name) for name, held in variables if held is value), _in_object(value))
+    return next((ByName(module, name) for name, variable in variables if variable is value), _name_in_object(value))
 
 
-def _in_object(value: Any) -> Any:
-    """What leads to a part of an object in a module, as a function of `equinox.filter_jit` is one; else the value."""
+def _name_in_object(value: Any) -> Any:
+    """The name of a value within an object of a module, as in `equinox.filter_jit`; the value if there is none."""
     if isinstance(value, (JITTED, inspect.Signature)):
         for module, prefix, scope in _scopes():
-            for key, held in list(scope.items()):
-                inside = None if isinstance(held, (type, types.ModuleType)) else getattr(held, "__dict__", None)
-                for attribute, part in inside.items() if type(inside) is dict else ():
+            for key, variable in list(scope.items()):
+                attributes = (
+                    None if isinstance(variable, (type, types.ModuleType)) else getattr(variable, "__dict__", None)
+                )
+                for attribute, part in attributes.items() if type(attributes) is dict else ():
                     if part is value:
                         return ByName(module, f"{prefix}{key}.{attribute}")
     return value
 
 
-def _in_wrapper(function: types.FunctionType) -> ByName | None:
-    """What leads to a function in a wrapper that goes by its name, as a decorator of Equinox leaves one."""
+def _name_in_wrapper(function: types.FunctionType) -> ByName | None:
+    """The name of a function within the wrapper that has replaced it, as decorators of Equinox do."""
     module, name = function.__module__, function.__qualname__
     try:
-        found = _find(module, name)
-    except (ImportError, AttributeError, TypeError):  # a local one
+        wrapper = _find(module, name)
+    except (ImportError, AttributeError, TypeError):  # a local function
         return None
-    for _ in range(_MOST_WRAPPERS):
-        if found is function or isinstance(found, (type, types.ModuleType)):
+    # A wrapper may be wrapped again: each `__wrapped__` is searched.
+    for _ in range(_MAX_WRAPPERS):
+        if wrapper is function or isinstance(wrapper, (type, types.ModuleType)):
             return None
-        inside = getattr(found, "__dict__", {})
-        for attribute in ("__wrapped__", *inside):
-            if inside.get(attribute, None if attribute in inside else getattr(found, attribute, None)) is function:
+        attributes = getattr(wrapper, "__dict__", {})
+        for attribute in ("__wrapped__", *attributes):
+            if (
+                attributes.get(attribute, None if attribute in attributes else getattr(wrapper, attribute, None))
+                is function
+            ):
                 return ByName(module, f"{name}.{attribute}")
-        found, name = getattr(found, "__wrapped__", None), f"{name}.__wrapped__"
+        wrapper, name = getattr(wrapper, "__wrapped__", None), f"{name}.__wrapped__"
     return None
 
 
 class Sentinels:
-    """Names of the instances of `object` that modules and their classes have, found by one look at all (30 ms)."""
+    """Names of the instances of `object` in modules and their classes. The first use scans all modules (30 ms)."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[object, ByName]] | None = None
+        self._by_id: dict[int, tuple[object, ByName]] | None = None
 
     def name(self, value: object) -> Any:
-        """What leads to an object from a module, or from a class of one; the object itself where nothing does."""
-        if self._found is None:
-            self._found = {}
+        """The name of an object in a module or in a class of one; the object itself if it has none."""
+        # Sentinels are rare: the modules are scanned only when the first one is met.
+        if self._by_id is None:
+            self._by_id = {}
             for module, prefix, scope in _scopes():
-                for key, held in list(scope.items()):
-                    if type(held) is object:
-                        self._found.setdefault(id(held), (held, ByName(module, f"{prefix}{key}")))
-        return self._found.get(id(value), (None, value))[1]
+                for key, variable in list(scope.items()):
+                    if type(variable) is object:
+                        self._by_id.setdefault(id(variable), (variable, ByName(module, f"{prefix}{key}")))
+        return self._by_id.get(id(value), (None, value))[1]
 
 
 def _scopes() -> Iterator[tuple[str, str, Any]]:
     modules: list[tuple[str, Any]] = [(name, getattr(mod, "__dict__", {})) for name, mod in list(sys.modules.items())]
+    # Module variables come before class attributes, so that a name is as short as possible.
     for module, scope in modules:
         yield module, "", scope
     for module, scope in modules:
@@ -188,28 +198,35 @@ def _scopes() -> Iterator[tuple[str, str, Any]]:
                 yield module, f"{name}.", vars(cls)
 
 
-def _with_names(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The state of a program with `ByName` in its statics."""
+def _name_statics(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The state of a program, with statics replaced by what is pickled instead of them."""
     sentinels = Sentinels()
-    statics = tuple((how, named(value, sentinels), *rest) for how, value, *rest in state[5])
+    statics = tuple((comparison, name_for_pickle(value, sentinels), *fields) for comparison, value, *fields in state[5])
     return (*state[:5], statics, *state[6:])
 
 
-def picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any, ...]:
+def picklable(program: _core.GraphDef | _core.Outcome, title: str) -> tuple[Any, ...]:
+    """The state of a GraphDef or an Outcome as `pickle` can write it.
+
+    Raises:
+        UnpicklableError: names the path of a value that cannot be pickled.
+    """
     state = program._state()  # pyright: ignore[reportPrivateUsage]
-    state = _with_names(state) if isinstance(program, _core.GraphDef) else (state[0], _with_names(state[1]), *state[2:])
+    state = (
+        _name_statics(state) if isinstance(program, _core.GraphDef) else (state[0], _name_statics(state[1]), *state[2:])
+    )
     try:
         pickle.dumps(state)
-    except Exception:
+    except Exception:  # find out which part fails, for its path
         structure = Structure(program)
         for row in structure.rows:
-            of_node = row.type if row.type not in _NAMELESS else None
-            for part in (of_node, row.value):
+            cls = row.type if row.type not in _NAMELESS else None
+            for part in (cls, row.value):
                 try:
-                    pickle.dumps(named(part))
+                    pickle.dumps(name_for_pickle(part))
                 except Exception as error:
-                    where = keystr(structure.place(row)[1])
-                    message = CLASS_GONE.format(what=what, value=part, path=where or "the root", error=error)
+                    path = keystr(structure.root_path(row)[1])
+                    message = CLASS_GONE.format(what=title, value=part, path=path or "the root", error=error)
                     raise UnpicklableError(message) from error
         raise
     return state
@@ -221,5 +238,5 @@ def graphdef_from_state(state: object) -> _core.GraphDef:
 
 
 def outcome_from_state(state: object) -> _core.Outcome:
-    """What a pickled Outcome is loaded through."""
+    """Unpickles an Outcome."""
     return _core.Outcome._from_state(state)  # pyright: ignore[reportPrivateUsage]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefix trees: one entry for everything below its place. `in_axes`, `in_specs`, shardings; trees of bools."""
+"""Prefix trees: an entry applies to a whole subtree. `in_axes`, `in_specs`, shardings and trees of bools are some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.tree_util import GetAttrKey
 from graftax._base.errors import StructureError
 from graftax._graph.path import Graph, open_node
 from graftax._graph.structure import plain_key
-from graftax._graph.structure_diff import Way, lockstep, short_text
+from graftax._graph.structure_diff import LinkedPath, lockstep, short_text
 
 NOT_SELECTED = "{spec} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
 NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it, or one for all that contains it."
@@ -23,18 +23,18 @@ ABSENT: Any = object()
 
 
 def is_prefix(spec: Any) -> bool:
-    """Has this a structure, rather than being one entry for everything?"""
+    """Is this a tree of entries, and not a single entry for everything?"""
     return isinstance(spec, (tuple, list, dict)) and not isinstance(spec, PartitionSpec)
 
 
-def part_of(spec: Any, key: Any) -> Any:
-    """The part of a prefix for the child at a key entry; ABSENT where it has none."""
+def child_spec(spec: Any, key: Any) -> Any:
+    """The part of a prefix tree for the child at a key entry; ABSENT if there is none."""
     plain = plain_key(key)
     try:
-        # The items of an `nnx.List` are attributes, '0' and so on, and have numbers in an `nnx.State`.
+        # The items of an `nnx.List` are attributes '0', '1' and so on; in an `nnx.State` their keys are integers.
         if isinstance(spec, Mapping) and (plain in spec or not isinstance(key, GetAttrKey) or plain.isdigit()):
-            there = cast("Mapping[Any, Any]", spec)
-            return there[plain] if plain in there or not str(plain).isdigit() else there[int(plain)]
+            mapping = cast("Mapping[Any, Any]", spec)
+            return mapping[plain] if plain in mapping or not str(plain).isdigit() else mapping[int(plain)]
         if isinstance(spec, (tuple, list)) and (isinstance(plain, int) or plain not in getattr(spec, "_fields", ())):
             return cast("Sequence[Any]", spec)[plain]
         return getattr(spec, str(plain))
@@ -42,52 +42,52 @@ def part_of(spec: Any, key: Any) -> Any:
         return ABSENT
 
 
-def chosen(graph: Graph, bools: Any) -> list[int]:
-    """The rows of a graph for which a prefix of bools says True, by number: leaves, and nodes with all below them.
+def selected_rows(graph: Graph, bools: Any) -> list[int]:
+    """The rows of a graph for which a prefix tree of bools says True, by number; a node stands for its subtree.
 
-    Any graph may be such a prefix. It has to say something of each part, except of parts that are structure alone.
+    Any graph of bools may be the prefix tree. It needs an entry for each part with leaves below it.
 
     Raises:
-        StructureError: where it does not fit.
+        StructureError: where the prefix tree does not fit the graph.
     """
-    above = _above_leaves(graph)
-    seen: dict[tuple[int, int], Any] = {}  # by ids, with the objects: an id must not be used again
+    needed = _leaves_and_ancestors(graph)
+    visited: dict[tuple[int, int], Any] = {}  # keyed by id; the values keep the objects alive, so no id is reused
 
-    def meet(number: int, wanted: Any, way: Way) -> Generator[int, None, list[tuple[int, Any, Any]]]:
-        if isinstance(wanted, (bool, np.bool_)):
-            if wanted:
+    def select_pair(number: int, selector: Any, path: LinkedPath) -> Generator[int, None, list[tuple[int, Any, Any]]]:
+        if isinstance(selector, (bool, np.bool_)):
+            if selector:
                 yield number
             return []
         number = graph.rows[number].target
-        nothing = wanted is None and graph.rows[number].value is None  # what a map over the graph leaves there
-        if nothing or (number, id(wanted)) in seen:
+        is_empty = selector is None and graph.rows[number].value is None  # a map over the graph keeps its None
+        if is_empty or (number, id(selector)) in visited:
             return []
-        seen[number, id(wanted)] = wanted
-        parts, key_entries = dict(open_node(wanted)), graph.key_entries(number)
-        is_value = not parts and (key_entries or Graph(wanted).rows[0].is_leaf)
+        visited[number, id(selector)] = selector
+        parts, key_entries = dict(open_node(selector)), graph.key_entries(number)
+        is_value = not parts and (key_entries or Graph(selector).rows[0].is_leaf)
         if is_value or graph.rows[number].is_leaf:
-            raise StructureError(NOT_SELECTED.format(spec=short_text(wanted), path=graph.path(number)))
-        known = {entry for entry, _ in key_entries}
+            raise StructureError(NOT_SELECTED.format(spec=short_text(selector), path=graph.path(number)))
+        entries = {entry for entry, _ in key_entries}
         for entry in parts:
-            if entry not in known:
+            if entry not in entries:
                 raise StructureError(NO_SUCH_BOOL.format(path=graph.path(number) + (entry,)))
         pairs = [(child, parts.get(entry, ABSENT), entry) for entry, child in key_entries]
-        # Parts that are structure alone may be left out.
-        pairs = [p for p in pairs if not graph.rows[p[0]].aux or graph.rows[p[0]].target in above]
+        # Parts without leaves may be left out.
+        pairs = [p for p in pairs if not graph.rows[p[0]].aux or graph.rows[p[0]].target in needed]
         for child, part, _ in pairs:
             if part is ABSENT:
                 raise StructureError(NO_BOOL.format(path=graph.path(child)))
         return pairs
 
-    return list(lockstep(meet, 0, bools))
+    return list(lockstep(select_pair, 0, bools))
 
 
-def _above_leaves(graph: Graph) -> set[int]:
-    """The leaves for JAX, and every node that one is below."""
-    above: set[int] = set()
+def _leaves_and_ancestors(graph: Graph) -> set[int]:
+    """The rows that JAX counts as leaves, and all nodes above them."""
+    numbers: set[int] = set()
     for number, row in enumerate(graph.rows):
-        at = number if row.is_leaf and not row.aux else -1
-        while at >= 0 and at not in above:
-            above.add(at)
-            at = graph.rows[at].parent
-    return above
+        ancestor = number if row.is_leaf and not row.aux else -1
+        while ancestor >= 0 and ancestor not in numbers:
+            numbers.add(ancestor)
+            ancestor = graph.rows[ancestor].parent
+    return numbers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places in an object graph: to read them, to change what stands there, to find parts."""
+"""`at`, `find` and `shared`: reading, replacing and finding parts of an object graph."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from graftax import interop
 from graftax._base.errors import StructureError, a_type, at_path, some
-from graftax._graph.array_aliases import note_made
-from graftax._graph.filters import Filter, Seen, filter_of
+from graftax._graph.array_aliases import record_alias_sources
+from graftax._graph.filters import Filter, GraphView, as_filter
 from graftax._graph.path import Graph, GraphRow, Path
 from graftax._graph.patterns import is_pattern, nearest
 from graftax._graph.structure import plain_key
 from graftax._jax.tracebacks import boundary
 
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
-NO_POINTING = (
+AMBIGUOUS_FAILED = (
     "the function given to at() returned the value at {paths}, which stands in several places. To see which one is "
     "meant, it is called again with other objects there, and failed: {error}. Give it the path instead: "
     "at(obj)['layers[0].w']"
@@ -30,14 +30,14 @@ SET_COUNT = "set() takes a list or tuple with one value for each of the {places}
 TWO_VALUES = (
     "{path!r} is given two values: it is one place, named twice or reached through a shared object. Name it once."
 )
-WHERE_ELSEWHERE = (
+NOT_A_PART = (
     "the function given to at() must return parts of the object it is called with, nothing computed from them. It "
-    "returned {found} that is no part of it. Give a path instead: at(obj)['layers[0].w']"
+    "returned {found} that is not part of it. Give a path instead: at(obj)['layers[0].w']"
 )
 
 T = TypeVar("T")
 V = TypeVar("V")
-_Where = str | Path | type | types.UnionType | Callable[[T], Any]
+_Selector = str | Path | type | types.UnionType | Callable[[T], Any]
 
 
 @boundary
@@ -73,22 +73,22 @@ class At(Generic[T]):
         self._obj = obj
 
     @boundary
-    def __getitem__(self, where: _Where[T] | tuple[_Where[T], ...]) -> Places[T]:
+    def __getitem__(self, where: _Selector[T] | tuple[_Selector[T], ...]) -> Places[T]:
         return Places(self._obj, where)
 
 
 class Places(Generic[T]):
     """Some places of a graph."""
 
-    def __init__(self, obj: T, where: Any) -> None:
+    def __init__(self, obj: T, selector: Any) -> None:
         self._graph = Graph(obj)
-        self._several, self._groups = _located(self._graph, where)
-        self._where = where
+        self._several, self._groups = _locate(self._graph, selector)
+        self._selector = selector
 
     @property
     @boundary
     def paths(self) -> list[Path]:
-        """Where they are. What a function pointed at may stand in several places: then it is one path for each."""
+        """The paths of the places. An object that a function returned may stand at several paths: all are listed."""
         return [self._graph.path(number) for number in self._numbers]
 
     @boundary
@@ -99,171 +99,193 @@ class Places(Generic[T]):
 
     @boundary
     def set(self, value: Any) -> T:
-        """A copy with another value there. Only what contains one of the places is copied: the rest is shared.
+        """A copy with another value there. Only objects that contain one of the places are copied, the rest is shared.
 
         Args:
-            value: for several places named one by one, a sequence with a value for each; for a pattern, one for all.
+            value: for several places named one by one, a sequence of their values; for a pattern, one value for all.
         """
-        return self._graph.core.build(self._values(value))
+        return self._graph.core.build(self._changes(value))
 
     @boundary
     def apply(self, function: Callable[[Any], Any]) -> T:
-        """A copy with `function(value)` in each of the places. It is called once for each object."""
-        return self._graph.core.build(self._applied(function))
+        """A copy with `function(value)` in each of the places. The function is called once for each object."""
+        return self._graph.core.build(self._apply_to_rows(function))
 
     @boundary
     def update(self, value: Any) -> None:
-        """As `set`, in place. Immutable objects on the way are made anew inside the mutable one that holds them."""
-        self._graph.write(self._values(value))
+        """As `set`, in place. Immutable objects on the path are rebuilt inside the mutable object that holds them."""
+        self._graph.write(self._changes(value))
 
     @property
     def _numbers(self) -> list[int]:
         return list(dict.fromkeys(number for group in self._groups for number in group))
 
     @property
-    def _written(self) -> list[list[int]]:
-        """The groups that are written: `**` at the end means nodes with all that is in them, of which the arrays."""
-        if isinstance(self._where, str) and self._where.endswith("**"):
+    def _written_groups(self) -> list[list[int]]:
+        """The groups that are written. A trailing `**` matches nodes and all below them: then only arrays are."""
+        if isinstance(self._selector, str) and self._selector.endswith("**"):
             rows = self._graph.rows
-            arrays = [g for g in self._groups if rows[g[0]].what == "array" and not rows[g[0]].aux]
+            arrays = [g for g in self._groups if rows[g[0]].category == "array" and not rows[g[0]].aux]
             return arrays or self._groups
         return self._groups
 
-    def _values(self, value: Any) -> dict[int, Any]:
-        groups = self._written
-        if not self._several or isinstance(self._where, (str, Path)) or _filter(self._where) is not None:
+    def _changes(self, value: Any) -> dict[int, Any]:
+        """The new value of each row, for `set` and `update`."""
+        groups = self._written_groups
+        if not self._several or isinstance(self._selector, (str, Path)) or _as_filter(self._selector) is not None:
             values = [value] * len(groups)
         else:
-            # Not the rows of an array, the letters of a text, or what has no order.
+            # Only ordered sequences, and not the rows of an array or the characters of a text.
             values = list(cast("Iterable[Any]", value)) if isinstance(value, (list, tuple, Iterator)) else None
-            given = a_type(value) if values is None else f"{len(values)} values"
+            received = a_type(value) if values is None else f"{len(values)} values"
             if values is None or len(values) != len(groups):
-                raise ValueError(SET_COUNT.format(given=given, places=len(groups)))
+                raise ValueError(SET_COUNT.format(given=received, places=len(groups)))
         changes: dict[int, Any] = {}
-        for group, new in zip(groups, values, strict=True):
+        for group, new_value in zip(groups, values, strict=True):
             for number in group:
-                if changes.setdefault(number, new) is not new:
+                # A place may be selected twice with the same value, but not with two.
+                if changes.setdefault(number, new_value) is not new_value:
                     raise ValueError(TWO_VALUES.format(path=self._graph.path(number)))
-        changes = self._inside(changes)
+        changes = self._into_variables(changes)
         self._graph.refuse_nested(changes)
         return changes
 
-    def _applied(self, function: Callable[[Any], Any]) -> dict[int, Any]:
+    def _apply_to_rows(self, function: Callable[[Any], Any]) -> dict[int, Any]:
+        """The new value of each row, for `apply`."""
         rows = self._graph.rows
-        numbers = list(dict.fromkeys(number for group in self._written for number in group))
+        numbers = list(dict.fromkeys(number for group in self._written_groups for number in group))
+        # Before the function runs: it should not be called in vain.
         self._graph.refuse_nested(dict.fromkeys(numbers))
-        made: dict[int, tuple[tuple[Any, ...], Any]] = {}
+        results: dict[int, tuple[tuple[Any, ...], Any]] = {}
         changes: dict[int, Any] = {}
         for number in numbers:
-            target = id(rows[number].value) if rows[number].what == "array" else rows[number].target
-            if target not in made:
+            # Arrays have no identity as nodes, so one that stands at several paths is recognized by its id.
+            target = id(rows[number].value) if rows[number].category == "array" else rows[number].target
+            if target not in results:
                 try:
-                    made[target] = (rows[number].value,), function(rows[number].value)
+                    results[target] = (rows[number].value,), function(rows[number].value)
                 except Exception as error:
                     raise at_path(error, repr(self._graph.path(number)))  # noqa: B904 - it is the same one
-            changes[number] = made[target][1]
-        note_made(made.values())
-        return self._inside(changes)
+            changes[number] = results[target][1]
+        # In a trace, one array may be several tracers. A later call then knows that their results are one array.
+        record_alias_sources(results.values())
+        return self._into_variables(changes)
 
-    def _inside(self, changes: dict[int, Any]) -> dict[int, Any]:
-        """An array for what holds one, such as a Variable of NNX, is put into it."""
-        graph, placed = self._graph, dict[int, Any]()
-        for number, new in changes.items():
-            holder = graph.rows[number].target
-            field = interop.value_field(graph.rows[holder].value) if isinstance(new, _VALUES) else None
-            inside = (child for entry, child in graph.key_entries(holder) if plain_key(entry) == field)
-            placed[number if field is None else next(inside, number)] = new
-        return placed
+    def _into_variables(self, changes: dict[int, Any]) -> dict[int, Any]:
+        """Redirects arrays that replace an object which holds one, such as a Variable of NNX, into that object."""
+        graph, placed_changes = self._graph, dict[int, Any]()
+        for number, value in changes.items():
+            node = graph.rows[number].target
+            field = interop.value_field(graph.rows[node].value) if isinstance(value, _VALUES) else None
+            value_rows = (child for entry, child in graph.key_entries(node) if plain_key(entry) == field)
+            placed_changes[number if field is None else next(value_rows, number)] = value
+        return placed_changes
 
     def __repr__(self) -> str:
         return f"<places {some([repr(path) for path in self.paths], 8)}>"
 
 
-def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
-    """(are these several, for each the numbers of its rows: one, or all of an object that a function pointed at)."""
-    if isinstance(where, Path):
-        return False, [[graph.number(where)]]
-    if isinstance(where, str):
-        return is_pattern(where), [[number] for number in matching(graph, where)]
-    wanted = _filter(where)
-    if wanted is not None:
-        refers, found = graph.refers(), wanted.means(Shown(graph))
-        if not found:
-            raise StructureError(NOTHING_OF_TYPE.format(cls=type(graph.rows[0].value).__qualname__, where=where))
-        return True, [[number, *refers.get(number, ())] for number in found]
-    if type(where) in (tuple, list) and where:
-        return True, [group for part in cast("list[Any]", where) for group in _located(graph, part)[1]]
-    if callable(where):
-        return _pointed_at(graph, where)
-    raise TypeError(f"at() takes a path, a pattern, a function or several of those, got {where!r}; or a type")
+def _locate(graph: Graph, selector: Any) -> tuple[bool, list[list[int]]]:
+    """The rows that `selector` selects.
+
+    Returns:
+        (is a list of values expected, a group of rows for each value: an object may stand at several paths).
+    """
+    if isinstance(selector, Path):
+        return False, [[graph.number(selector)]]
+    if isinstance(selector, str):
+        return is_pattern(selector), [[number] for number in matching(graph, selector)]
+    leaf_filter = _as_filter(selector)
+    if leaf_filter is not None:
+        # A filter selects objects, not paths: an object is written at all its paths.
+        references, numbers = graph.references(), leaf_filter.select(ObjectView(graph))
+        if not numbers:
+            raise StructureError(NOTHING_OF_TYPE.format(cls=type(graph.rows[0].value).__qualname__, where=selector))
+        return True, [[number, *references.get(number, ())] for number in numbers]
+    if type(selector) in (tuple, list) and selector:
+        return True, [group for part in cast("list[Any]", selector) for group in _locate(graph, part)[1]]
+    if callable(selector):
+        return _locate_returned(graph, selector)
+    raise TypeError(f"at() takes a path, a pattern, a function or several of those, got {selector!r}; or a type")
 
 
-def _filter(where: Any) -> Filter | None:
-    return None if isinstance(where, list) else filter_of(where)  # a list means several places, one by one
+def _as_filter(selector: Any) -> Filter | None:
+    return None if isinstance(selector, list) else as_filter(selector)  # a list names several places one by one
 
 
 def matching(graph: Graph, pattern: str | Path) -> list[int]:
-    """The numbers of the rows that a pattern means, each once."""
+    """The numbers of the rows that a pattern matches, each once.
+
+    Raises:
+        StructureError: where nothing matches; suggests similar paths.
+    """
     if isinstance(pattern, Path):
         return [graph.number(pattern)]
     if not is_pattern(pattern):
-        return [graph.number_of(pattern)]
-    found = graph.matching(pattern)
-    if not found:
+        return [graph.number_from_text(pattern)]
+    numbers = graph.matching(pattern)
+    if not numbers:
+        # The root itself has no text, so that names begin with the first child.
         near = nearest(pattern, (str(graph.path(number)) for number in range(1, len(graph.rows))))
         text = f"It has {near}." if near else "It has no parts."
         cls = type(graph.rows[0].value).__qualname__
         raise StructureError(NO_PLACE.format(cls=cls, where=pattern, near=text))
-    return found
+    return numbers
 
 
-def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[list[int]]]:
-    """The rows of what `where` returns, by identity.
+def _locate_returned(graph: Graph, selector: Callable[[Any], Any]) -> tuple[bool, list[list[int]]]:
+    """The rows of the objects that `selector` returns, by identity.
 
-    One immutable value may stand in several places (a small number, None, an array twice): `where` is called again
-    with a graph that has another object in each of these, and all else as it was.
+    An immutable value (a small number, None, an array) may stand at several paths. To tell these apart, `selector` is
+    called again with a copy of the graph that has a different object at each of them.
     """
-    result = where(graph.rows[0].value)
-    several, parts = _parts(graph, result)
-    known: dict[int, list[int]] = {}
+    result = selector(graph.rows[0].value)
+    several, parts = _returned_parts(graph, result)
+    # References are left out: a node has a single row, and its references are added at the end.
+    rows_of_id: dict[int, list[int]] = {}
     for number, row in enumerate(graph.rows):
-        if row.what != "ref":
-            known.setdefault(id(row.value), []).append(number)
-    groups = [known.get(id(part), []) for part in parts]
+        if row.category != "ref":
+            rows_of_id.setdefault(id(row.value), []).append(number)
+    groups = [rows_of_id.get(id(part), []) for part in parts]
     if not all(groups):
-        raise StructureError(WHERE_ELSEWHERE.format(found=a_type(parts[groups.index([])])))
-    doubtful = {number: object() for group in groups if len(group) > 1 for number in group}
-    if doubtful:
-        paths = ", ".join(repr(graph.path(number)) for number in list(doubtful)[:4])
-        whole = {number for number in doubtful if graph.children(number)}  # these are made anew anyway
-        marks = {number: mark for number, mark in doubtful.items() if number not in whole}
+        raise StructureError(NOT_A_PART.format(found=a_type(parts[groups.index([])])))
+    # Only values at several rows are replaced by marks, so that the function can compute with all others as before.
+    ambiguous = {number: object() for group in groups if len(group) > 1 for number in group}
+    if ambiguous:
+        paths = ", ".join(repr(graph.path(number)) for number in list(ambiguous)[:4])
+        nodes = {number for number in ambiguous if graph.children(number)}  # the copy has new nodes anyway
+        marks = {number: mark for number, mark in ambiguous.items() if number not in nodes}
         root, built = graph.core.twin(marks)
-        numbers = {id(built[number] if number in whole else marks[number]): number for number in doubtful}
+        numbers = {id(built[number] if number in nodes else marks[number]): number for number in ambiguous}
         try:
-            again = where(root)
+            result_again = selector(root)
         except Exception as error:
-            raise StructureError(NO_POINTING.format(paths=paths, error=f"{type(error).__name__}: {error}")) from error
-        pointed = list(again) if several else [again]
-        if len(pointed) != len(parts):
-            raise StructureError(NO_POINTING.format(paths=paths, error=f"it returned {len(pointed)} parts"))
-        for i, part in enumerate(pointed):
+            raise StructureError(
+                AMBIGUOUS_FAILED.format(paths=paths, error=f"{type(error).__name__}: {error}")
+            ) from error
+        parts_again = list(result_again) if several else [result_again]
+        # The second call has to take the same way as the first one.
+        if len(parts_again) != len(parts):
+            raise StructureError(AMBIGUOUS_FAILED.format(paths=paths, error=f"it returned {len(parts_again)} parts"))
+        for i, part in enumerate(parts_again):
             if len(groups[i]) > 1:
                 if id(part) not in numbers:
-                    raise StructureError(WHERE_ELSEWHERE.format(found=a_type(parts[i])))
+                    raise StructureError(NOT_A_PART.format(found=a_type(parts[i])))
                 groups[i] = [numbers[id(part)]]
-    refers = graph.refers()
-    return several, [[group[0], *refers.get(group[0], ())] for group in groups]
+    references = graph.references()
+    return several, [[group[0], *references.get(group[0], ())] for group in groups]
 
 
-def _parts(graph: Graph, result: Any) -> tuple[bool, list[Any]]:
-    """What a function pointed at: one part of the graph, or a tuple or list of such, which is no part itself."""
+def _returned_parts(graph: Graph, result: Any) -> tuple[bool, list[Any]]:
+    """(are there several, the parts): a tuple or list that is not itself a part of the graph lists several parts."""
+    # A list that is a part of the graph is returned as one part.
     if isinstance(result, (tuple, list)) and result and not any(row.value is result for row in graph.rows):
         return True, list(cast("list[Any]", result))
     return False, [result]
 
 
 class Found(NamedTuple, Generic[V]):
-    """A part of a graph, and where it is."""
+    """A part of a graph, and its path."""
 
     path: Path
     value: V
@@ -278,9 +300,9 @@ def find(obj: Any, what: Any) -> list[Found[Any]]:
     """Every part of a graph that is an instance of a type, or for which a function says True.
 
     Args:
-        obj: the root, which is looked at too.
-        what: a type or several; a key-path pattern; a filter of Flax NNX (`nnx.PathContains`, `nnx.All`), which means
-            Variables; or a function of any part, object or leaf.
+        obj: the root, which may itself be found.
+        what: a type or several; a key-path pattern; a filter of Flax NNX (`nnx.PathContains`, `nnx.All`), which
+            selects Variables; or a function of any part, object or leaf.
 
     Returns:
         (path, value) pairs in the order of the walk, each object once.
@@ -299,18 +321,18 @@ def find(obj: Any, what: Any) -> list[Found[Any]]:
         except StructureError:
             return []
     else:
-        wanted, seen = filter_of(what, of_path=True), Shown(graph)
-        if wanted is not None:
-            numbers = wanted.means(seen)
+        part_filter, view = as_filter(what, allow_path_functions=True), ObjectView(graph)
+        if part_filter is not None:
+            numbers = part_filter.select(view)
         elif callable(what):
-            numbers = [number for number in seen.parts() if asked(what, graph, number)]
+            numbers = [number for number in view.parts() if predicate_holds(what, graph, number)]
         else:
             raise TypeError(f"find() takes a type or several, a pattern, or a function of a part, got {what!r}")
     return [Found(graph.path(number), graph.rows[number].value) for number in numbers]
 
 
 class Shared(NamedTuple):
-    """An object that stands in several places of a graph."""
+    """An object that stands at several paths of a graph."""
 
     value: Any
     paths: list[Path]
@@ -318,7 +340,7 @@ class Shared(NamedTuple):
 
 @boundary
 def shared(obj: Any) -> list[Shared]:
-    """What is reached more than once: mutable objects, and arrays. Cycles are among them.
+    """The mutable objects and arrays that are reached by more than one path, those of cycles included.
 
     Args:
         obj: the root.
@@ -334,16 +356,17 @@ def shared(obj: Any) -> list[Shared]:
     graph = Graph(obj)
     numbers: dict[int, list[int]] = {}
     for number, row in enumerate(graph.rows):
-        if row.what == "ref":
+        # The first occurrence of a node is not a reference: it is added with the first reference.
+        if row.category == "ref":
             numbers.setdefault(id(row.value), [row.target]).append(number)
-        elif row.what == "array":
+        elif row.category == "array":
             numbers.setdefault(id(row.value), []).append(number)
-    found = [found for found in numbers.values() if len(found) > 1]
-    return [Shared(graph.rows[same[0]].value, [graph.path(number) for number in same]) for same in sorted(found)]
+    groups = [groups for groups in numbers.values() if len(groups) > 1]
+    return [Shared(graph.rows[group[0]].value, [graph.path(number) for number in group]) for group in sorted(groups)]
 
 
-class Shown(Seen):
-    """A graph of objects, as a filter sees it."""
+class ObjectView(GraphView):
+    """A graph of live objects, for filters."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -353,16 +376,16 @@ class Shown(Seen):
         return self.graph.rows
 
     def parts(self) -> Iterable[int]:
-        return (number for number, row in enumerate(self.rows) if row.what != "ref")
+        return (number for number, row in enumerate(self.rows) if row.category != "ref")
 
     def parent(self, number: int) -> int:
         return self.rows[number].parent
 
-    def is_a(self, number: int, kinds: Any) -> bool:
-        return isinstance(self.rows[number].value, kinds)
+    def is_a(self, number: int, types: Any) -> bool:
+        return isinstance(self.rows[number].value, types)
 
-    def instances(self, kinds: Any) -> list[int]:
-        return self.graph.core.instances(kinds)
+    def instances(self, types: Any) -> list[int]:
+        return self.graph.core.instances(types)
 
     def is_leaf(self, number: int) -> bool:
         return self.rows[number].is_leaf and not self.rows[number].aux
@@ -374,8 +397,8 @@ class Shown(Seen):
         return self.rows[number].value
 
 
-def asked(function: Callable[[Any], Any], graph: Graph, number: int) -> bool:
-    """What a function of the caller's says of a part, as a bool; an error in it gets the path."""
+def predicate_holds(function: Callable[[Any], Any], graph: Graph, number: int) -> bool:
+    """The answer of a user's predicate for a part, as a bool; an error that it raises gets the path of the part."""
     try:
         return bool(function(graph.rows[number].value))
     except Exception as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`stack`, `unstack`, `each`: objects of one structure as one object, whose arrays have a row for each."""
+"""`stack`, `unstack` and `each`: objects of the same structure as one object, each of whose arrays is a stack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from graftax import _core, interop
 from graftax._base.errors import StructureError
 from graftax._base.key_path import keystr
-from graftax._graph.array_aliases import note_made
+from graftax._graph.array_aliases import record_alias_sources
 from graftax._graph.module import Module
 from graftax._graph.structure_diff import differences_text
 from graftax._jax.compat import tree_functions
@@ -29,68 +29,70 @@ T = TypeVar("T")
 
 
 def stack(objects: Iterable[T]) -> T:
-    """One object like each of some, whose arrays are theirs, stacked along a new first axis.
+    """One object with the structure of several, whose arrays are theirs, stacked along a new first axis.
 
     Args:
-        objects: of one structure: equal types, statics and sharing, and arrays of equal shapes and dtypes.
+        objects: of the same structure: equal types, statics and sharing, and arrays of equal shapes and dtypes.
 
     Raises:
-        StructureError: where they differ: names the object and the place.
+        StructureError: where they differ; names the object and the path.
 
     Example:
         >>> model = graftax.stack([{"w": jnp.zeros(2), "name": "net"}, {"w": jnp.ones(2), "name": "net"}])
         >>> model["w"].shape, model["name"]
         ((2, 2), 'net')
     """
-    return stacked("graftax.stack", list(objects))
+    return stack_named("graftax.stack", list(objects))
 
 
-def stacked(name: str, objects: list[Any]) -> Any:
-    """As `stack`, for what calls itself `name`."""
+def stack_named(name: str, objects: list[Any]) -> Any:
+    """As `stack`; errors name the function `name`."""
     if not objects:
         raise ValueError(NOTHING)
     flat = [_core.flatten(obj) for obj in objects]
-    text = mismatch(name, flat)
+    text = mismatch_text(name, flat)
     if text is not None:
         raise StructureError(text)
-    return stacked_flat(flat)
+    return stack_flat(flat)
 
 
 Flat = tuple[list[Any], _core.GraphDef]
 
 
-def mismatch(name: str, flat: list[Flat]) -> str | None:
-    """What says in which place which of some flattened objects differs from the first; None where they are alike."""
-    first, graphdef = flat[0]
-    for number, (_, other) in enumerate(flat):
-        if other != graphdef:
-            lines = differences_text(graphdef, other)
+def mismatch_text(name: str, flat: list[Flat]) -> str | None:
+    """The message for the first of some flattened objects that differs from the first one; None if none does."""
+    first_leaves, graphdef = flat[0]
+    # Structures first: leaves can be paired only if these are equal.
+    for number, (_, structure) in enumerate(flat):
+        if structure != graphdef:
+            lines = differences_text(graphdef, structure)
             return OTHER_STRUCTURE.format(name=name, number=number, lines=lines)
     for number, (leaves, _) in enumerate(flat):
-        for i, (leaf, expected) in enumerate(zip(leaves, first, strict=True)):
+        for i, (leaf, expected) in enumerate(zip(leaves, first_leaves, strict=True)):
             if np.shape(leaf) != np.shape(expected) or leaf.dtype != expected.dtype:
                 path = f"obj{keystr(graphdef.leaf_places()[i][1])}"
-                texts = {"expected": _text(expected), "given": _text(leaf)}
+                texts = {"expected": _array_text(expected), "given": _array_text(leaf)}
                 return OTHER_ARRAY.format(name=name, path=path, number=number, **texts)
     return None
 
 
-def stacked_flat(flat: list[Flat]) -> Any:
-    """One object of objects that are alike, which are given flattened."""
+def stack_flat(flat: list[Flat]) -> Any:
+    """The stack of flattened objects of the same structure."""
     graphdef = flat[0][1]
-    made: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
+    stacked: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
     leaves: list[Any] = []
     for rows in zip(*(leaves for leaves, _ in flat), strict=True):
-        which = tuple(map(id, rows))  # an array that stands in two places stays one
-        if which not in made:
-            made[which] = rows, jnp.stack(rows)
-        leaves.append(made[which][1])
-    note_made(made.values())
+        ids = tuple(map(id, rows))  # an array at two paths stays one array
+        if ids not in stacked:
+            stacked[ids] = rows, jnp.stack(rows)
+        leaves.append(stacked[ids][1])
+    # In a trace, an array at two paths has two tracers, whose stacks are aliases if the arrays are.
+    record_alias_sources(stacked.values())
     return _core.unflatten(graphdef, leaves)
 
 
 def unstack(obj: T) -> list[T]:
-    """The objects that `stack` made one of: a list of new ones, each with a row of every array.
+    """The inverse of `stack`: a list of new objects, each with a row of every array.
 
     Args:
         obj: an object of stacked arrays.
@@ -110,17 +112,18 @@ def unstack(obj: T) -> list[T]:
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0] or count == "no rows":
             raise StructureError(NO_ROWS.format(path=path, given=count, first=paths[0], length=counts[0]))
-    once = {id(leaf): leaf for leaf in leaves}
+    # Each row of a shared array is computed once, so that it stays shared.
+    unique_leaves = {id(leaf): leaf for leaf in leaves}
     objects: list[T] = []
     for i in range(np.shape(leaves[0])[0]):
-        rows = {which: leaf[i] for which, leaf in once.items()}
-        note_made(((leaf,), rows[which]) for which, leaf in once.items())
+        rows = {leaf_id: leaf[i] for leaf_id, leaf in unique_leaves.items()}
+        record_alias_sources(((leaf,), rows[leaf_id]) for leaf_id, leaf in unique_leaves.items())
         objects.append(_core.unflatten(graphdef, [rows[id(leaf)] for leaf in leaves]))
     return objects
 
 
 class Each(Generic[T]):
-    """What `each` returns."""
+    """The result of `each`."""
 
     def __init__(self, objects: list[T]) -> None:
         self.objects = objects
@@ -156,12 +159,13 @@ def each(objects: Iterable[T]) -> Each[T]:
 
 
 def is_layer(obj: Any) -> bool:
-    """Is this a module of a known library, or an object of a class that is unknown to JAX? Data is neither."""
+    """Is this a module of a known library, or an object of a class unknown to JAX, rather than data?"""
     cls = type(obj)
+    # Containers, functions and classes registered with a flatten are data.
     if _core.kind_info(cls)[0] != "object":
         return False
     return isinstance(obj, Module) or interop.is_module(obj) or tree_functions(cls) is None
 
 
-def _text(leaf: Any) -> str:
+def _array_text(leaf: Any) -> str:
     return f"{leaf.dtype}{list(np.shape(leaf))}"

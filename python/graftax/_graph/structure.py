@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded structure, read by name: its rows, what is above and below them, where they stand; one walk down."""
+"""The rows of a recorded structure: parents, children, paths, and a walk from parents to children."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from graftax.interop import UNSPOKEN
 
 Op = _core.Op
 Row = _core.Row
-Place = tuple[int, tuple[Any, ...]]  # the number of a root, and the key path from there
+RootPath = tuple[int, tuple[Any, ...]]  # the number of a root, and the key path from there
 
 S = TypeVar("S")
 
-# A row in a walk: the chain of the row above, and its own number. A row that is reached by two ways has two chains.
+# How a walk reached a row: the chain of its parent, and its own number. A shared row has one chain for each path.
 Chain = tuple["Chain | None", int]
 
 _CELL = GetAttrKey("cell_contents")
 
 
-def is_unspoken(entry: Any) -> bool:
-    """Does this part of a key path go without saying? A Variable of a library stands for what is in it."""
+def is_hidden_entry(entry: Any) -> bool:
+    """Is a key entry left out of printed paths? A library's Variable stands for its value."""
     return isinstance(entry, GetAttrKey) and entry.name in UNSPOKEN
 
 
 class Structure:
-    """The rows of a GraphDef or an Outcome, by number. Costs one pass; paths and values are made when asked for.
+    """The rows of a GraphDef or an Outcome, by number. They are read in one pass; paths and values are computed lazily.
 
     Args:
-        program: what is read. With weak statics it may be read too: only the `value` of one that is gone raises.
+        program: the GraphDef or Outcome. It may hold statics weakly: only the `value` of a dead one raises.
     """
 
     def __init__(self, program: _core.GraphDef | _core.Outcome) -> None:
@@ -42,64 +42,67 @@ class Structure:
 
     @property
     def roots(self) -> list[Row]:
-        return list(self._in_a_row(0, len(self.rows)))
+        return list(self._siblings(0, len(self.rows)))
 
     def children(self, row: Row) -> Iterator[Row]:
-        """The rows one level below; none below a reference, which its `target` is asked for."""
-        return self._in_a_row(row.number + 1, row.end)
+        """The rows one level below a row. A reference has none: its `target` has them."""
+        return self._siblings(row.number + 1, row.end)
 
     def key_entries(self, number: int) -> list[tuple[Any, int]]:
-        """(key entry, number) of the rows one level below."""
+        """(key entry, number) of each row one level below a row."""
         return [(child.key_entry, child.number) for child in self.children(self.rows[number])]
 
-    def below(self, row: Row) -> list[Row]:
-        """All rows of a subtree, the row itself first."""
+    def subtree(self, row: Row) -> list[Row]:
+        """All rows of a subtree in pre-order, the row itself first."""
         return self.rows[row.number : row.end]
 
     def target(self, row: Row) -> Row:
-        """The row itself; of a reference or a repetition, the row that was met first."""
+        """The row itself; for a reference or a repeated value, the row of its first occurrence."""
         return self.rows[row.target]
 
-    def leaves_reached(self, rows: Iterable[Row]) -> set[int]:
-        """The leaves below these rows, and below what they refer to."""
-        found, seen, stack = set[int](), set[int](), list(rows)
+    def reachable_leaves(self, rows: Iterable[Row]) -> set[int]:
+        """The leaves below these rows, references followed."""
+        leaves, visited, stack = set[int](), set[int](), list(rows)
         while stack:
+            # A node may be reached by several references, and a cycle leads back to it.
             row = self.target(stack.pop())
             if row.op is Op.leaf:
-                found.add(row.leaf)
-            elif row.number not in seen:
-                seen.add(row.number)
+                leaves.add(row.leaf)
+            elif row.number not in visited:
+                visited.add(row.number)
                 stack.extend(self.children(row))
-        return found
+        return leaves
 
     @functools.cached_property
     def leaves(self) -> list[Row]:
-        """The rows of arrays, in order: an array that is one leaf in two places has two."""
+        """The rows of leaves, in order: a leaf that stands at two paths has two rows."""
         return [row for row in self.rows if row.op is Op.leaf]
 
     @functools.cached_property
     def tracked(self) -> dict[int, Row]:
-        """The nodes that have an identity, by its number."""
+        """The tracked nodes, by the number of their identity."""
         return {row.track: row for row in self.rows if row.op is Op.node and row.track >= 0}
 
     def statics(self) -> Iterator[tuple[Row, Any]]:
-        """The statics that are no keys, and their values."""
+        """The statics with their values; those that are dict keys are not included."""
         return ((row, row.value) for row in self.rows if row.op is Op.static)
 
-    def place(self, row: Row) -> Place:
-        """Where a row stands, in time that grows with its depth."""
+    def root_path(self, row: Row) -> RootPath:
+        """The number of a row's root and its key path from there. Takes time proportional to the depth."""
         key_entries: list[Any] = []
         root = row.root
+        # Key entries are collected from the row up, so the list is reversed at the end.
         while row.parent >= 0:
             key_entries.append(row.key_entry)
             row = self.rows[row.parent]
         return root, tuple(reversed(key_entries))
 
-    def _in_a_row(self, number: int, end: int) -> Iterator[Row]:
+    def _siblings(self, number: int, end: int) -> Iterator[Row]:
         rows = self.rows
         while number < end:
             row = rows[number]
             yield row
+            # The subtree of a row ends where its next sibling begins.
             number = row.end
 
 
@@ -107,18 +110,20 @@ def walk(
     starts: Iterable[tuple[int, S]],
     visit: Callable[[Chain, S], tuple[int, S] | None],
     children: Callable[[int], Sequence[tuple[Any, int]]],
-    step: Callable[[S, Any], S | None],
+    advance: Callable[[S, Any], S | None],
 ) -> None:
-    """Goes down a graph of numbered rows, in order, with a state that each step changes.
+    """Walks down a graph of numbered rows in pre-order, with a state that is updated at each step.
 
     Args:
-        starts: rows, and the state in each.
-        visit: is told of each row that is reached. Answers the node to go below, behind a reference another one, and
-            the state there; None ends this way. What was reached before is for `visit` to know.
-        children: (key entry, row) one level below a node.
-        step: the state after a step to the child of a key entry; None where it leads nowhere.
+        starts: rows to begin with, and the state of each.
+        visit: called for each row that is reached. Returns the node whose children come next (for a reference, its
+            target) and the state there, or None to go no deeper. It has to notice rows that it has visited before.
+        children: (key entry, row) of each child of a node.
+        advance: the state after the step to a child; None leaves the child out.
     """
-    stack: list[tuple[Chain, S]] = [((None, place), state) for place, state in starts]
+    stack: list[tuple[Chain, S]] = [((None, number), state) for number, state in starts]
+    # An explicit stack, because a graph may be deeper than Python's stack. Children are pushed in reverse, so that they
+    # are visited in order.
     stack.reverse()
     while stack:
         chain, state = stack.pop()
@@ -127,25 +132,26 @@ def walk(
             continue
         node, state = entered
         for entry, child in reversed(children(node)):
-            below = step(state, entry)
-            if below is not None:
-                stack.append(((chain, child), below))
+            child_state = advance(state, entry)
+            if child_state is not None:
+                stack.append(((chain, child), child_state))
 
 
-def place_name(place: Place, names: tuple[str, ...]) -> str:
-    """The text of a place, as messages print it: a closure cell is what is in it, and so is a Variable of NNX."""
-    root, path = place
+def place_name(root_path: RootPath, names: tuple[str, ...]) -> str:
+    """The text of a root path in messages: the name of the root, then the key path as `path_text` prints it."""
+    root, path = root_path
     return names[root] + path_text(path)
 
 
 def path_text(path: Iterable[Any]) -> str:
-    """The text of a key path, as messages print it: that of JAX's `keystr`, without what goes without saying."""
-    spoken = [e for e in path if type(e) is not GetAttrKey or not (e == _CELL or is_unspoken(e))]
+    """The text of a key path in messages: JAX's `keystr`, but a closure cell or a Variable stands for its value."""
+    # A captured variable is a cell whose content users think of as the variable itself.
+    spoken = [e for e in path if type(e) is not GetAttrKey or not (e == _CELL or is_hidden_entry(e))]
     return keystr(spoken)
 
 
 def plain_key(entry: Any) -> Any:
-    """The name, index or key of one of JAX's key entries; of anything else, itself."""
+    """The name, index or key of one of JAX's key entries; any other value as it is."""
     for attribute in ("name", "key", "idx"):
         if hasattr(entry, attribute):
             return getattr(entry, attribute)

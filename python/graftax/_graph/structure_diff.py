@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two structures differ, and how: one walk, and what it says of two GraphDefs."""
+"""Differences between two structures: a walk over both in lockstep, and the comparison of two GraphDefs."""
 
 from __future__ import annotations
 
@@ -25,346 +25,420 @@ P = TypeVar("P")
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = {bool, int, float, complex}
-_KINDS = {"number": {int, float, complex}, "bool": {bool}, "text": {str, bytes}}
-_SHOWN = 80  # characters of a value
-_NAMED = 8  # keys in a list of them
-_LONG = 1000  # characters of a path that is not cut
+_CLASSES_OF_KIND = {"number": {int, float, complex}, "bool": {bool}, "text": {str, bytes}}
+_VALUE_LENGTH = 80  # characters of a value that a message shows
+_KEYS_SHOWN = 8  # keys in a list that a message shows
+_PATH_LENGTH = 1000  # characters; a longer path is cut in the middle
 
 
 class Difference(NamedTuple, Generic[P]):
     """One place where two graphs differ."""
 
-    path: P  # a text where roots have names, which may be of two places
-    one: str  # what the first has there
+    path: P  # a text where roots have names; it may name two paths
+    one: str  # what the first graph has there
     other: str
-    kind: str = "content"  # value, content, type, added, removed, order, sharing: what advice may ask
+    kind: str = "content"  # value, content, type, added, removed, order, sharing: recompile advice depends on it
 
     def __str__(self) -> str:
         return f"{self.path!r}: {self.one} and {self.other}"
 
     def line(self) -> str:
-        """As a message says it: `one` is what was expected."""
+        """The line of a message: `one` was expected, `other` was given."""
         path = str(self.path)
-        path = path if len(path) <= _LONG else f"{path[: _LONG // 4]} ... {path[-_LONG // 4 :]}"
+        path = path if len(path) <= _PATH_LENGTH else f"{path[: _PATH_LENGTH // 4]} ... {path[-_PATH_LENGTH // 4 :]}"
         return f"{path}: expected {self.one}, given {self.other}"
 
 
-# The way to the node above, and the key entry from there. A tuple for each place would be as long as the place is deep.
-Way = tuple["Way", Any] | None
+# A key path as a linked list: the parent's path and the last key entry. Siblings share their prefix, so that a walk
+# over a deep graph takes linear memory.
+LinkedPath = tuple["LinkedPath", Any] | None
 
 
-def spelled(way: Way) -> tuple[Any, ...]:
-    """The key entries of a way."""
+def linked_entries(path: LinkedPath) -> tuple[Any, ...]:
+    """The key entries of a linked path, from the root on."""
     entries: list[Any] = []
-    while way is not None:
-        way, entry = way
+    while path is not None:
+        path, entry = path
         entries.append(entry)
     return tuple(reversed(entries))
 
 
 def lockstep(
-    meet: Callable[[A, B, Way], Generator[D, None, Sequence[tuple[A, B, Any]]]], one: A, other: B, way: Way = None
+    compare_pair: Callable[[A, B, LinkedPath], Generator[D, None, Sequence[tuple[A, B, Any]]]],
+    x: A,
+    y: B,
+    path: LinkedPath = None,
 ) -> Iterator[D]:
-    """Walks two structures side by side, in the order of the first, and yields what is found.
+    """Walks two structures side by side, in the order of the first, and yields their differences.
 
     Args:
-        meet: yields what it finds of two nodes, and returns the pairs below to go on with, each with its key entry.
-        one, other: the roots.
-        way: where they stand.
+        compare_pair: yields the differences of two nodes; returns the pairs to compare next, each with its key entry.
+        x, y: the roots.
+        path: the path of the roots.
     """
-    stack = [(one, other, way)]
+    # An explicit stack, not recursion: graphs may be deeper than Python's stack.
+    stack = [(x, y, path)]
     while stack:
-        one, other, way = stack.pop()
-        below = yield from meet(one, other, way)
-        stack.extend((a, b, (way, entry)) for a, b, entry in reversed(below))
+        x, y, path = stack.pop()
+        pairs = yield from compare_pair(x, y, path)
+        stack.extend((a, b, (path, entry)) for a, b, entry in reversed(pairs))
 
 
 def differences(
-    expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None = None
+    expected: _core.GraphDef, actual: _core.GraphDef, names: Sequence[str] | None = None
 ) -> Iterator[Difference[str]]:
-    """Yields where `given` is not `expected`, in the order of the walk; nothing is yielded below such a place.
+    """Yields the differences in the order of the walk; below a difference, nothing more is compared.
 
     Args:
-        expected, given: the structures.
-        names: one name a root; without it a root is called `obj`.
+        expected, actual: the structures.
+        names: a name for each root; by default a root is called `obj`.
     """
-    comparison = Comparison(expected, given, names)
-    roots = itertools.zip_longest(comparison.left.roots, comparison.right.roots)
-    for number, (one, other) in enumerate(roots):
-        yield from lockstep(comparison.meet, one, other, (None, number))
+    comparison = Comparison(expected, actual, names)
+    roots = itertools.zip_longest(comparison.expected.roots, comparison.actual.roots)
+    for number, (expected_root, actual_root) in enumerate(roots):
+        yield from lockstep(comparison.compare_pair, expected_root, actual_root, (None, number))
 
 
 def differences_by_name(
-    expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str], given_names: Sequence[str]
+    expected: _core.GraphDef, actual: _core.GraphDef, names: Sequence[str], actual_names: Sequence[str]
 ) -> tuple[list[Difference[str]], list[tuple[int, int, str]]]:
-    """What differs between structures whose roots have names, and need not be the same roots.
+    """Differences between structures whose roots are matched by name; either may have roots that the other lacks.
 
     Returns:
-        (the differences, for each array that both have: its leaf in the one and in the other, and its place).
+        (the differences, the arrays that both have: leaf in `expected`, leaf in `actual`, path).
     """
-    all_names = [*names, *(name for name in given_names if name not in names)]
-    comparison = Comparison(expected, given, all_names)
-    left = dict(zip(names, comparison.left.roots, strict=False))
-    right = dict(zip(given_names, comparison.right.roots, strict=False))
-    found: list[Difference[str]] = []
+    # Roots that only one side has are compared with nothing, which reports them.
+    all_names = [*names, *(name for name in actual_names if name not in names)]
+    comparison = Comparison(expected, actual, all_names)
+    expected_roots = dict(zip(names, comparison.expected.roots, strict=False))
+    actual_roots = dict(zip(actual_names, comparison.actual.roots, strict=False))
+    found_differences: list[Difference[str]] = []
     for number, name in enumerate(all_names):
-        found += lockstep(comparison.meet, left.get(name), right.get(name), (None, number))
-    return found, [(one, other, comparison.text(way)) for one, (other, way) in comparison.leaf[0].items()]
+        found_differences += lockstep(
+            comparison.compare_pair, expected_roots.get(name), actual_roots.get(name), (None, number)
+        )
+    return found_differences, [
+        (i, j, comparison.path_text(path)) for i, (j, path) in comparison.paired_leaves[0].items()
+    ]
 
 
 def differences_text(
     expected: _core.GraphDef,
-    given: _core.GraphDef,
+    actual: _core.GraphDef,
     names: Sequence[str] | None = None,
     limit: int = 4,
     orders: bool = True,
-    known: Collection[str] = (),
+    ignored_paths: Collection[str] = (),
 ) -> str:
-    """At most `limit` differences as lines of text, but for those of paths that are `known`.
+    """At most `limit` differences as lines of text.
 
-    Without `orders` none in the order of keys, where it is free.
+    Args:
+        expected, actual: the structures.
+        names: a name for each root.
+        limit: the most lines.
+        orders: False leaves out differences in the order of keys alone.
+        ignored_paths: paths whose differences are left out.
     """
-    told = (d for d in differences(expected, given, names) if d.path not in known)
-    counted = (d for d in told if orders or d.kind != "order")
-    found = list(itertools.islice(counted, limit + 1))
-    lines = [f"  {d.line()}" for d in found[:limit]]
-    if len(found) > limit:
+    reported = (d for d in differences(expected, actual, names) if d.path not in ignored_paths)
+    counted = (d for d in reported if orders or d.kind != "order")
+    # One more than is shown, to know whether there are more.
+    shown = list(itertools.islice(counted, limit + 1))
+    lines = [f"  {d.line()}" for d in shown[:limit]]
+    if len(shown) > limit:
         lines.append("  ... and more")
-    if not lines:  # they differ in something that has no row
+    if not lines:  # identity statics have no row that shows which object they are
         lines.append("  an object that counts by identity, such as a sentinel, is another one than before")
     return "\n".join(lines)
 
 
-def like_but_for_jaxprs(expected: _core.GraphDef, given: _core.GraphDef) -> bool:
-    """Do they differ in nothing but Jaxprs, of which each trace of one function makes another?"""
-    if expected == given:
+def differ_only_in_jaxprs(expected: _core.GraphDef, actual: _core.GraphDef) -> bool:
+    """Do two structures differ only in jaxprs? Each trace of the same function makes new ones."""
+    if expected == actual:
         return True
 
     def jaxprs(graphdef: _core.GraphDef) -> set[str]:
         structure = Structure(graphdef)
-        return {place_name(structure.place(row), ("",)) for row, value in structure.statics() if is_jaxpr(value)}
+        return {place_name(structure.root_path(row), ("",)) for row, value in structure.statics() if is_jaxpr(value)}
 
-    places = jaxprs(expected) & jaxprs(given)
-    return expected.num_leaves == given.num_leaves and {d.path for d in differences(expected, given, ("",))} <= places
+    # Both sides have to have a jaxpr at the path of a difference.
+    jaxpr_paths = jaxprs(expected) & jaxprs(actual)
+    return (
+        expected.num_leaves == actual.num_leaves
+        and {d.path for d in differences(expected, actual, ("",))} <= jaxpr_paths
+    )
 
 
-def only_order(expected: _core.GraphDef, given: _core.GraphDef) -> bool:
-    """Do they differ in nothing but the order of keys and attributes?"""
-    if expected == given:
+def differ_only_in_order(expected: _core.GraphDef, actual: _core.GraphDef) -> bool:
+    """Do two structures differ only in the order of keys and attributes?"""
+    if expected == actual:
         return True
-    first = None
-    for first in differences(expected, given):
-        if not first.one.startswith("the order "):
+    difference = None
+    for difference in differences(expected, actual):
+        if not difference.one.startswith("the order "):
             return False
-    return first is not None
+    return difference is not None
 
 
-class _Gone:
-    """Stands for a static that is gone: a weak structure does not keep it."""
+class _DeadStatic:
+    """Stands for a static that has been garbage-collected: a weak structure does not keep its statics alive."""
 
     def __repr__(self) -> str:
         return "a value that is gone"
 
 
-_GONE = _Gone()
+_DEAD_STATIC = _DeadStatic()
 
 
-def _value(row: Row) -> Any:
+def _static_value(row: Row) -> Any:
     try:
         return row.value
     except ReferenceError:
-        return _GONE
+        return _DEAD_STATIC
 
 
 _Pairs = list[tuple[Row | None, Row | None, Any]]
 
 
 class Comparison:
-    """Two GraphDefs side by side."""
+    """Compares two GraphDefs pair by pair, for `lockstep`."""
 
-    def __init__(self, expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None) -> None:
-        self.left, self.right = Structure(expected), Structure(given)
-        roots = max(len(self.left.roots), len(self.right.roots))
+    def __init__(self, expected: _core.GraphDef, actual: _core.GraphDef, names: Sequence[str] | None) -> None:
+        self.expected, self.actual = Structure(expected), Structure(actual)
+        roots = max(len(self.expected.roots), len(self.actual.roots))
         self.names = (*(names or ()), *["obj"] * roots)
-        self.partner: dict[int, int] = {}  # a node of `left` -> the one of `right` that was met with it
-        # A leaf -> the other one and the place that it was met with first: a donated array has an identity.
-        self.leaf: tuple[dict[int, tuple[int, Way]], dict[int, tuple[int, Way]]] = ({}, {})
+        self.paired_nodes: dict[int, int] = {}  # expected node -> the actual node that it was paired with
+        # For each side: leaf -> the other side's leaf and the path where the two were paired first. An array that is
+        # one leaf at two paths has to be one on the other side as well.
+        self.paired_leaves: tuple[dict[int, tuple[int, LinkedPath]], dict[int, tuple[int, LinkedPath]]] = ({}, {})
 
-    def meet(self, e: Row | None, g: Row | None, way: Way) -> Generator[Difference[str], None, _Pairs]:
-        e, g = _spelled_out(self.left, e), _spelled_out(self.right, g)
-        if e is None or g is None:
-            yield self._apart(e, g, way)
-        elif Op.ref in (e.op, g.op):
-            yield from self._sharing(e, g, way)
-        elif e.op is not g.op or e.type is not g.type or e.is_number is not g.is_number:
-            yield self._apart(e, g, way)
-        elif e.op is Op.leaf and not e.is_number:
-            yield from self._same_array(e.leaf, g.leaf, way)
-        elif e.op is Op.static:
-            one, other = _value(e), _value(g)
-            if not _same_value(one, other):
-                yield Difference(self.text(way), *_values(one, other), kind=_kind(one, other))
-        elif e.op is Op.node:
-            self.partner[e.number] = g.number
-            pairs = _pairs(list(self.left.children(e)), list(self.right.children(g)))
-            yield from self._content(e, g, pairs, way)
+    def compare_pair(
+        self, expected: Row | None, actual: Row | None, path: LinkedPath
+    ) -> Generator[Difference[str], None, _Pairs]:
+        expected, actual = _resolve_repeat(self.expected, expected), _resolve_repeat(self.actual, actual)
+        # From the coarse to the fine: presence, sharing, type, then the content.
+        if expected is None or actual is None:
+            yield self._type_difference(expected, actual, path)
+        # A reference on one side only means that an object is shared on that side alone.
+        elif Op.ref in (expected.op, actual.op):
+            yield from self._sharing_differences(expected, actual, path)
+        elif (
+            expected.op is not actual.op
+            or expected.type is not actual.type
+            or expected.is_number is not actual.is_number
+        ):
+            yield self._type_difference(expected, actual, path)
+        elif expected.op is Op.leaf and not expected.is_number:
+            yield from self._array_sharing(expected.leaf, actual.leaf, path)
+        elif expected.op is Op.static:
+            expected_value, actual_value = _static_value(expected), _static_value(actual)
+            if not _same_value(expected_value, actual_value):
+                yield Difference(
+                    self.path_text(path),
+                    *_value_texts(expected_value, actual_value),
+                    kind=_difference_kind(expected_value, actual_value),
+                )
+        elif expected.op is Op.node:
+            self.paired_nodes[expected.number] = actual.number
+            pairs = _pair_children(list(self.expected.children(expected)), list(self.actual.children(actual)))
+            yield from self._content_differences(expected, actual, pairs, path)
             return pairs
         return []
 
-    def _apart(self, e: Row | None, g: Row | None, way: Way) -> Difference[str]:
-        """The two as texts, told apart where two classes share a name."""
-        one, other = self._what(self.left, e), self._what(self.right, g)
-        if e is not None and g is not None and one == other and e.type is not None and g.type is not None:
-            one, other = f"{e.type.__module__}.{one}", f"another class named {g.type.__module__}.{other}"
-            return Difference(self.text(way), one, other, "class")
-        kind = "added" if e is None else "removed" if g is None else "type"
-        return Difference(self.text(way), one, other, kind)
+    def _type_difference(self, expected: Row | None, actual: Row | None, path: LinkedPath) -> Difference[str]:
+        """A difference in what the two are; classes of the same name are told apart by their modules."""
+        expected_text, actual_text = self._describe(self.expected, expected), self._describe(self.actual, actual)
+        if (
+            expected is not None
+            and actual is not None
+            and expected_text == actual_text
+            and expected.type is not None
+            and actual.type is not None
+        ):
+            expected_text, actual_text = (
+                f"{expected.type.__module__}.{expected_text}",
+                f"another class named {actual.type.__module__}.{actual_text}",
+            )
+            return Difference(self.path_text(path), expected_text, actual_text, "class")
+        kind_of_difference = "added" if expected is None else "removed" if actual is None else "type"
+        return Difference(self.path_text(path), expected_text, actual_text, kind_of_difference)
 
-    def _sharing(self, e: Row, g: Row, way: Way) -> Iterator[Difference[str]]:
-        here = self.text(way)
-        if e.op is g.op:
-            if self.partner.get(e.target, g.target) != g.target:
-                first, second = self._of(self.left, e), self._of(self.right, g)
-                yield Difference(here, f"the object at {first}", f"the object at {second}", "sharing")
-        elif e.op is Op.ref:
-            two = "two objects" if g.op is Op.node else f"{self._what(self.right, g)} for the second"
-            yield Difference(f"{self._of(self.left, e)} and {here}", "one object", two, "sharing")
+    def _sharing_differences(self, expected: Row, actual: Row, path: LinkedPath) -> Iterator[Difference[str]]:
+        path_text = self.path_text(path)
+        if expected.op is actual.op:  # both are references: do they refer to nodes that were paired?
+            if self.paired_nodes.get(expected.target, actual.target) != actual.target:
+                expected_target, actual_target = (
+                    self._target_text(self.expected, expected),
+                    self._target_text(self.actual, actual),
+                )
+                yield Difference(
+                    path_text, f"the object at {expected_target}", f"the object at {actual_target}", "sharing"
+                )
+        elif expected.op is Op.ref:
+            separate = (
+                "two objects" if actual.op is Op.node else f"{self._describe(self.actual, actual)} for the second"
+            )
+            yield Difference(
+                f"{self._target_text(self.expected, expected)} and {path_text}", "one object", separate, "sharing"
+            )
         else:
-            two = "two objects" if e.op is Op.node else f"{self._what(self.left, e)} for the second"
-            yield Difference(f"{self._of(self.right, g)} and {here}", two, "one object", "sharing")
+            separate = (
+                "two objects" if expected.op is Op.node else f"{self._describe(self.expected, expected)} for the second"
+            )
+            yield Difference(
+                f"{self._target_text(self.actual, actual)} and {path_text}", separate, "one object", "sharing"
+            )
 
-    def _same_array(self, e: int, g: int, way: Way) -> Iterator[Difference[str]]:
-        one, other = self.leaf[0].setdefault(e, (g, way)), self.leaf[1].setdefault(g, (e, way))
-        if one[0] != g:
-            yield Difference(f"{self.text(one[1])} and {self.text(way)}", "one array", "two arrays", "sharing")
-        elif other[0] != e:
-            yield Difference(f"{self.text(other[1])} and {self.text(way)}", "two arrays", "one array", "sharing")
+    def _array_sharing(self, expected: int, actual: int, path: LinkedPath) -> Iterator[Difference[str]]:
+        expected_pair, actual_pair = (
+            self.paired_leaves[0].setdefault(expected, (actual, path)),
+            self.paired_leaves[1].setdefault(actual, (expected, path)),
+        )
+        if expected_pair[0] != actual:
+            yield Difference(
+                f"{self.path_text(expected_pair[1])} and {self.path_text(path)}", "one array", "two arrays", "sharing"
+            )
+        elif actual_pair[0] != expected:
+            yield Difference(
+                f"{self.path_text(actual_pair[1])} and {self.path_text(path)}", "two arrays", "one array", "sharing"
+            )
 
-    def _content(self, e: Row, g: Row, pairs: _Pairs, way: Way) -> Iterator[Difference[str]]:
-        """What a node holds beside its children, and the order of its keys."""
-        one, other = _value(e), _value(g)
-        if isinstance(one, list) and isinstance(other, list):  # the elements of a set
-            gone = [x for x in one if not any(_same_value(x, y) for y in other)]
-            new = [y for y in other if not any(_same_value(x, y) for x in one)]
-            if gone or new:
-                yield Difference(self.text(way), _with(gone), _with(new))
-        elif isinstance(one, bytes) and one != other:
-            yield Difference(self.text(way), *_values(one, other))
-        elif hasattr(e.type, "maxlen") and one != other:
-            yield Difference(self.text(way), f"maxlen={one}", f"maxlen={other}")
-        elif isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
-            if one.__code__ != other.__code__:
-                yield Difference(self.text(way), function_text(one), function_text(other), "code")
-        elif e.type is np.ndarray and one != other:  # of one that holds texts
-            yield Difference(self.text(way), _texts(one), _texts(other))
+    def _content_differences(
+        self, expected: Row, actual: Row, pairs: _Pairs, path: LinkedPath
+    ) -> Iterator[Difference[str]]:
+        """Compares what nodes hold besides their children, and the order of their keys."""
+        expected_value, actual_value = _static_value(expected), _static_value(actual)
+        if isinstance(expected_value, list) and isinstance(actual_value, list):  # the elements of a set
+            # Elements of a set have no order and no rows of their own.
+            removed = [x for x in expected_value if not any(_same_value(x, y) for y in actual_value)]
+            added = [y for y in actual_value if not any(_same_value(x, y) for x in expected_value)]
+            if removed or added:
+                yield Difference(self.path_text(path), _set_text(removed), _set_text(added))
+        elif isinstance(expected_value, bytes) and expected_value != actual_value:
+            yield Difference(self.path_text(path), *_value_texts(expected_value, actual_value))
+        elif hasattr(expected.type, "maxlen") and expected_value != actual_value:
+            yield Difference(self.path_text(path), f"maxlen={expected_value}", f"maxlen={actual_value}")
+        elif isinstance(expected_value, types.FunctionType) and isinstance(actual_value, types.FunctionType):
+            if expected_value.__code__ != actual_value.__code__:
+                yield Difference(
+                    self.path_text(path), function_text(expected_value), function_text(actual_value), "code"
+                )
+        elif expected.type is np.ndarray and expected_value != actual_value:  # an array of texts
+            yield Difference(self.path_text(path), _array_text(expected_value), _array_text(actual_value))
+        # Pairs are in the order of the expected children: the numbers of the actual ones ascend if it is theirs too.
         numbers = [b.number for a, b, _ in pairs if a and b]
         if len(numbers) == len(pairs) and numbers != sorted(numbers):
             orders = [
-                _listed([plain_key(c.key_entry) for c in s.children(n)]) for s, n in ((self.left, e), (self.right, g))
+                _list_text([plain_key(c.key_entry) for c in s.children(n)])
+                for s, n in ((self.expected, expected), (self.actual, actual))
             ]
-            yield Difference(self.text(way), f"the order {orders[0]}", f"the order {orders[1]}", "order")
+            yield Difference(self.path_text(path), f"the order {orders[0]}", f"the order {orders[1]}", "order")
 
-    def _what(self, structure: Structure, row: Row | None) -> str:
+    def _describe(self, structure: Structure, row: Row | None) -> str:
         if row is None:
             return "nothing"
         if row.op is Op.leaf:
             return "a traced number" if row.is_number else "an array"
         if row.op is Op.static:
-            return short_text(_value(row))
+            return short_text(_static_value(row))
         if row.op is Op.ref:
-            return f"the object at {self._of(structure, row)}"
+            return f"the object at {self._target_text(structure, row)}"
         return row.type.__qualname__ if row.type is not None else "None"
 
-    def _of(self, structure: Structure, row: Row) -> str:
-        return place_name(structure.place(structure.target(row)), self.names)
+    def _target_text(self, structure: Structure, row: Row) -> str:
+        return place_name(structure.root_path(structure.target(row)), self.names)
 
-    def text(self, way: Way) -> str:
-        root, *path = spelled(way)
-        return place_name((root, tuple(path)), self.names)
+    def path_text(self, linked_path: LinkedPath) -> str:
+        root, *key_path = linked_entries(linked_path)
+        return place_name((root, tuple(key_path)), self.names)
 
 
-def _spelled_out(structure: Structure, row: Row | None) -> Row | None:
+def _resolve_repeat(structure: Structure, row: Row | None) -> Row | None:
     return structure.target(row) if row is not None and row.op is Op.same else row
 
 
-def _pairs(e: Sequence[Row], g: Sequence[Row]) -> _Pairs:
-    """The children of two nodes, matched by key: first those of `e`, then what only `g` has."""
-    plain: dict[Any, Row] = {}
-    rest: list[Row] = []
-    for child in g:
-        token = _token(child.key_entry)
+def _pair_children(expected: Sequence[Row], actual: Sequence[Row]) -> _Pairs:
+    """The children of two nodes, matched by key: those of `expected` first, then those that only `actual` has."""
+    by_token: dict[Any, Row] = {}
+    unhashed: list[Row] = []
+    # Plain keys are matched by a hash table. Other keys may have no usable hash, so they are compared one by one.
+    for child in actual:
+        token = _plain_token(child.key_entry)
         if token is None:
-            rest.append(child)
+            unhashed.append(child)
         else:
-            plain[token] = child
-    out: _Pairs = []
-    for child in e:
-        token = _token(child.key_entry)
+            by_token[token] = child
+    pairs: _Pairs = []
+    for child in expected:
+        token = _plain_token(child.key_entry)
         if token is not None:
-            out.append((child, plain.pop(token, None), child.key_entry))
+            pairs.append((child, by_token.pop(token, None), child.key_entry))
             continue
-        found = next((c for c in rest if _same_value(plain_key(child.key_entry), plain_key(c.key_entry))), None)
-        if found is not None:
-            rest.remove(found)
-        out.append((child, found, child.key_entry))
-    left = {c.number for c in (*plain.values(), *rest)}
-    return [*out, *((None, c, c.key_entry) for c in g if c.number in left)]
+        match = next((c for c in unhashed if _same_value(plain_key(child.key_entry), plain_key(c.key_entry))), None)
+        if match is not None:
+            unhashed.remove(match)
+        pairs.append((child, match, child.key_entry))
+    unmatched = {c.number for c in (*by_token.values(), *unhashed)}
+    return [*pairs, *((None, c, c.key_entry) for c in actual if c.number in unmatched)]
 
 
-def _token(entry: Any) -> tuple[Any, ...] | None:
-    """A hashable stand-in for a key that is a plain value; None for other keys."""
+def _plain_token(entry: Any) -> tuple[Any, ...] | None:
+    """A hashable token for a key that is a plain value, such that 1 and True differ; None for other keys."""
     key = plain_key(entry)
     return (type(entry), type(key), repr(key)) if type(key) in _PLAIN else None
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    if a is b or a is _GONE or b is _GONE:
+    """Are two statics or keys equal, as the core compares them?"""
+    if a is b or a is _DEAD_STATIC or b is _DEAD_STATIC:
         return a is b
     if type(a) in _PLAIN or type(b) in _PLAIN:
         return type(a) is type(b) and repr(a) == repr(b)
-    try:  # as the engine compares them, as keys; arrays that count by identity are no keys
+    try:  # compared as keys, by value where possible; an array compared by identity cannot be a key
         return _core.flatten({(a,): None})[1] == _core.flatten({(b,): None})[1]
     except (GraftaxError, TypeError):
         return _core.flatten(a)[1] == _core.flatten(b)[1] and not hasattr(a, "dtype")
 
 
-def _kind(expected: Any, given: Any) -> str:
-    """What advice asks of two static values that differ."""
-    both = {type(expected), type(given)}
-    if _Gone in both:
-        return "identity"  # only what counts by it is held weakly
-    if len(both) > 1:
-        alike = type(expected).__mro__[-2] is type(given).__mro__[-2]  # two dtypes, two paths
-        return "number type" if both <= _NUMBERS else "value" if alike else "type"
-    if both == {types.FunctionType}:
+def _difference_kind(expected: Any, actual: Any) -> str:
+    """The kind of change between two static values, on which recompile advice depends."""
+    classes = {type(expected), type(actual)}
+    if _DeadStatic in classes:
+        return "identity"  # only statics compared by identity are held weakly
+    if len(classes) > 1:
+        # Classes with a common base below `object` are variants of one type.
+        alike = type(expected).__mro__[-2] is type(actual).__mro__[-2]  # two dtypes, two paths
+        return "number type" if classes <= _NUMBERS else "value" if alike else "type"
+    if classes == {types.FunctionType}:
         return "code"
-    for kind, those in _KINDS.items():
-        if both <= those:
-            return kind
-    return "handle" if both == {HandleLayout} else "value" if _is_data(given) else "identity"
+    for name, members in _CLASSES_OF_KIND.items():
+        if classes <= members:
+            return name
+    return "handle" if classes == {HandleLayout} else "value" if _is_data(actual) else "identity"
 
 
 def _is_data(value: Any) -> bool:
-    """Does it compare by value, not by identity?"""
+    """Is a value compared by value, not by identity?"""
     return type(value).__eq__ is not object.__eq__ and not isinstance(value, type)
 
 
-def _values(expected: Any, given: Any) -> tuple[str, str]:
-    if isinstance(expected, types.FunctionType) and isinstance(given, types.FunctionType):
-        return function_text(expected), function_text(given)
-    if isinstance(expected, HandleLayout) and isinstance(given, HandleLayout):
-        return _packed(expected, given)
-    one, other = short_text(expected), short_text(given)
-    if expected is not _GONE and (one == other or type(expected) is not type(given)):
-        return f"{one} ({type(expected).__qualname__})", f"{other} ({type(given).__qualname__})"
-    return one, other
+def _value_texts(expected: Any, actual: Any) -> tuple[str, str]:
+    if isinstance(expected, types.FunctionType) and isinstance(actual, types.FunctionType):
+        return function_text(expected), function_text(actual)
+    if isinstance(expected, HandleLayout) and isinstance(actual, HandleLayout):
+        return _packed_texts(expected, actual)
+    expected_text, actual_text = short_text(expected), short_text(actual)
+    # Equal texts, or values of different classes, would leave the reader puzzled: classes are added.
+    if expected is not _DEAD_STATIC and (expected_text == actual_text or type(expected) is not type(actual)):
+        return f"{expected_text} ({type(expected).__qualname__})", f"{actual_text} ({type(actual).__qualname__})"
+    return expected_text, actual_text
 
 
-def _packed(expected: HandleLayout, given: HandleLayout) -> tuple[str, str]:
-    """The first difference of what two handles hold."""
-    for d in differences(expected.graphdef, given.graphdef, ("",)):
+def _packed_texts(expected: HandleLayout, actual: HandleLayout) -> tuple[str, str]:
+    """The first difference between the contents of two handles."""
+    # The structure inside differs, or else the shapes of arrays in the buffers do.
+    for d in differences(expected.graphdef, actual.graphdef, ("",)):
         return f"{d.one} inside at {d.path}", d.other
-    shapes = given.shapes
+    shapes = actual.shapes
     for path, shape in expected.shapes.items():
         if shapes.get(path, shape) != shape:
             return f"{shape} inside at {keystr(path)}", shapes[path]
@@ -372,38 +446,39 @@ def _packed(expected: HandleLayout, given: HandleLayout) -> tuple[str, str]:
 
 
 def short_text(value: Any) -> str:
-    """The repr of a value, cut short, whatever its class does."""
+    """The repr of a value, cut to a line; the repr of `object` where the class's own raises."""
+    # A user's `__repr__` may raise, and this text is part of another error.
     try:
-        text = repr(_head(value))
+        text = repr(_truncated(value))
     except Exception:
         text = object.__repr__(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return text if len(text) <= _VALUE_LENGTH else text[: _VALUE_LENGTH - 3] + "..."
 
 
-def _head(value: Any) -> Any:
-    """So much of a container or text as is shown: the repr of a long one costs more than the call that it explains."""
+def _truncated(value: Any) -> Any:
+    """The part of a container or text that is shown: the repr of a long one would cost more than the explained call."""
     cls: Any = type(value)
-    if cls not in (str, bytes, tuple, list, dict, set, frozenset) or len(value) <= _SHOWN:
+    if cls not in (str, bytes, tuple, list, dict, set, frozenset) or len(value) <= _VALUE_LENGTH:
         return value
     if cls is dict:
-        return dict(itertools.islice(value.items(), _SHOWN))
-    return cls(itertools.islice(value, _SHOWN)) if cls in (set, frozenset) else value[:_SHOWN]
+        return dict(itertools.islice(value.items(), _VALUE_LENGTH))
+    return cls(itertools.islice(value, _VALUE_LENGTH)) if cls in (set, frozenset) else value[:_VALUE_LENGTH]
 
 
 def function_text(function: types.FunctionType) -> str:
-    """A function by its name and its line, which tells two functions of one name apart."""
+    """A function's name with its file and line, which tell two functions of the same name apart."""
     code = function.__code__
     return f"function {function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def _texts(payload: Any) -> str:
+def _array_text(payload: Any) -> str:
     dtype, shape, _ = payload
     return f"an array of {dtype}, shape {shape}"
 
 
-def _with(elements: Sequence[Any]) -> str:
-    return f"a set with {_listed(elements)}" if elements else "a set without"
+def _set_text(elements: Sequence[Any]) -> str:
+    return f"a set with {_list_text(elements)}" if elements else "a set without"
 
 
-def _listed(values: Sequence[Any]) -> str:
-    return ", ".join([*map(short_text, values[:_NAMED]), *(["..."] if len(values) > _NAMED else [])])
+def _list_text(values: Sequence[Any]) -> str:
+    return ", ".join([*map(short_text, values[:_KEYS_SHOWN]), *(["..."] if len(values) > _KEYS_SHOWN else [])])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aux data of classes that are registered with JAX: they may say what the children are, so both come from one side."""
+"""Aux data of registered classes when loading into `like`. They may name the children, so both must match."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jax.tree_util import DictKey, GetAttrKey
 from graftax._base.errors import some
 from graftax._graph.path import Graph
 from graftax._graph.structure_diff import short_text
-from graftax._io.build import Build
-from graftax._io.decode_graph import Rows
+from graftax._io.build import ObjectBuilder
+from graftax._io.decode_graph import FileGraph
 from graftax._io.importable_names import MISSING
 from graftax._io.json_values import Decoder
-from graftax._io.lazy_path import Where
-from graftax._io.mismatches import Differences
+from graftax._io.lazy_path import LazyPath
+from graftax._io.mismatches import Mismatches
 
 OTHER_ORDER = (
     "{theirs} in the file, {mine} in like, and the aux data differ as well: nothing says which of the children are "
@@ -29,89 +29,108 @@ AUX = GetAttrKey("aux_data")
 
 
 class AuxData:
-    """The registered nodes of `like` that have met those of a file.
+    """The registered nodes of `like`, each paired with its node in the file.
 
     Args:
-        graph: that of `like`.
+        graph: the graph of `like`.
+        file_graph, decoder: the rows of the file, and the reader of their values.
     """
 
-    def __init__(self, graph: Graph, rows: Rows, decoder: Decoder) -> None:
-        self._graph, self._rows, self._decoder = graph, rows, decoder
-        self._pairs: list[tuple[int, int, Where]] = []
-        self._arrays: dict[int, int] = {}  # of the file, and of `like`
-        self._kept: set[int] = set()  # aux data of `like` that stay
-        self.replaced: set[int] = set()
+    def __init__(self, graph: Graph, file_graph: FileGraph, decoder: Decoder) -> None:
+        self._graph, self._file, self._decoder = graph, file_graph, decoder
+        self._pairs: list[tuple[int, int, LazyPath]] = []
+        self._arrays: dict[int, int] = {}  # row in the file -> row in `like`
+        self._unchanged: set[int] = set()  # nodes of `like` that keep their aux data
+        self.replaced: set[int] = set()  # rows of aux data that the file replaces
 
-    def meet(self, a: int, b: int, path: Where) -> None:
-        """Notes a node on both sides."""
+    def add_pair(self, a: int, b: int, path: LazyPath) -> None:
+        """Adds a node of `like` and its node in the file."""
         self._pairs.append((a, b, path))
 
-    def meet_array(self, a: int, b: int) -> None:
+    def add_array(self, a: int, b: int) -> None:
         self._arrays[b] = a
 
-    def compare(self, changed: Callable[[int], bool], found: Differences) -> set[int]:
-        """Notes what does not fit. Answers the rows of `like` that stay as they are.
+    def compare(self, changed: Callable[[int], bool], mismatches: Mismatches) -> set[int]:
+        """Adds aux data that do not fit the children to `mismatches`.
 
         Args:
-            changed: is a row of `like` another value in the file?
+            changed: tells whether a row of `like` has another value in the file.
+            mismatches: the differences between the file and `like`.
+
+        Returns:
+            the rows of aux data in `like` that stay as they are.
         """
-        stay: set[int] = set()
+        unchanged: set[int] = set()
         for a, b, path in self._pairs:
             mine = [(entry, child) for entry, child in self._graph.key_entries(a) if entry != AUX]
-            theirs = [(entry, child) for entry, child in self._rows.all[b].children if entry != AUX]
-            names, others = [entry for entry, _ in mine], [entry for entry, _ in theirs]
-            below = self._inside(self._aux_of(a))
-            if names == others or not any(map(changed, below)):
+            theirs = [(entry, child) for entry, child in self._file.rows[b].children if entry != AUX]
+            names, file_names = [entry for entry, _ in mine], [entry for entry, _ in theirs]
+            aux_rows = self._rows_of(self._aux_of(a))
+            # Equal children fit either aux data, and equal aux data fit either children.
+            # Equal children fit either aux data, and equal aux data fit either children.
+            if names == file_names or not any(map(changed, aux_rows)):
                 continue
-            if self._are_names(a, names) and self._lists_names(b, others):  # each side has its own order
-                stay |= below
-                self._kept.add(a)
-            elif set(names) == set(others):
-                texts = {"mine": _text(names), "theirs": _text(others)}
-                found.differ(path, f"a registered class with the children {OTHER_ORDER.format(**texts)}")
+            if self._are_names(a, names) and self._lists_names(b, file_names):  # each side has its own order
+                unchanged |= aux_rows
+                self._unchanged.add(a)
+            # Aux data may refer to the children by position.
+            elif set(names) == set(file_names):
+                texts = {"mine": _text(names), "theirs": _text(file_names)}
+                mismatches.differ(path, f"a registered class with the children {OTHER_ORDER.format(**texts)}")
             else:
                 value = self._graph.rows[self._aux_of(a)].value
-                found.differ(path, IN_PART.format(mine=short_text(value)))
-        return stay
+                mismatches.differ(path, IN_PART.format(mine=short_text(value)))
+        return unchanged
 
-    def write(self, changes: dict[int, Any], found: Differences) -> None:
-        """Puts aux data that differ into `changes` as a whole: a part of them may be a dict that is made too late."""
-        build = Build(self._rows, self._decoder, lambda number: changes.get(self._arrays.get(number, -1), MISSING))
+    def write(self, changes: dict[int, Any], mismatches: Mismatches) -> None:
+        """Adds differing aux data to `changes` as a whole: a dict in them would be filled after the class saw it."""
+        # Arrays within aux data were loaded with all others, and are part of `changes`.
+        build = ObjectBuilder(
+            self._file, self._decoder, lambda number: changes.get(self._arrays.get(number, -1), MISSING)
+        )
         for a, b, path in self._pairs:
-            at = self._aux_of(a)
-            if a in self._kept or self._graph.rows[at].is_leaf or not any(n in changes for n in self._inside(at)):
+            aux_row = self._aux_of(a)
+            if (
+                a in self._unchanged
+                or self._graph.rows[aux_row].is_leaf
+                or not any(n in changes for n in self._rows_of(aux_row))
+            ):
                 continue
-            there = next(child for entry, child in self._rows.all[b].children if entry == AUX)
-            new = MISSING if self._holds_opaque(there) else build.value(there)
-            if new is not MISSING:
-                changes[at] = new
-                self.replaced.add(at)
-            elif any(isinstance(self._graph.rows[n].value, (dict, list)) for n in self._inside(at)):
-                found.differ(path, NOT_WHOLE.format(mine=short_text(self._graph.rows[at].value)))
+            file_aux = next(child for entry, child in self._file.rows[b].children if entry == AUX)
+            value = MISSING if self._holds_opaque(file_aux) else build.value(file_aux)
+            if value is not MISSING:
+                changes[aux_row] = value
+                self.replaced.add(aux_row)
+            # Mutable aux data would be changed in place, although the file does not hold all of them.
+            elif any(isinstance(self._graph.rows[n].value, (dict, list)) for n in self._rows_of(aux_row)):
+                mismatches.differ(path, NOT_WHOLE.format(mine=short_text(self._graph.rows[aux_row].value)))
 
     def _aux_of(self, a: int) -> int:
         child = next(child for entry, child in self._graph.key_entries(a) if entry == AUX)
         return self._graph.rows[child].target
 
-    def _inside(self, a: int) -> set[int]:
-        return self._graph.below([a]) | {a}
+    def _rows_of(self, a: int) -> set[int]:
+        return self._graph.descendants([a]) | {a}
 
     def _are_names(self, a: int, names: list[Any]) -> bool:
         value = self._graph.rows[self._aux_of(a)].value
         return type(value) in (tuple, list) and list(value) == list(map(_name, names))
 
     def _lists_names(self, b: int, names: list[Any]) -> bool:
-        at = next(child for entry, child in self._rows.all[b].children if entry == AUX)
-        rows = [self._rows.all[self._rows.target(child)] for _, child in self._rows.all[self._rows.target(at)].children]
-        return [row.arg if row.op == "s" else None for row in rows] == list(map(_name, names))
+        aux = next(child for entry, child in self._file.rows[b].children if entry == AUX)
+        # Aux data that are the list of the names, as those of a plain flatten function often are.
+        aux_children = [
+            self._file.rows[self._file.target(child)] for _, child in self._file.rows[self._file.target(aux)].children
+        ]
+        return [row.arg if row.op == "s" else None for row in aux_children] == list(map(_name, names))
 
     def _holds_opaque(self, b: int) -> bool:
-        todo = [self._rows.target(b)]
+        todo = [self._file.target(b)]
         while todo:
-            row = self._rows.all[todo.pop()]
+            row = self._file.rows[todo.pop()]
             if row.op == "s" and type(row.arg) is dict and row.arg.get("!") in ("opaque", "one_device"):
                 return True
-            todo += [self._rows.target(child) for _, child in row.children]
+            todo += [self._file.target(child) for _, child in row.children]
         return False
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects that the rows of a file describe, made anew: no code of their classes runs."""
+"""Builds new objects from the rows of a file. No code of their classes runs."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
-from graftax._graph.build import Assembly, Node
-from graftax._io.decode_graph import Rows
+from graftax._graph.build import GraphBuilder, Node
+from graftax._io.decode_graph import FileGraph
 from graftax._io.errors import LoadError, Malformed
 from graftax._io.importable_names import MISSING
 from graftax._io.json_values import Decoder, are_characters, refuse_collisions
 from graftax._io.opaque_keys import OpaqueKey, UnknownKey
 
 
-class Build:
-    """Makes objects of rows; one that is met again is the same object.
+class ObjectBuilder:
+    """Builds objects from rows. Rows that are referred to more than once become shared objects.
 
     Args:
-        array: the value of a row that is an array, or was left out.
+        file_graph, decoder: the rows, and the reader of their values.
+        array: gives the value of a row that is an array, or that was left out.
     """
 
-    def __init__(self, rows: Rows, decoder: Decoder, array: Callable[[int], Any]) -> None:
-        self._rows, self._decoder, self._array = rows, decoder, array
+    def __init__(self, file_graph: FileGraph, decoder: Decoder, array: Callable[[int], Any]) -> None:
+        self._file, self._decoder, self._array = file_graph, decoder, array
         self._nodes: dict[int, Node] = {}
         self._values: dict[int, Any] = {}
         self._failed: set[int] = set()
-        self._open: set[int] = set()
+        self._aux_in_progress: set[int] = set()
 
     def value(self, number: int) -> Any:
-        """The value of a row; MISSING where something in it is not known, which is noted then.
+        """The value of a row; MISSING, which is noted, where it needs something that is not known.
 
         Raises:
-            LoadError: where no such object can be.
+            LoadError: where the object cannot be built.
         """
-        number = self._rows.target(number)
+        number = self._file.target(number)
+        # Everything is described first: an object with an unknown part is not built at all.
         if not self._describe(number):
             return MISSING
         if number not in self._nodes:
             return self._values[number]
         try:
-            return Assembly(self._nodes, self._values, lambda at: repr(self._rows.path(at) if at >= 0 else at)).build(
-                number
-            )
+            return GraphBuilder(
+                self._nodes, self._values, lambda row: repr(self._file.path(row) if row >= 0 else row)
+            ).build(number)
         except (Malformed, LoadError):
             raise
         except (
@@ -60,31 +62,32 @@ class Build:
             ArithmeticError,
             RecursionError,
         ) as error:
-            raise LoadError(f"what the file has at {self._rows.path(number)!r} cannot be built: {error}") from error
+            raise LoadError(f"what the file has at {self._file.path(number)!r} cannot be built: {error}") from error
 
     def note_unknown(self) -> None:
-        """Notes everything in the file that is not known."""
-        for number, row in enumerate(self._rows.all):
+        """Notes every name and value in the file that is not known, for one error about all of them."""
+        for number, row in enumerate(self._file.rows):
             if row.op != "r" and number not in self._nodes and number not in self._values:
-                self._one(number)
+                self._describe_row(number)
 
     def _describe(self, number: int) -> bool:
-        """Describes a row and all below it. False where something is not known."""
-        todo, reached, fine = [number], {number}, True
+        """Describes a row and all rows below it. False where something is not known."""
+        todo, reached, is_complete = [number], {number}, True
         while todo:
-            at = todo.pop()
-            if at not in self._nodes and at not in self._values:
-                self._one(at)
-            fine = fine and at not in self._failed
-            node = self._nodes.get(at)
+            row = todo.pop()
+            if row not in self._nodes and row not in self._values:
+                self._describe_row(row)
+            # The walk goes on after a failure, to note everything that is not known.
+            is_complete = is_complete and row not in self._failed
+            node = self._nodes.get(row)
             for _, child in node.children if node is not None else ():
                 if child not in reached:
                     reached.add(child)
                     todo.append(child)
-        return fine
+        return is_complete
 
-    def _one(self, number: int) -> None:
-        row = self._rows.all[number]
+    def _describe_row(self, number: int) -> None:
+        row = self._file.rows[number]
         if row.op == "n":
             node = self._node(number)
             if node is not None:
@@ -100,56 +103,61 @@ class Build:
         self._values[number] = value
 
     def _node(self, number: int) -> Node | None:
-        row = self._rows.all[number]
-        known = self._decoder.known
-        cls = known.a_class(row.arg)
-        children = [(entry, self._rows.target(child)) for entry, child in row.children]
-        if cls is MISSING and known.as_dicts:
-            known.unknown.pop(row.arg)
+        row = self._file.rows[number]
+        resolver = self._decoder.resolver
+        cls = resolver.resolve_class(row.arg)
+        children = [(entry, self._file.target(child)) for entry, child in row.children]
+        # With `classes="dict"` the name is not an error.
+        if cls is MISSING and resolver.as_dicts:
+            resolver.unknown.pop(row.arg)
             return Node(dict, [(_as_key(entry), child) for entry, child in children])
         if cls is MISSING or any(isinstance(getattr(entry, "key", None), UnknownKey) for entry, _ in children):
             for entry, _ in children:
                 key = getattr(entry, "key", None)
                 if isinstance(key, UnknownKey):
-                    known.missing(
+                    resolver.note_missing(
                         f"the key {key!r}{', which only like= can give' if isinstance(key, OpaqueKey) else ''}"
                     )
             return None
         base = _core.kind_info(cls)[0]
+        # A function without a name has no code in a file.
         if base == "function":
-            known.missing(f"the function {self._qualname(row.detail)}, which only like= can give")
+            resolver.note_missing(f"the function {self._qualname(row.detail)}, which only like= can give")
             return None
         detail = row.detail
         if base == "registered":
             return self._registered(number, cls, children)
         if base == "set":
-            found = self._decoder.parts(detail, 0)
-            if found is MISSING:
+            elements = self._decoder.parts(detail, 0)
+            if elements is MISSING:
                 return None
-            refuse_collisions(found)
-            return Node(cls, children, found)
+            refuse_collisions(elements)
+            return Node(cls, children, elements)
         if detail is not None:
             detail = self._decoder.value(detail)
             if detail is MISSING:
                 return None
             if cls is np.ndarray:
-                _refuse_memory(detail)
+                _check_text_array(detail)
         return Node(cls, children, detail)
 
     def _registered(self, number: int, cls: type, children: list[tuple[Any, int]]) -> Node | None:
-        """The aux data are whole before the class is given them: a dict in them would be empty otherwise."""
-        if number in self._open:
-            raise LoadError(f"the aux data of {self._rows.path(number)!r} reach the object itself")
-        at = next((i for i, (entry, _) in enumerate(children) if entry == GetAttrKey("aux_data")), None)
-        if at is None:
-            raise LoadError(f"what the file has at {self._rows.path(number)!r} has no aux data")
-        self._open.add(number)
-        aux = self.value(children[at][1])
-        self._open.discard(number)
+        """Describes a registered node. Its aux data are built first: the class must not see them unfinished."""
+        if number in self._aux_in_progress:
+            raise LoadError(f"the aux data of {self._file.path(number)!r} reach the object itself")
+        position = next((i for i, (entry, _) in enumerate(children) if entry == GetAttrKey("aux_data")), None)
+        if position is None:
+            raise LoadError(f"what the file has at {self._file.path(number)!r} has no aux data")
+        self._aux_in_progress.add(number)
+        aux = self.value(children[position][1])
+        self._aux_in_progress.discard(number)
         if aux is MISSING:
             return None
+        # The built aux data get a number of their own, which no row has.
         self._values[-number - 1] = aux
-        return Node(cls, [*children[:at], (children[at][0], -number - 1), *children[at + 1 :]], (aux,))
+        return Node(
+            cls, [*children[:position], (children[position][0], -number - 1), *children[position + 1 :]], (aux,)
+        )
 
     def _qualname(self, detail: Any) -> str:
         return str(cast("dict[str, Any]", detail).get("qualname")) if type(detail) is dict else "of a closure"
@@ -159,21 +167,22 @@ def _as_key(entry: Any) -> Any:
     return DictKey(entry.name) if isinstance(entry, GetAttrKey) else entry
 
 
-def _refuse_memory(detail: Any) -> None:
-    """A text array holds as many bytes as it says, and is of texts or dates."""
+def _check_text_array(detail: Any) -> None:
+    """Refuses a text array whose bytes do not fit its dtype and shape, or are not characters."""
     dtype, shape, data = detail
-    found = np.dtype(dtype)
+    numpy_dtype = np.dtype(dtype)
     size = math.prod(shape)
-    if dtype != "|V0" and (found.kind not in "USMm" or found.itemsize * size != len(data)):
+    # The dtype may be anything in a damaged file, and decides how the bytes are read.
+    if dtype != "|V0" and (numpy_dtype.kind not in "USMm" or numpy_dtype.itemsize * size != len(data)):
         raise LoadError("a text array that holds something else")
-    if not are_characters(found, data):
+    if not are_characters(numpy_dtype, data):
         raise LoadError("a text array of what are no characters")
     if dtype == "|V0" and size > 1 << 32:
         raise LoadError("an array of nothing that is too large")
 
 
 def unknown_names(unknown: Iterable[str], path: str) -> LoadError:
-    """The one error for all names that lead nowhere."""
+    """The error that lists all names that are not known."""
     return LoadError(
         f"{path} holds what is not known here. Loading imports nothing: give objects of the same classes as like=, the "
         'classes and functions as classes=[...] (a class, or a pattern of loaded modules such as "mypkg.*"), or '

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Checkpoints`: steps of a training in a folder, on Orbax, which writes in the background and from all processes."""
+"""`Checkpoints`: the steps of a training run in a folder, written by Orbax in the background and from all processes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import jax
 
 from graftax._base.errors import GraftaxError
 from graftax._io import orbax_arrays
-from graftax._io.encode_graph import Outline
+from graftax._io.encode_graph import EncodedGraph
 from graftax._io.errors import LoadError
-from graftax._io.load_into import Like
+from graftax._io.load_into import LoadInto
 from graftax._io.peek import Peek, peek_source
-from graftax._io.placement import Placing
+from graftax._io.placement import Placement
 from graftax._io.preemption import Preemption
 from graftax._io.reader import Source, named_errors
 from graftax._io.save import file_bytes
-from graftax._io.tensor import Leaf, Outside
+from graftax._io.tensor import ExternalArray, Leaf
 from graftax._jax.tracebacks import boundary
 
 NO_ORBAX = "graftax.Checkpoints needs Orbax: pip install 'graftax[orbax]' ({error})"
@@ -36,17 +36,17 @@ _FILE = "graph.safetensors"
 
 
 class Checkpoints:
-    """The checkpoints of a training run in a folder: one for every so many steps, of which the newest are kept.
+    """Checkpoints of a training run in a folder: one every so many steps, of which the newest are kept.
 
-    They are written in the background; an incomplete one is never listed in `steps`. Several processes may write, each
-    its own part, and another number of processes can read it.
+    Checkpoints are written in the background; `steps` lists only complete ones. All processes make the same calls, and
+    each writes its own part; any other number of processes can read the checkpoint.
 
     Args:
-        folder: the folder, which is created if it does not exist.
-        every: the number of steps from one checkpoint to the next.
-        keep: how many of the newest checkpoints are kept; None for all.
-        best: the name of a metric: the checkpoint with its smallest value is kept, too. With `"-name"` the largest.
-        on_preemption: also saves the step at which the system announces the end of the program (SIGTERM).
+        folder: the folder of the checkpoints, which is created if it does not exist.
+        every: a step is saved if it is a multiple of this.
+        keep: how many of the newest steps are kept; None keeps all.
+        best: the name of a metric: the step with its smallest value is kept too; `"-name"` for the largest.
+        on_preemption: the step at which the system announces the end of the program (SIGTERM) is saved as well.
 
     Raises:
         ImportError: if Orbax is not installed.
@@ -76,14 +76,17 @@ class Checkpoints:
             from orbax.checkpoint import v1 as orbax
         except ImportError as error:
             raise ImportError(NO_ORBAX.format(error=error)) from error
-        when: Any = orbax.training.save_decision_policies
-        which: Any = orbax.training.preservation_policies
-        kept: list[Any] = [which.PreserveAll() if keep is None else which.LatestN(keep)]
+        # Orbax has no annotations for these modules.
+        save_policies: Any = orbax.training.save_decision_policies
+        preservation_policies: Any = orbax.training.preservation_policies
+        preserved: list[Any] = [
+            preservation_policies.PreserveAll() if keep is None else preservation_policies.LatestN(keep)
+        ]
         self._best = best
         if best is not None:
             name = best.removeprefix("-")
-            kept.append(
-                which.BestN(
+            preserved.append(
+                preservation_policies.BestN(
                     get_metric_fn=operator.itemgetter(name),
                     reverse=not best.startswith("-"),
                     n=1,
@@ -92,20 +95,20 @@ class Checkpoints:
             )
         self.folder = os.path.abspath(folder)
         self._orbax: Any = orbax
-        self._all: Any = orbax.training.Checkpointer(
+        self._checkpointer: Any = orbax.training.Checkpointer(
             self.folder,
-            save_decision_policy=when.FixedIntervalPolicy(every),
-            preservation_policy=which.AnyPreservationPolicy(kept),
-            cleanup_tmp_directories=False,  # a program that only reads would end the save of another
+            save_decision_policy=save_policies.FixedIntervalPolicy(every),
+            preservation_policy=preservation_policies.AnyPreservationPolicy(preserved),
+            cleanup_tmp_directories=False,  # a program that only reads must not end another one's save
         )
         self._cleared = False
         self._preemption = Preemption() if on_preemption else None
-        self._writing: int | None = None  # the step that is written in the background
+        self._writing: int | None = None  # the step that is being written in the background
 
     @property
     def steps(self) -> list[int]:
-        """The steps that are complete, in order."""
-        return sorted(found.step for found in self._all.checkpoints)
+        """The complete steps, in order."""
+        return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
 
     @property
     def latest(self) -> int | None:
@@ -113,56 +116,63 @@ class Checkpoints:
 
     @property
     def preempted(self) -> bool:
-        """Has the system announced that it ends this program? The last step is saved then: leave the loop."""
+        """Has the system announced the end of the program? Then the last step is saved: leave the loop."""
         return self._preemption is not None and self._preemption.saved
 
     @boundary
     def save(
         self, step: int, state: Any, host: Any = None, metrics: Mapping[str, float] | None = None, force: bool = False
     ) -> bool:
-        """Saves a step where it is its turn. `state` may change, and be donated, as soon as this returns.
+        """Saves a step if it is due. `state` may be changed or donated as soon as this returns.
 
-        Call it at every step: then hosts agree about the step that is saved before the system ends the program.
+        Call it at every step, so that hosts agree on the step to save before the system ends the program.
 
         Args:
-            step: its number.
+            step: the number of the step.
             state: any object: model, optimizer, numbers.
-            host: what each process has for itself, such as a data loader: an object with `get_state` and `set_state`.
-            metrics: numbers of the step, for `best`.
-            force: save it whatever its number is: the last step of a training.
+            host: the state that each process has for itself, such as that of a data loader: an object with `get_state`
+                and `set_state`.
+            metrics: metrics of the step, for `best`.
+            force: save the step whatever its number is, as for the last step of a training run.
 
         Returns:
-            whether it is saved.
+            whether the step is saved.
 
         Raises:
-            GraftaxError: where an earlier step could not be saved in the background; says which.
+            GraftaxError: where an earlier step could not be saved in the background; names the step.
         """
-        if self._writing is not None and not self._all.is_saving_in_progress():
+        # A save that ended in the meantime may have failed: `wait` raises its error.
+        if self._writing is not None and not self._checkpointer.is_saving_in_progress():
             self.wait()
-        last = self._is_last(step)
-        if not last and not force and not self._all.should_save(step):
+        is_preemption_step = self._is_preemption_step(step)
+        if not is_preemption_step and not force and not self._checkpointer.should_save(step):
             return False
         self.wait()
         name = (self._best or "").removeprefix("-")
-        if name and name not in (metrics or {}):
-            if not last:
+        if name and name not in (metrics or {}):  # a preempted program may not have computed it
+            if not is_preemption_step:
                 raise ValueError(NO_METRIC.format(name=name, metrics=metrics))
             metrics = None
         self._clear()
-        outline = Outline(state, None, None, orbax_arrays.is_beside)
-        graph = file_bytes(outline.to_json(), outline.arrays) if jax.process_index() == 0 else None
+        encoded = EncodedGraph(state, None, None, orbax_arrays.is_external)
+        # The graph is the same in all processes, so that process 0 alone writes it.
+        graph = file_bytes(encoded.to_json(), encoded.arrays) if jax.process_index() == 0 else None
         items: dict[str, Any] = {"graph": _Part(_FILE, graph)}
-        if outline.outside:
-            items["arrays"] = {place: orbax_arrays.given(array) for place, array in outline.outside.items()}
+        if encoded.external_arrays:
+            items["arrays"] = {key: orbax_arrays.orbax_input(array) for key, array in encoded.external_arrays.items()}
         if host is not None:
-            own = Outline(host.get_state(), None, None)
-            items["host"] = _Part(_host_file(), file_bytes(own.to_json(), own.arrays))
+            host_state = EncodedGraph(host.get_state(), None, None)
+            items["host"] = _Part(_host_file(), file_bytes(host_state.to_json(), host_state.arrays))
         self._writing = step
         numbers = None if metrics is None else {key: float(value) for key, value in metrics.items()}
-        started = self._all.save_checkpointables_async(step, items, force=force or last, metrics=numbers)
+        started = self._checkpointer.save_checkpointables_async(
+            step, items, force=force or is_preemption_step, metrics=numbers
+        )
+        # Orbax has declined to save the step.
         if started is None:
             self._writing = None
-        if last and self._preemption is not None:
+        # The program may end at any moment: do not return before the step is complete.
+        if is_preemption_step and self._preemption is not None:
             self.wait()
             self._preemption.saved = True
         return started is not None
@@ -181,18 +191,18 @@ class Checkpoints:
         classes: Any = (),
         host: Any = None,
     ) -> int | None:
-        """Gives `like` the values of a step, in place, all or none. The options are those of `graftax.load`.
+        """Writes the values of a step into `like`, all of them or none. The options are those of `graftax.load`.
 
         Args:
-            like: objects of the same structure, which may change.
-            step: the newest one if it is not given.
-            host: gets what this process saved, where there is something.
+            like: objects of the same structure.
+            step: the step; by default the newest one.
+            host: the object whose `set_state` gets the state that this process saved, if there is one.
 
         Returns:
-            the step; None where there is none yet.
+            the step; None if there is none yet.
 
         Raises:
-            LoadError: with every difference from `like`, or where there is no such step.
+            LoadError: with every difference from `like`, or if there is no such step.
         """
         self.wait()
         step = self.latest if step is None else step
@@ -200,18 +210,19 @@ class Checkpoints:
             return None
         source = self._source(step)
         with named_errors(source.path):
-            loading = Like(source, Placing(source, shard, mesh, False), like, only, strict, cast, classes, mesh)
-            loading.fetch = lambda wanted: self._arrays(step, loading.places, wanted)
-            loading.loaded({}, True)
+            loading = LoadInto(source, Placement(source, shard, mesh, False), like, only, strict, cast, classes, mesh)
+            # Orbax reads only the arrays that `like` needs, once they are known.
+            loading.fetch = lambda requests: self._arrays(step, loading.external_keys, requests)
+            loading.load({}, True)
         if host is not None:
             part = self._part(step, "host", _host_file())
             if part is not None:
-                host.set_state(_of_bytes(part, os.path.join(self.folder, str(step), _host_file()), host.get_state()))
+                host.set_state(_load_bytes(part, os.path.join(self.folder, str(step), _host_file()), host.get_state()))
         return step
 
     @boundary
     def peek(self, step: int | None = None) -> Peek:
-        """What is in a step, without its data."""
+        """The contents of a step, without its data."""
         self.wait()
         step = self.latest if step is None else step
         if step is None:
@@ -220,81 +231,96 @@ class Checkpoints:
 
     @boundary
     def wait(self) -> None:
-        """Waits until nothing is written any more. Raises GraftaxError where a step could not be saved."""
-        step, self._writing = self._writing, None
+        """Waits until the step that is being written is complete.
+
+        Raises:
+            GraftaxError: where it could not be saved.
+        """
+        step_number, self._writing = self._writing, None
         try:
-            self._all.wait()
+            self._checkpointer.wait()
         except Exception as error:
-            raise GraftaxError(NOT_SAVED.format(step=step, error=error)) from error
+            raise GraftaxError(NOT_SAVED.format(step=step_number, error=error)) from error
 
     def close(self) -> None:
-        """Waits, and ends the threads."""
+        """Waits for the step that is being written, and ends the background threads."""
         self._close(True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, exception_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close(error is None)
 
     def _close(self, end: bool) -> None:
+        # The threads end even if the last step could not be saved.
         try:
             self.wait()
         finally:
-            self._all.close()
+            self._checkpointer.close()
             if self._preemption is not None:
                 self._preemption.close(end)
 
-    def _is_last(self, step: int) -> bool:
-        """Is this the step that is saved before the system ends the program?"""
+    def _is_preemption_step(self, step_number: int) -> bool:
+        """Is this the step to save before the system ends the program?"""
         if self._preemption is None:
             return False
+        # The program went on after the last save: the signal does what it would have done.
         if self._preemption.saved and not jax.distributed.is_initialized():
             self._preemption.end()
         self._preemption.listen()
-        return self._preemption.reached(step)
+        return self._preemption.reached(step_number)
 
     def _clear(self) -> None:
-        """Removes what a process left that died while it saved. One program at a time saves into a folder."""
+        """Removes unfinished steps of a process that died. Only one program at a time saves to a folder."""
         if not self._cleared and jax.process_index() == 0:
             for name in os.listdir(self.folder):
                 if _UNFINISHED in name:
                     shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
         self._cleared = True
 
-    def _part(self, step: int, item: str, name: str) -> bytes | None:
-        if step not in self.steps:
-            raise LoadError(NO_STEP.format(step=step, folder=self.folder, steps=self.steps))
+    def _part(self, step_number: int, item: str, name: str) -> bytes | None:
+        if step_number not in self.steps:
+            raise LoadError(NO_STEP.format(step=step_number, folder=self.folder, steps=self.steps))
         part = _Part(name)
         try:
-            self._all.load_checkpointables(step, {item: part})
+            self._checkpointer.load_checkpointables(step_number, {item: part})
         except KeyError:  # the step has no such item
             return None
         return part.data
 
-    def _source(self, step: int) -> Source:
-        data = self._part(step, "graph", _FILE)
-        path = os.path.join(self.folder, str(step), "graph", _FILE)
+    def _source(self, step_number: int) -> Source:
+        data = self._part(step_number, "graph", _FILE)
+        path = os.path.join(self.folder, str(step_number), "graph", _FILE)
         if data is None:
             raise LoadError(f"{path} is missing: the step was not saved by graftax.Checkpoints")
-        return _opened(data, path)
+        return _open_bytes(data, path)
 
-    def _arrays(self, step: int, places: list[str], wanted: dict[str, tuple[Leaf, Any]]) -> dict[str, Any]:
-        """The arrays at some of all places, each with its sharding; without one as NumPy arrays."""
-        outside = {place: cast(Outside, leaf.outside) for place, (leaf, _) in wanted.items()}
+    def _arrays(self, step_number: int, keys: list[str], requests: dict[str, tuple[Leaf, Any]]) -> dict[str, Any]:
+        """Reads the requested arrays, each with its sharding, or as a NumPy array if it has none.
+
+        Args:
+            step_number: the step.
+            keys: the keys of all arrays of the step: Orbax wants an entry for each.
+            requests: the requested arrays, by key.
+        """
+        externals = {key: cast(ExternalArray, leaf.outside) for key, (leaf, _) in requests.items()}
         abstract = {
-            place: orbax_arrays.asked(outside[place], wanted[place][1]) if place in wanted else self._orbax.PLACEHOLDER
-            for place in places
+            key: orbax_arrays.restore_args(externals[key], requests[key][1])
+            if key in requests
+            else self._orbax.PLACEHOLDER
+            for key in keys
         }
+        # Arrays of 64 bits keep their dtype, whatever the setting is.
         with jax.enable_x64(True):
-            held = self._all.load_checkpointables(step, {"arrays": abstract})["arrays"]
-        return {place: orbax_arrays.found(outside[place], held[place]) for place in wanted}
+            restored = self._checkpointer.load_checkpointables(step_number, {"arrays": abstract})["arrays"]
+        return {key: orbax_arrays.restored_array(externals[key], restored[key]) for key in requests}
 
 
 class _Part:
-    """A file of a step, as Orbax asks for the content of its items."""
+    """A file of a step, with the methods by which Orbax saves and loads an item."""
 
     def __init__(self, name: str, data: bytes | None = None) -> None:
         self._name, self.data = name, data
@@ -319,7 +345,8 @@ def _host_file() -> str:
     return f"host-{jax.process_index()}.safetensors"
 
 
-def _opened(data: bytes, path: str) -> Source:
+def _open_bytes(data: bytes, path: str) -> Source:
+    # Orbax may keep the file in storage that cannot be mapped, so it is copied to a local one.
     with tempfile.TemporaryDirectory() as folder:
         name = os.path.join(folder, _FILE)
         with open(name, "wb") as file:
@@ -329,7 +356,9 @@ def _opened(data: bytes, path: str) -> Source:
     return source
 
 
-def _of_bytes(data: bytes, path: str, like: Any) -> Any:
-    source = _opened(data, path)
+def _load_bytes(data: bytes, path: str, like: Any) -> Any:
+    source = _open_bytes(data, path)
     with named_errors(path):
-        return Like(source, Placing(source, None, None, False), like, None, False, False, (), None).loaded({}, False)
+        return LoadInto(source, Placement(source, None, None, False), like, None, False, False, (), None).load(
+            {}, False
+        )

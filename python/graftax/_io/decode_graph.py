@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that a file describes a graph by, read and checked: nothing in them is trusted, nothing is resolved yet."""
+"""Decodes the rows of a file: they are read and checked, but names and values are not resolved yet."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from graftax._io.json_values import Decoder, refuse_collisions
 from graftax._io.opaque_keys import OpaqueKey, UnknownKey
 from graftax._io.tensor import Leaf
 
-NEEDS = 1  # what this version can read
-_MOST_INDEX = 1 << 31
+NEEDS = 1  # the latest format that this version can read
+_MAX_INDEX = 1 << 31
 
 
 class OtherKey:
-    """A key entry of a class of somebody else's, by its text."""
+    """A key entry of a class that is not JAX's, by its text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -36,130 +36,134 @@ class OtherKey:
 
 
 class FileRow(NamedTuple):
-    """One row."""
+    """A row of a file."""
 
-    op: str  # a: array, -: an array that was left out, s: value, r: a node met before, n: node
-    arg: Any  # a: number of the array, s: its JSON, r: number of the row, n: name of the class
+    op: str  # a: array, -: an array that was left out, s: value, r: reference to an earlier row, n: node
+    arg: Any  # a: index of the array, s: its JSON, r: number of the row, n: name of the class
     children: list[tuple[Any, int]]  # (key entry, number)
     detail: Any
     parent: int
 
 
-class Rows:
-    """The graph of a file.
+class FileGraph:
+    """The graph of a file, as rows.
 
     Args:
-        held: the JSON.
-        names: reads names and keys.
+        graph_data: the JSON of the graph.
+        decoder: reads names and keys.
 
     Raises:
-        Malformed: for anything that is not as it is written.
+        Malformed: for JSON that no `EncodedGraph` writes.
     """
 
-    def __init__(self, held: dict[str, Any], decoder: Decoder) -> None:
+    def __init__(self, graph_data: dict[str, Any], decoder: Decoder) -> None:
         self._decoder = decoder
-        self.arrays = [Leaf.from_json(found) for found in _list(held.get("arrays"))]
-        self.all: list[FileRow] = []
-        self._above: list[Any] = [None]  # the key entry of each row
-        rows = _list(held.get("rows"))
-        self._to_come = len(rows) - 1
-        above: list[tuple[int, int]] = []  # of each open node: its number, how many children are still to come
-        for number, row in enumerate(rows):
+        self.arrays = [Leaf.from_json(data) for data in _as_list(graph_data.get("arrays"))]
+        self.rows: list[FileRow] = []
+        self._entries: list[Any] = [None]  # the key entry of each row
+        row_data = _as_list(graph_data.get("rows"))
+        self._children_to_come = len(row_data) - 1
+        open_nodes: list[tuple[int, int]] = []  # nodes on the current path: number, how many children are still to come
+        for number, row in enumerate(row_data):
             parent = -1
             if number:
-                while above and not above[-1][1]:
-                    above.pop()
-                if not above:
+                # Rows are in pre-order: the parent of a row is the last node that still expects children.
+                while open_nodes and not open_nodes[-1][1]:
+                    open_nodes.pop()
+                if not open_nodes:
                     raise Malformed("rows after the last one")
-                parent, left = above[-1]
-                above[-1] = (parent, left - 1)
-                children = self.all[parent].children
-                at = len(children) - left
-                self._above.append(children[at][0])
-                children[at] = (children[at][0], number)
-            self.all.append(self._row(_list(row), number, parent))
-            if self.all[-1].op == "n":
-                above.append((number, len(self.all[-1].children)))
-        if not rows or any(left for _, left in above):
+                parent, missing = open_nodes[-1]
+                open_nodes[-1] = (parent, missing - 1)
+                children = self.rows[parent].children
+                position = len(children) - missing
+                self._entries.append(children[position][0])
+                children[position] = (children[position][0], number)
+            self.rows.append(self._row(_as_list(row), number, parent))
+            if self.rows[-1].op == "n":
+                open_nodes.append((number, len(self.rows[-1].children)))
+        if not row_data or any(missing for _, missing in open_nodes):
             raise Malformed("rows are missing")
-        self._holds: list[bool] | None = None
+        self._has_arrays: list[bool] | None = None
 
     def target(self, number: int) -> int:
-        row = self.all[number]
+        row = self.rows[number]
         return row.arg if row.op == "r" else number
 
     def path(self, number: int) -> Path:
-        """Where a row stands."""
-        steps: list[Any] = []
+        """The path of a row."""
+        entries: list[Any] = []
         while number:
-            steps.append(self._above[number])
-            number = self.all[number].parent
-        return Path(reversed(steps))
+            entries.append(self._entries[number])
+            number = self.rows[number].parent
+        return Path(reversed(entries))
 
     def holds_arrays(self, number: int) -> bool:
-        """Is there an array below, or behind a reference to something not above?"""
-        if self._holds is None:
-            self._holds = [row.op in "a-" for row in self.all]
-            for at in range(len(self.all) - 1, 0, -1):
-                if self._holds[at]:
-                    self._holds[self.all[at].parent] = True
-        return self._holds[self.target(number)]
+        """Is a row an array, or an array below it? A reference counts as its target."""
+        if self._has_arrays is None:
+            self._has_arrays = [row.op in "a-" for row in self.rows]
+            # Rows come after their parents, so that one pass from the end reaches all ancestors.
+            for child in range(len(self.rows) - 1, 0, -1):
+                if self._has_arrays[child]:
+                    self._has_arrays[self.rows[child].parent] = True
+        return self._has_arrays[self.target(number)]
 
     def _row(self, row: list[Any], number: int, parent: int) -> FileRow:
         op, arg = (row[0], row[1] if len(row) > 1 else None) if row else (None, None)
+        # Indices have to refer to rows and arrays that exist, and references to earlier rows.
         if op == "-":
             return FileRow("-", None, [], None, parent)
         if op == "s":
             return FileRow("s", arg, [], None, parent)
         if op == "a" and type(arg) is int and 0 <= arg < len(self.arrays):
             return FileRow("a", arg, [], None, parent)
-        if op == "r" and type(arg) is int and 0 <= arg < number and self.all[arg].op in "ns":
+        if op == "r" and type(arg) is int and 0 <= arg < number and self.rows[arg].op in "ns":
             return FileRow("r", arg, [], None, parent)
         if op != "n" or len(row) < 3:
             raise Malformed(f"row {number} is none of this format")
         entries: Any = row[2]
         if type(entries) is int:
-            self._promise(entries)
+            self._expect_children(entries)
             children = [(SequenceKey(i), -1) for i in range(entries)]
         else:
-            self._promise(len(_list(entries)))
+            self._expect_children(len(_as_list(entries)))
             children = [(self._entry(entry), -1) for entry in entries]
             refuse_collisions([entry for entry, _ in children])
         return FileRow("n", self._decoder.name(arg), children, row[3] if len(row) > 3 else None, parent)
 
-    def _promise(self, children: int) -> None:
-        """No memory is taken for children that do not come."""
-        self._to_come -= children
-        if children < 0 or self._to_come < 0:
+    def _expect_children(self, children: int) -> None:
+        """Counts children against the rows that are there, before memory is allocated for them."""
+        self._children_to_come -= children
+        if children < 0 or self._children_to_come < 0:
             raise Malformed("a number of children that do not come")
 
     def _entry(self, entry: Any) -> Any:
         if type(entry) is str:
             return GetAttrKey(entry)
-        if type(entry) is int and 0 <= entry < _MOST_INDEX:
+        if type(entry) is int and 0 <= entry < _MAX_INDEX:
             return SequenceKey(entry)
         if type(entry) is list and len(cast("list[Any]", entry)) == 1:
             key = self._opaque_key(entry[0]) or self._decoder.value(entry[0])
+            # The keys become those of a dict, and have to be hashable.
             try:
                 hash(key)
             except TypeError as error:
                 raise Malformed(f"a key without a hash: {error}") from None
             return dict_key(UnknownKey(str(entry[0])) if key is MISSING else key)
-        held: dict[str, Any] = entry if type(entry) is dict else {}
-        if type(held.get("flat")) is int and 0 <= held["flat"] < _MOST_INDEX:
-            return FlattenedIndexKey(held["flat"])
-        if type(held.get("text")) is str:
-            return OtherKey(held["text"])
+        form: dict[str, Any] = entry if type(entry) is dict else {}
+        if type(form.get("flat")) is int and 0 <= form["flat"] < _MAX_INDEX:
+            return FlattenedIndexKey(form["flat"])
+        if type(form.get("text")) is str:
+            return OtherKey(form["text"])
         raise Malformed(f"a key that is none: {entry!r}")
 
-    def _opaque_key(self, found: Any) -> OpaqueKey | None:
-        held: dict[str, Any] = found if type(found) is dict else {}
-        if held.get("!") != "opaque" or type(held.get("at")) is not int:
+    def _opaque_key(self, data: Any) -> OpaqueKey | None:
+        form: dict[str, Any] = data if type(data) is dict else {}
+        if form.get("!") != "opaque" or type(form.get("at")) is not int:
             return None
-        return OpaqueKey(self._decoder.name(held.get("of")), held["at"])
+        return OpaqueKey(self._decoder.name(form.get("of")), form["at"])
 
 
-def _list(found: Any) -> list[Any]:
-    if type(found) is not list:
+def _as_list(data: Any) -> list[Any]:
+    if type(data) is not list:
         raise Malformed("a list was expected")
-    return cast("list[Any]", found)
+    return cast("list[Any]", data)

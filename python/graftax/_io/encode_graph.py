@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An object graph as the rows of a file: nodes, arrays, values and references, in walk order."""
+"""Encodes an object graph as the rows of a file: nodes, arrays, values and references, in walk order."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from graftax import _core
 from graftax._base.errors import UnsupportedValueError, at_path
 from graftax._graph.path import Path, open_node
 from graftax._graph.structure import Op, Row, Structure
-from graftax._graph.structure_diff import Way
+from graftax._graph.structure_diff import LinkedPath
 from graftax._graph.types.pytree_nodes import NoneKey
-from graftax._io.importable_names import Names, has_name
+from graftax._io.importable_names import NameTable, has_name
 from graftax._io.json_values import Encoder, Opaque
-from graftax._io.lazy_path import path_of
-from graftax._io.tensor import LOGICAL, Leaf, Outgoing, Outside, outgoing
+from graftax._io.lazy_path import path_from_linked
+from graftax._io.tensor import LOGICAL, ArrayToSave, ExternalArray, Leaf, array_to_save
 
 FORMAT = 1
 _NUMBERS = (bool, int, float, complex)
-_LONGEST_NAME = 400
+_MAX_NAME_LENGTH = 400
 
 NO_KEY = (
     "a {cls} that is an element of a set has neither a value nor a name that a file can hold. Use numbers, texts, "
@@ -38,138 +38,148 @@ ABSTRACT = (
 
 
 def _is_array(value: Any) -> bool:
-    """Is a static value an array that a file can hold as one?"""
+    """Is a static value an array that can be a tensor of a file?"""
     return isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.name in LOGICAL)
 
 
-class Outline:
-    """What is written of one object graph.
+class EncodedGraph:
+    """The rows and arrays to be written for an object graph.
 
     Args:
         obj: the root.
-        wanted: is an array at this path written? The others are noted as left out.
-        dtype: of floating arrays, where it is not their own.
-        beside: does an array lie beside the file? Its rows are in the file, its data are in `outside`.
+        is_selected: tells whether the array at a path is written; the others are marked as left out.
+        dtype: the dtype in which floating arrays are written; None keeps theirs.
+        is_external: tells whether an array is stored outside of the file: its row is written, its data are in
+            `external_arrays`.
 
     Raises:
-        UnsupportedValueError: for what no file can hold, at its path.
+        UnsupportedValueError: for a value that no file can hold, at its path.
     """
 
     def __init__(
         self,
         obj: Any,
-        wanted: Callable[[Path], bool] | None,
+        is_selected: Callable[[Path], bool] | None,
         dtype: np.dtype[Any] | None,
-        beside: Callable[[Outgoing], bool] | None = None,
+        is_external: Callable[[ArrayToSave], bool] | None = None,
     ) -> None:
         self._leaves, graphdef = _core.flatten(obj)
         self._structure = Structure(graphdef)
-        self._wanted, self._dtype, self._beside = wanted, dtype, beside
-        self.outside: dict[str, Any] = {}
-        self._names = Names()
+        self._is_selected, self._dtype, self._is_external = is_selected, dtype, is_external
+        self.external_arrays: dict[str, Any] = {}
+        self._names = NameTable()
         self._encoder = Encoder(self._names)
-        self._numbers: dict[int, int] = {}  # of the rows of the structure, among those of the file
-        self._tensors: dict[int, int] = {}  # of the arrays, by id
-        self._taken: set[str] = {"__metadata__"}
+        self._numbers: dict[int, int] = {}  # row of the structure -> row of the file
+        self._tensors: dict[int, int] = {}  # id of an array -> its index in `_described`
+        self._used_names: set[str] = {"__metadata__"}
         self.rows: list[list[Any]] = []
-        self.arrays: list[Outgoing] = []
+        self.arrays: list[ArrayToSave] = []
         self._described: list[Leaf] = []
-        self._abstract: Way | Literal[False] = False  # where the first array without data is
+        self._abstract: LinkedPath | Literal[False] = False  # the path of the first array without data
         self._walk(obj)
+        # A graph of `eval_shape` has abstract arrays only; a single one beside real arrays is a value.
         if self._abstract is not False and all(row[0] not in "a-" for row in self.rows):
-            raise UnsupportedValueError(f"{path_of(self._abstract)!r}: {ABSTRACT}")
+            raise UnsupportedValueError(f"{path_from_linked(self._abstract)!r}: {ABSTRACT}")
 
     def to_json(self) -> dict[str, Any]:
         arrays = [leaf.to_json() for leaf in self._described]
-        return {"format": FORMAT, "needs": 1, "names": list(self._names.all), "arrays": arrays, "rows": self.rows}
+        return {"format": FORMAT, "needs": 1, "names": list(self._names.numbers), "arrays": arrays, "rows": self.rows}
 
     def _walk(self, obj: Any) -> None:
-        todo: list[tuple[Row, Way, Any]] = [(self._structure.rows[0], None, obj)]
+        todo: list[tuple[Row, LinkedPath, Any]] = [(self._structure.rows[0], None, obj)]
         while todo:
-            row, way, live = todo.pop()
+            row, path, live = todo.pop()
             try:
-                todo += self._visit(row, way, live)
+                todo += self._visit(row, path, live)
             except Exception as error:
-                raise at_path(error, repr(path_of(way))) from error.__cause__
+                raise at_path(error, repr(path_from_linked(path))) from error.__cause__
 
-    def _visit(self, row: Row, way: Way, live: Any) -> list[tuple[Row, Way, Any]]:
-        """Writes a row; returns those below it, last first."""
+    def _visit(self, row: Row, path: LinkedPath, live: Any) -> list[tuple[Row, LinkedPath, Any]]:
+        """Writes a row; returns the rows below it in reverse order, each with its path and its live object."""
         row = self._structure.target(row)
-        number = row.op is Op.leaf and isinstance(self._leaves[row.leaf], _NUMBERS)  # that its class calls data
+        # A number is a leaf where its class declares the field as data; a file holds it as a value all the same.
+        number = row.op is Op.leaf and isinstance(self._leaves[row.leaf], _NUMBERS)
         if row.op is Op.static and _is_array(row.value):
-            self.rows.append(self._leaf(row.value, way))
+            self.rows.append(self._leaf(row.value, path))
             return []
         if number or row.op is Op.static:
             if isinstance(live, jax.ShapeDtypeStruct) and self._abstract is False:
-                self._abstract = way
+                self._abstract = path
             self.rows.append(["s", self._encoder.value(self._leaves[row.leaf] if number else row.value)])
             return []
         if row.op is Op.leaf:
-            self.rows.append(self._leaf(self._leaves[row.leaf], way))
+            self.rows.append(self._leaf(self._leaves[row.leaf], path))
             return []
+        # The number is that of the first row of the node, or of an equal value.
         if row.number in self._numbers:
             self.rows.append(["r", self._numbers[row.number]])
             return []
         self._numbers[row.number] = len(self.rows)
-        if isinstance(live, types.FunctionType) and not self._is_opened(row, live):
+        if isinstance(live, types.FunctionType) and not self._has_inner_arrays(row, live):
             self.rows.append(["s", self._encoder.value(live)])
             return []
+        # The live object tells keys that the recorded structure does not have.
         children = list(self._structure.children(row))
-        opened = _core.children_with_keys(live)
-        entries, below = [child.key_entry for child in children], [value for _, value in opened]
+        live_children = _core.children_with_keys(live)
+        entries, child_values = [child.key_entry for child in children], [value for _, value in live_children]
         if any(isinstance(entry, FlattenedIndexKey) for entry in entries):
             entries = [entry for entry, _ in open_node(live)]
-        self.rows.append(["n", self._names.number(row.type), self._entries(entries), *self._detail(row)])
-        found = zip(children, entries, below, strict=True)
-        todo: list[tuple[Row, Way, Any]] = [(child, (way, entry), value) for child, entry, value in found]
+        self.rows.append(["n", self._names.number(row.type), self._entries(entries), *self._payload(row)])
+        triples = zip(children, entries, child_values, strict=True)
+        todo: list[tuple[Row, LinkedPath, Any]] = [(child, (path, entry), value) for child, entry, value in triples]
         return todo[::-1]
 
-    def _is_opened(self, row: Row, function: types.FunctionType) -> bool:
-        """A function without a name counts by what it captures where there are arrays in it."""
-        return not has_name(function) and any(below.op is Op.leaf for below in self._structure.below(row))
+    def _has_inner_arrays(self, row: Row, function: types.FunctionType) -> bool:
+        """Is a function without a name written as a node, because it captures arrays?"""
+        return not has_name(function) and any(inner.op is Op.leaf for inner in self._structure.subtree(row))
 
-    def _leaf(self, value: Any, way: Way) -> list[Any]:
-        if self._wanted is not None and not self._wanted(path_of(way)):
+    def _leaf(self, value: Any, path: LinkedPath) -> list[Any]:
+        """The row of an array. An array at several paths is one tensor."""
+        if self._is_selected is not None and not self._is_selected(path_from_linked(path)):
             return ["-"]
-        known = self._tensors.get(id(value))
-        if known is None:
-            known = self._tensors[id(value)] = len(self._described)
-            array = outgoing(value, self._name(way), self._dtype, self._beside is not None)
-            self._described.append(array.leaf)
-            if self._beside is not None and self._beside(array):
-                place = str(len(self.outside))
-                self.outside[place] = array.held
-                held = Outside(place, np.dtype(array.held.dtype).name, tuple(array.held.shape))
-                self._described[-1] = array.leaf._replace(dtype=None, outside=held)
+        index = self._tensors.get(id(value))
+        # By id: the leaves are kept alive meanwhile.
+        if index is None:
+            index = self._tensors[id(value)] = len(self._described)
+            saved = array_to_save(value, self._name(path), self._dtype, self._is_external is not None)
+            self._described.append(saved.leaf)
+            if self._is_external is not None and self._is_external(saved):
+                key = str(len(self.external_arrays))
+                self.external_arrays[key] = saved.array
+                external = ExternalArray(key, np.dtype(saved.array.dtype).name, tuple(saved.array.shape))
+                self._described[-1] = saved.leaf._replace(dtype=None, outside=external)
             else:
-                self.arrays.append(array)
-        return ["a", known]
+                self.arrays.append(saved)
+        return ["a", index]
 
-    def _name(self, way: Way) -> str:
-        path = Path(self._by_number(entry) for entry in path_of(way, _LONGEST_NAME))
+    def _name(self, linked_path: LinkedPath) -> str:
+        """The name of a tensor: the text of its path, made unique, of bounded length and valid UTF-8."""
+        path = Path(self._printable_entry(entry) for entry in path_from_linked(linked_path, _MAX_NAME_LENGTH))
         text = str(path).removeprefix(".") or "obj"
         text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\0")
-        if len(text) > _LONGEST_NAME:
+        if len(text) > _MAX_NAME_LENGTH:
             text = f"{text[:200]}…{text[-100:]}"
         name, count = text, 1
-        while name in self._taken:
+        # Two paths may have the same text.
+        while name in self._used_names:
             count += 1
             name = f"{text}~{count}"
-        self._taken.add(name)
+        self._used_names.add(name)
         return name
 
-    def _by_number(self, entry: Any) -> Any:
-        """A key that no file holds by its number: its text has an address, which says nothing."""
-        key = self._encoder.numbered(entry.key) if isinstance(entry, DictKey) else None
+    def _printable_entry(self, entry: Any) -> Any:
+        """An opaque key by its number: its own text would contain an address, which differs in each process."""
+        key = self._encoder.opaque_key(entry.key) if isinstance(entry, DictKey) else None
         return entry if key is None else DictKey(key)
 
     def _entries(self, entries: list[Any]) -> Any:
+        """The key entries of a node; of a sequence only their number."""
         if all(isinstance(entry, SequenceKey) for entry in entries):
             return len(entries)
         return [self._entry(entry) for entry in entries]
 
     def _entry(self, entry: Any) -> Any:
-        """An attribute as a text, a key in a list, numbers as numbers."""
+        """The JSON of a key entry: a text for an attribute, an integer for an index, a list of one value for a key."""
         if isinstance(entry, GetAttrKey):
             return entry.name
         if isinstance(entry, SequenceKey):
@@ -178,6 +188,7 @@ class Outline:
             return {"flat": entry.key}
         if isinstance(entry, (DictKey, NoneKey)):
             return [self._encoder.entry(entry.key)]
+        # Key entries of other classes are compared by their text.
         return {"text": str(entry)}
 
     def _key(self, value: Any) -> Any:
@@ -186,12 +197,13 @@ class Outline:
         except Opaque:
             raise UnsupportedValueError(NO_KEY.format(cls=type(value).__qualname__)) from None
 
-    def _detail(self, row: Row) -> Iterator[Any]:
+    def _payload(self, row: Row) -> Iterator[Any]:
         cls = row.type
         if cls is None:
             return
         base = _core.kind_info(cls)[0]
         value = row.value
+        # A detail is only written for these kinds of nodes.
         if base == "set":
             yield [self._key(element) for element in value]
         elif base == "function":

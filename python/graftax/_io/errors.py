@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong with files."""
+"""Errors of files."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Iterable
 
 from graftax._base.errors import GraftaxError
 
-_SHOWN = 40  # differences that a message lists
+_MAX_LINES = 40  # differences in a message
 
 
 class LoadError(GraftaxError, ValueError):
-    """A file that cannot be loaded: damaged, or not of the structure that is wanted. `differences` has a line each."""
+    """A file cannot be loaded: it is damaged, or differs from `like`. `differences` has a line for each difference."""
 
     def __init__(self, message: str, differences: Iterable[str] = ()) -> None:
         self.differences = tuple(differences)
-        shown = [f"\n  {line}" for line in self.differences[:_SHOWN]]
-        more = len(self.differences) - len(shown)
-        super().__init__(message + "".join(shown) + (f"\n  and {more} more" if more else ""))
+        lines = [f"\n  {line}" for line in self.differences[:_MAX_LINES]]
+        remaining = len(self.differences) - len(lines)
+        super().__init__(message + "".join(lines) + (f"\n  and {remaining} more" if remaining else ""))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made, (str(self), self.differences)
+        return _restore_error, (str(self), self.differences)
 
 
-def _made(text: str, differences: tuple[str, ...]) -> LoadError:
+def _restore_error(text: str, differences: tuple[str, ...]) -> LoadError:
     error = LoadError(text)
     error.differences = differences
     return error
 
 
 class Malformed(ValueError):
-    """What a file says has no meaning; `load` and `peek` name the file."""
+    """The content of a file is invalid. `load` and `peek` turn this into a `LoadError` that names the file."""
 
 
-def damaged(path: str, what: str) -> LoadError:
-    """The error for a file that is not what a file of this kind is."""
-    return LoadError(f"{path} is no safetensors file, or it is damaged: {what}")
+def damaged(path: str, problem: str) -> LoadError:
+    """The error for a file that is damaged or of another kind."""
+    return LoadError(f"{path} is no safetensors file, or it is damaged: {problem}")

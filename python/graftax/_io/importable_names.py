@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes and functions in a file: `module:qualname`, and nothing else. Reading one imports and calls nothing.
+"""Names of classes and functions in a file: `module:qualname`. Reading a name imports and calls nothing.
 
-A name leads to an object only where that was given to `load` (in `like`, in `classes=`), or where somebody has made the
-class known as what graphs consist of: by registering it, or as a library that graftax knows.
+A name is resolved only to an object that was passed to `load` (in `like` or `classes=`), to a class that is registered
+as a part of graphs, or to one of a library that graftax knows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from graftax._jax.compat import is_tree_node
 
 MISSING: Any = object()
 
-# Types of nodes that have no class statement, by name: pickle knows no name for some of them.
+# Built-in types of nodes, by name. Some of them cannot be imported by their names.
 BUILTIN: dict[str, type] = {
     f"{cls.__module__}:{cls.__qualname__}": cls
     for cls in (list, tuple, dict, set, frozenset, bytearray, array.array, types.SimpleNamespace, types.FunctionType)
@@ -42,127 +42,132 @@ _PLAIN = (int, float, bool, complex, str, bytes, object, type(None), type(...))
 PLAIN: dict[str, type] = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in _PLAIN}
 
 
-class Names:
-    """The names that a file uses, in the order in which they were met."""
+class NameTable:
+    """The names in a file, numbered in the order of their first use."""
 
     def __init__(self) -> None:
-        self.all: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
 
     def number(self, value: Any) -> int:
-        return self.all.setdefault(full_name(value), len(self.all))
+        return self.numbers.setdefault(full_name(value), len(self.numbers))
 
 
 def full_name(value: Any) -> str:
-    """What a file calls it. A public name of graftax stays, wherever the module is that it is written in."""
+    """The name in a file. A public object of graftax has its public name, whichever module defines it."""
     module, name = value.__module__, value.__qualname__
+    # So that modules of graftax can be moved without making files unreadable.
     if module.startswith("graftax.") and vars(sys.modules["graftax"]).get(name) is value:
         module = "graftax"
     return f"{module}:{name}"
 
 
 def has_name(value: Any) -> bool:
-    """Does its name lead to it?"""
+    """Is the object found by its own module and qualified name?"""
     try:
         module, name = value.__module__, value.__qualname__
     except Exception:  # a class that answers for every attribute
         return False
-    return type(module) is str and type(name) is str and found(module, name) is value
+    return type(module) is str and type(name) is str and find_loaded(module, name) is value
 
 
-def found(module: str, qualname: str) -> Any:
-    """What is under a name in the modules that are loaded; MISSING where nothing is. Runs no code of anybody."""
-    at: Any = sys.modules.get(module, MISSING)
-    if not isinstance(at, types.ModuleType):
+def find_loaded(module: str, qualname: str) -> Any:
+    """The object of a name in the loaded modules; MISSING if there is none. Runs no user code."""
+    scope: Any = sys.modules.get(module, MISSING)
+    if not isinstance(scope, types.ModuleType):
         return MISSING
     for part in qualname.split("."):
-        names = types.ModuleType.__getattribute__(at, "__dict__") if isinstance(at, types.ModuleType) else None
-        if names is None and isinstance(at, type):
-            names = type.__getattribute__(at, "__dict__")
+        # Attributes are read from dicts alone: neither a module's nor a class's `__getattr__` runs.
+        names = types.ModuleType.__getattribute__(scope, "__dict__") if isinstance(scope, types.ModuleType) else None
+        if names is None and isinstance(scope, type):
+            names = type.__getattribute__(scope, "__dict__")
         if names is None or part not in names:
             return MISSING
-        at = names[part]
-    return at
+        scope = names[part]
+    return scope
 
 
-class Known:
-    """What the names of a file may lead to.
+class NameResolver:
+    """Resolves the names of a file to objects that are allowed there.
 
     Args:
-        like: objects that are known because `like` has them.
-        classes: classes, functions, and patterns of `module.name`; or "dict", which makes dicts of objects of unknown
-            classes.
+        like: the objects in `like`, by name.
+        classes: classes, functions, and patterns of `module.name`; or "dict", which loads objects of unknown classes
+            as dicts.
     """
 
     def __init__(self, like: Mapping[str, Any], classes: Any) -> None:
         self.as_dicts = isinstance(classes, str) and classes == "dict"
-        given = () if self.as_dicts else (classes,) if isinstance(classes, (str, type)) else tuple(classes)
-        self._patterns = [text for text in cast("Iterable[Any]", given) if isinstance(text, str)]
-        self._known: dict[str, Any] = {**like}
-        for value in given:
+        entries = () if self.as_dicts else (classes,) if isinstance(classes, (str, type)) else tuple(classes)
+        self._patterns = [text for text in cast("Iterable[Any]", entries) if isinstance(text, str)]
+        self._objects: dict[str, Any] = {**like}
+        for value in entries:
             if not isinstance(value, str):
-                self._known[full_name(value)] = value
+                self._objects[full_name(value)] = value
         self.unknown: dict[str, None] = {}
 
-    def a_class(self, name: str) -> Any:
-        """The class of a node; MISSING, and noted, where it is not known."""
-        value = self._known.get(name, MISSING)
+    def resolve_class(self, name: str) -> Any:
+        """The class of a node; MISSING, which is noted, if the name is not allowed."""
+        value = self._objects.get(name, MISSING)
+        # What the user passed comes first, then built-in types, then registered classes.
         if value is MISSING:
             value = BUILTIN.get(name, MISSING)
         if value is MISSING:
-            value = self._allowed(name)
-        return value if isinstance(value, type) else self.missing(name)
+            value = self._find_allowed(name)
+        return value if isinstance(value, type) else self.note_missing(name)
 
-    def value(self, name: str) -> Any:
-        """A class, a function or another object that counts by its name; MISSING, and noted, where it is not known."""
-        value = self._known.get(name, MISSING)
+    def resolve(self, name: str) -> Any:
+        """A class, a function or another object saved by name; MISSING, which is noted, if the name is not allowed."""
+        value = self._objects.get(name, MISSING)
         if value is MISSING:
             value = PLAIN.get(name, BUILTIN.get(name, MISSING))
-        return self.missing(name) if value is MISSING and (value := self._allowed(name)) is MISSING else value
+        return self.note_missing(name) if value is MISSING and (value := self._find_allowed(name)) is MISSING else value
 
-    def module(self, name: str) -> Any:
-        value = self._known.get(f"{name}:", MISSING)
-        if value is MISSING and self._is_given(name):
+    def resolve_module(self, name: str) -> Any:
+        value = self._objects.get(f"{name}:", MISSING)
+        if value is MISSING and self._is_listed(name):
             value = sys.modules.get(name, MISSING)
-        return self.missing(name) if value is MISSING else value
+        return self.note_missing(name) if value is MISSING else value
 
-    def _allowed(self, name: str) -> Any:
+    def _find_allowed(self, name: str) -> Any:
         module, _, qualname = name.partition(":")
-        value = found(module, qualname)
+        value = find_loaded(module, qualname)
         if value is MISSING:
             return MISSING
-        if self._is_given(f"{module}.{qualname}"):
+        if self._is_listed(f"{module}.{qualname}"):
             return value
+        # Without a pattern, only registered classes are allowed, and functions that cannot do harm.
         if isinstance(value, type):
             return value if is_known_class(value) else MISSING
-        if is_arithmetic(value) or is_of(module, [name for name in interop.ADAPTERS if name in sys.modules]):
+        if is_arithmetic(value) or is_in_packages(module, [name for name in interop.ADAPTERS if name in sys.modules]):
             return value
         return MISSING
 
-    def _is_given(self, name: str) -> bool:
-        """A pattern means what it spells, and all that is in it."""
+    def _is_listed(self, name: str) -> bool:
+        """Does a pattern in `classes=` match the name, or a module or class that contains it?"""
         return any(fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(name, f"{p}.*") for p in self._patterns)
 
-    def missing(self, name: str) -> Any:
-        """Notes that something is not known."""
+    def note_missing(self, name: str) -> Any:
+        """Notes that a name is not known, for the error that lists all of them."""
         self.unknown[name] = None
         return MISSING
 
 
 def is_arithmetic(value: Any) -> bool:
-    """Is it a public function of JAX on arrays, none that reads or writes files?"""
+    """Is it a public function of JAX on arrays that does not read or write files?"""
     name = getattr(value, "__name__", "")
     public = any(vars(module).get(name) is value for module in (jax.nn, jax.lax, jax.numpy))
     return public and name not in ("save", "savez", "load", "fromfile")
 
 
-def is_of(module: str, packages: Iterable[str]) -> bool:
+def is_in_packages(module: str, packages: Iterable[str]) -> bool:
     return any(module == name or module.startswith(name + ".") for name in packages)
 
 
 def is_known_class(cls: type) -> bool:
-    """Is it a class that somebody has registered, or one whose instances can only be values?"""
+    """Is it a registered class, or one whose instances can only be values?"""
     if cls in by_fields or cls in static_classes or issubclass(cls, (Module, np.generic)) or is_tree_node(cls):
         return True
+    # Named tuples are built by `tuple.__new__`, which runs no code of theirs.
     if issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple):
         return True
     if cls.__module__ == "jax.numpy" or issubclass(cls, enum.Enum):
@@ -171,16 +176,19 @@ def is_known_class(cls: type) -> bool:
 
 
 def names_in(graph: Graph) -> dict[str, Any]:
-    """The classes, functions and modules of objects, by name."""
-    found: dict[str, Any] = {}
+    """The classes, functions and modules in a graph, by name."""
+    objects: dict[str, Any] = {}
     for row in graph.rows:
         value = row.value
+        # Values count by themselves and by their class; a node's class is all that a file names.
         values: Iterable[Any] = (value, type(value)) if row.is_leaf else (type(value),)
         if isinstance(value, types.FunctionType):
             values = (value, type(value))
-        for known in values:
-            if isinstance(known, types.ModuleType):
-                found[f"{known.__name__}:"] = known
-            elif isinstance(known, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(known):
-                found.setdefault(f"{known.__module__}:{known.__qualname__}", known)
-    return found
+        for value_or_class in values:
+            if isinstance(value_or_class, types.ModuleType):
+                objects[f"{value_or_class.__name__}:"] = value_or_class
+            elif isinstance(value_or_class, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(
+                value_or_class
+            ):
+                objects.setdefault(f"{value_or_class.__module__}:{value_or_class.__qualname__}", value_or_class)
+    return objects

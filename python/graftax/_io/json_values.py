@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are no arrays, as JSON: plain ones as they are, others as an object that says in "!" what it is."""
+"""Values other than arrays as JSON: plain values as they are, others as an object whose "!" names its form."""
 
 from __future__ import annotations
 
@@ -26,81 +26,90 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from graftax import interop
 from graftax._base.handles import HandleLayout
 from graftax._io.errors import Malformed
-from graftax._io.importable_names import MISSING, Known, Names, full_name, has_name
+from graftax._io.importable_names import MISSING, NameResolver, NameTable, full_name, has_name
 from graftax._io.opaque_keys import OpaqueKey
-from graftax._io.packed_state import lines_of
+from graftax._io.packed_state import layout_lines
 from graftax._io.tensor import LOGICAL
 
-_MOST_DEPTH = 50  # of tuples in tuples
-_MOST_INT = 1 << 63
-_MOST_OF_ONE_HASH = 1000
+_MAX_DEPTH = 50  # of nested tuples
+_MAX_INT = 1 << 63
+_MAX_KEYS_OF_A_HASH = 1000
 
 
 class Opaque(Exception):
-    """A value that only `like` can give: it has neither a value nor a name."""
+    """The value cannot be written: it has neither a plain value nor a name. Only `like` can provide it."""
 
 
 class Encoder:
-    """Writes values as JSON, and the names that they need into `names`."""
+    """Writes values as JSON, and adds the names that they need to `names`."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: NameTable) -> None:
         self._names = names
-        self._opaque: dict[int, tuple[Any, list[dict[str, Any]]]] = {}  # by id: the object, what is written of it
-        self._keys: dict[int, int] = {}  # the number of each one that is a key, by id
+        self._opaque: dict[int, tuple[Any, list[dict[str, Any]]]] = {}  # by id: (object, forms that were written of it)
+        self._keys: dict[int, int] = {}  # by id: the number of an opaque object that is a dict key
 
     def value(self, value: Any) -> Any:
-        """The JSON of a value. One that has neither a value nor a name is written by its type alone."""
+        """The JSON of a value. An opaque value is written by its type alone."""
         try:
             return self.key(value)
         except Opaque:
-            return self._by_type(value)
+            return self._opaque_form(value)
 
     def entry(self, key: Any) -> Any:
-        """The JSON of a key of a dict. One that only `like` can give has a number, in every place where it stands."""
+        """The JSON of a dict key. An opaque key has a number, which is added to all forms of the same object."""
         try:
             return self.key(key)
         except Opaque:
-            held = self._by_type(key)
+            form = self._opaque_form(key)
             number = self._keys.setdefault(id(key), len(self._keys))
-            for written in self._opaque[id(key)][1]:
-                written["at"] = number
-            return held
+            # The object may have been written as a value before: then it gets the number as well.
+            for earlier_form in self._opaque[id(key)][1]:
+                earlier_form["at"] = number
+            return form
 
-    def numbered(self, key: Any) -> OpaqueKey | None:
-        """What stands for a key that only `like` can give, once it was written."""
+    def opaque_key(self, key: Any) -> OpaqueKey | None:
+        """The `OpaqueKey` of a dict key that was written as one; None for any other key."""
         number = self._keys.get(id(key))
         return None if number is None else OpaqueKey(full_name(type(key)), number)
 
-    def _by_type(self, value: Any) -> dict[str, Any]:
+    def _opaque_form(self, value: Any) -> dict[str, Any]:
         named = {"name": value.__qualname__} if isinstance(value, types.FunctionType) else {}
-        held: dict[str, Any] = {"!": "opaque", "of": self._names.number(type(value)), **named}
+        form: dict[str, Any] = {"!": "opaque", "of": self._names.number(type(value)), **named}
         if id(value) in self._keys:
-            held["at"] = self._keys[id(value)]
+            form["at"] = self._keys[id(value)]
         if isinstance(value, HandleLayout):
-            held["holds"] = held_in(value)
-        self._opaque.setdefault(id(value), (value, []))[1].append(held)
-        return held
+            form["holds"] = packed_state_lines(value)
+        self._opaque.setdefault(id(value), (value, []))[1].append(form)
+        return form
 
     def key(self, value: Any, depth: int = 0) -> Any:
-        """The JSON of a value. Raises Opaque where there is none."""
-        if depth > _MOST_DEPTH:
+        """The JSON of a value.
+
+        Raises:
+            Opaque: where the value cannot be written.
+        """
+        if depth > _MAX_DEPTH:
             raise Opaque
         cls = type(value)
-        if value is None or cls is bool or cls is str or (cls is int and -_MOST_INT <= value < _MOST_INT):
+        # Values that JSON holds exactly. Other parsers do not read larger integers or `nan`.
+        if value is None or cls is bool or cls is str or (cls is int and -_MAX_INT <= value < _MAX_INT):
             return value
         if cls is float and math.isfinite(value):
             return value
+        # A set has no order: its parts are sorted, so that equal sets have equal JSON.
         if cls in (tuple, frozenset):
             parts = [self.key(part, depth + 1) for part in value]
             return {"!": cls.__name__, "of": sorted(parts, key=repr) if cls is frozenset else parts}
         if (write := _WRITERS.get(cls)) is not None:
             return {"!": write[0], **write[1](value, self.key)}
-        return self._of_class(value, depth)
+        return self._key_by_class(value, depth)
 
-    def _of_class(self, value: Any, depth: int) -> dict[str, Any]:
+    def _key_by_class(self, value: Any, depth: int) -> dict[str, Any]:
+        """The JSON of a value that is recognized by a base class, or has a name."""
         cls: type = type(value)
         if isinstance(value, enum.Enum):
             name = cast("str | None", value._name_)
+            # A combination of flags has no name, or is not a member.
             is_member = name is not None and cls._member_map_.get(name) is value
             named = {"name": name} if is_member else {"value": self.key(value._value_, depth + 1)}
             return {"!": "enum", "of": self._names.number(cls), **named}
@@ -112,11 +121,12 @@ class Encoder:
                 raise Opaque
             return {"!": "dtype", "name": dtype.name if dtype.name in LOGICAL and dtype.isnative else dtype.str}
         if isinstance(value, pathlib.PurePath):
-            kinds = [kind for kind in _PATHS if isinstance(value, kind)]
+            classes = [path_class for path_class in _PATHS if isinstance(value, path_class)]
             if cls in _PATHS:
-                return {"!": "path", "kind": kinds[0].__name__, "text": str(value)}
+                return {"!": "path", "kind": classes[0].__name__, "text": str(value)}
             raise Opaque
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(value):
+            # Functions without a name, such as lambdas, have only code, which a file does not hold.
             if isinstance(value, types.BuiltinFunctionType) and not has_name(value):
                 raise Opaque
             if isinstance(value, types.FunctionType) and not has_name(value):
@@ -124,9 +134,10 @@ class Encoder:
             return {"!": "name", "of": self._names.number(value)}
         if isinstance(value, np.generic):
             return {"!": "numpy", "dtype": value.dtype.str, "data": _base64(value.tobytes())}
-        described = interop.describe(cls)
-        if described is not None and described.role == "context":
+        description = interop.describe(cls)
+        if description is not None and description.role == "context":
             return {"!": "new", "of": self._names.number(cls)}
+        # A subclass with attributes or a pickle of its own has more than its plain value.
         for base in (int, float, complex, str, bytes):
             if isinstance(value, base) and not getattr(value, "__dict__", None):
                 if cls.__reduce_ex__ is not object.__reduce_ex__ or any(vars(c).get("__slots__") for c in cls.__mro__):
@@ -136,15 +147,15 @@ class Encoder:
         raise Opaque
 
 
-def held_in(layout: HandleLayout) -> list[str]:
-    """What a handle holds, in lines that say the same in every process."""
+def packed_state_lines(layout: HandleLayout) -> list[str]:
+    """The contents of a handle of packed state, as lines that are the same in every process."""
 
     def as_json(value: Any) -> Any:
-        names = Names()
-        found = Encoder(names).value(value)
-        return [found, list(names.all)] if names.all else found
+        names = NameTable()
+        data = Encoder(names).value(value)
+        return [data, list(names.numbers)] if names.numbers else data
 
-    return lines_of(layout, as_json)
+    return layout_lines(layout, as_json)
 
 
 def _base64(data: bytes) -> str:
@@ -166,10 +177,10 @@ def _moment(value: Any, key: Any) -> dict[str, Any]:
 
 def _mesh(value: Any) -> dict[str, Any]:
     axes = [[str(name), size] for name, size in value.shape.items()]
-    return {"axes": axes, "types": [kind.name for kind in value.axis_types]}
+    return {"axes": axes, "types": [axis_type.name for axis_type in value.axis_types]}
 
 
-# The name of the form, and what the object holds; `key` writes a part.
+# By type: the name of the form, and a function that gives its fields; `key` writes a part of the value.
 _WRITERS: dict[type, tuple[str, Callable[[Any, Any], dict[str, Any]]]] = {
     int: ("int", lambda v, key: {"hex": hex(v)}),
     float: ("float", lambda v, key: {"bits": _float(v)}),
@@ -198,189 +209,199 @@ _PATHS = (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib
 
 
 class Decoder:
-    """Reads what `Encoder` wrote. What is not known is MISSING, and noted in `known`.
+    """Reads the JSON that `Encoder` wrote. An unknown value is MISSING, which the resolver notes.
 
     Args:
-        names: those of the file, by number.
-        known: what they may lead to.
-        mesh: stands for a mesh of the same axes.
+        names: the names of the file, by number.
+        resolver: resolves names to objects.
+        mesh: replaces a saved mesh with the same axis names.
     """
 
-    def __init__(self, names: Sequence[str], known: Known, mesh: Any) -> None:
-        self._names, self.known, self._mesh = names, known, mesh
+    def __init__(self, names: Sequence[str], resolver: NameResolver, mesh: Any) -> None:
+        self._names, self.resolver, self._mesh = names, resolver, mesh
 
     def name(self, number: Any) -> str:
         if type(number) is not int or not 0 <= number < len(self._names):
             raise Malformed(f"there is no name {number!r}")
         return self._names[number]
 
-    def value(self, found: Any, depth: int = 0) -> Any:
-        """The value. Raises Malformed where the JSON is none that was written by an `Encoder`."""
-        if type(found) is not dict:
-            if type(found) is list:
+    def value(self, data: Any, depth: int = 0) -> Any:
+        """Reads a value.
+
+        Raises:
+            Malformed: for JSON that no `Encoder` writes.
+        """
+        if type(data) is not dict:
+            if type(data) is list:
                 raise Malformed("a list where a value is to be")
-            return found
-        if depth > _MOST_DEPTH + 4:
+            return data
+        if depth > _MAX_DEPTH + 4:
             raise Malformed("a value in values without end")
-        held = cast("dict[str, Any]", found)
-        kind = held.get("!")
-        read = _READERS.get(kind) if type(kind) is str else None
+        form = cast("dict[str, Any]", data)
+        form_name = form.get("!")
+        read = _READERS.get(form_name) if type(form_name) is str else None
         if read is None:
-            raise Malformed(f"a value of an unknown form {held.get('!')!r}")
+            raise Malformed(f"a value of an unknown form {form.get('!')!r}")
         try:
-            return read(self, held, depth + 1)
+            return read(self, form, depth + 1)
         except Malformed:
             raise
+        # A damaged value may fail anywhere in its constructor.
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error) as error:
-            raise Malformed(f"a {held['!']} that is none: {error!r}") from None
+            raise Malformed(f"a {form['!']} that is none: {error!r}") from None
 
-    def parts(self, found: Any, depth: int) -> list[Any] | Any:
-        """The parts of a value; MISSING where one of them is."""
-        if type(found) is not list:
+    def parts(self, data: Any, depth: int) -> list[Any] | Any:
+        """Reads the parts of a value; MISSING if one of them is."""
+        if type(data) is not list:
             raise Malformed("no list of parts")
-        parts = [self.value(part, depth) for part in cast("list[Any]", found)]
+        parts = [self.value(part, depth) for part in cast("list[Any]", data)]
         return MISSING if any(part is MISSING for part in parts) else parts
 
-    def an_enum(self, held: dict[str, Any], depth: int) -> Any:
-        cls = self.known.value(self.name(held["of"]))
+    def read_enum(self, form: dict[str, Any], depth: int) -> Any:
+        cls = self.resolver.resolve(self.name(form["of"]))
         if cls is MISSING or not (isinstance(cls, type) and issubclass(cls, enum.Enum)):
             return MISSING
-        if "name" in held:
-            return cls._member_map_[held["name"]]
-        value = self.value(held["value"], depth)
-        known = cls._value2member_map_.get(value)
-        if known is None and issubclass(cls, enum.Flag) and cls._missing_.__func__ is enum.Flag._missing_.__func__:
-            known = cls(value)
-        if known is None:
+        if "name" in form:
+            return cls._member_map_[form["name"]]
+        value = self.value(form["value"], depth)
+        member = cls._value2member_map_.get(value)
+        # Combinations of flags are created on demand, but not by code of the class.
+        if member is None and issubclass(cls, enum.Flag) and cls._missing_.__func__ is enum.Flag._missing_.__func__:
+            member = cls(value)
+        if member is None:
             raise Malformed(f"{cls.__qualname__} has no {value!r}")
-        return known
+        return member
 
-    def an_instance(self, held: dict[str, Any], depth: int) -> Any:
-        cls, value = self.known.value(self.name(held["of"])), self.value(held["value"], depth)
+    def read_instance(self, form: dict[str, Any], depth: int) -> Any:
+        cls, value = self.resolver.resolve(self.name(form["of"])), self.value(form["value"], depth)
         if cls is MISSING or value is MISSING:
             return MISSING
+        # `base.__new__` runs no code of the class.
         base = type(value)
         if base not in (int, float, complex, str, bytes) or not issubclass(cls, base):
             raise Malformed(f"{cls!r} has no value {value!r}")
         return cast(Any, base).__new__(cls, value)
 
-    def a_new(self, held: dict[str, Any], depth: int) -> Any:
-        cls = self.known.a_class(self.name(held["of"]))
-        described = None if cls is MISSING else interop.describe(cls)
-        if described is None or described.role != "context":
+    def read_new(self, form: dict[str, Any], depth: int) -> Any:
+        cls = self.resolver.resolve_class(self.name(form["of"]))
+        description = None if cls is MISSING else interop.describe(cls)
+        if description is None or description.role != "context":
             return MISSING
-        return cast(Any, described.reduce)()
+        return cast(Any, description.reduce)()
 
-    def a_mesh(self, held: dict[str, Any], depth: int) -> Any:
-        names, sizes, kinds = _axes(held)
+    def read_mesh(self, form: dict[str, Any], depth: int) -> Any:
+        names, sizes, axis_types = _axes(form)
         if self._mesh is not None and tuple(map(str, self._mesh.axis_names)) == names:
             return self._mesh
+        # The file may come from a machine with more devices.
         if math.prod(sizes) > jax.device_count():
-            return self.known.missing(f"a mesh of {dict(zip(names, sizes, strict=True))} (mesh=)")
-        return jax.make_mesh(sizes, names, axis_types=kinds, devices=jax.devices()[: math.prod(sizes)])
+            return self.resolver.note_missing(f"a mesh of {dict(zip(names, sizes, strict=True))} (mesh=)")
+        return jax.make_mesh(sizes, names, axis_types=axis_types, devices=jax.devices()[: math.prod(sizes)])
 
-    def a_sharding(self, held: dict[str, Any], depth: int) -> Any:
-        mesh, spec = self.value(held["mesh"], depth), self.value(held["spec"], depth)
+    def read_sharding(self, form: dict[str, Any], depth: int) -> Any:
+        mesh, spec = self.value(form["mesh"], depth), self.value(form["spec"], depth)
         return MISSING if mesh is MISSING else NamedSharding(mesh, spec)
 
-    def a_range(self, cls: Any, held: dict[str, Any], depth: int) -> Any:
-        parts = self.parts(held["of"], depth)
+    def read_range(self, cls: Any, form: dict[str, Any], depth: int) -> Any:
+        parts = self.parts(form["of"], depth)
         return MISSING if parts is MISSING else cls(*parts)
 
 
-def _axes(held: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[AxisType, ...] | None]:
-    """Names, sizes and types; None for the types, which the first files do not tell: JAX's own choice."""
-    names, sizes = zip(*held["axes"], strict=True) if held["axes"] else ((), ())
+def _axes(form: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[AxisType, ...] | None]:
+    """Names, sizes and types of mesh axes. The types are None, JAX's default, in files that do not have them."""
+    names, sizes = zip(*form["axes"], strict=True) if form["axes"] else ((), ())
     if not all(type(name) is str for name in names) or not all(type(size) is int and size > 0 for size in sizes):
         raise Malformed("axes that are none")
-    kinds = tuple(AxisType[name] for name in held["types"]) if "types" in held else None
-    if kinds is not None and len(kinds) != len(names):
+    axis_types = tuple(AxisType[name] for name in form["types"]) if "types" in form else None
+    if axis_types is not None and len(axis_types) != len(names):
         raise Malformed("axes with types of others")
-    return names, sizes, kinds
+    return names, sizes, axis_types
 
 
-def _abstract_mesh(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    names, sizes, kinds = _axes(held)
-    return AbstractMesh(sizes, names, kinds)
+def _abstract_mesh(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+    names, sizes, axis_types = _axes(form)
+    return AbstractMesh(sizes, names, axis_types)
 
 
-def _bits(found: Any) -> float:
-    if type(found) is not str:
-        return float(found)
-    # NaN as a key is found by identity: this one is what programs write.
-    return math.nan if found == _NAN else struct.unpack(">d", bytes.fromhex(found))[0]
+def _bits(data: Any) -> float:
+    if type(data) is not str:
+        return float(data)
+    # A NaN that is a dict key is found by identity: `math.nan` is the object that programs write.
+    return math.nan if data == _NAN else struct.unpack(">d", bytes.fromhex(data))[0]
 
 
-def _numbers(held: dict[str, Any], count: int) -> list[int]:
-    parts = held["parts"]
+def _numbers(form: dict[str, Any], count: int) -> list[int]:
+    parts = form["parts"]
     if type(parts) is not list or len(cast("list[Any]", parts)) != count or not all(type(x) is int for x in parts):
         raise Malformed("parts that are no numbers")
     return cast("list[int]", parts)
 
 
-def _text(held: dict[str, Any], name: str) -> str:
-    if type(held[name]) is not str:
+def _text(form: dict[str, Any], name: str) -> str:
+    if type(form[name]) is not str:
         raise Malformed("no text")
-    return held[name]
+    return form[name]
 
 
-def _fraction(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    """Of two numbers: a text may have an exponent, and be far larger than itself."""
-    parts = decoder.parts(held["of"], depth)
+def _fraction(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+    """Reads a fraction from two integers. From a text, an exponent could make a huge number of a few characters."""
+    parts = decoder.parts(form["of"], depth)
     if len(parts) != 2 or not all(type(part) is int for part in parts):
         raise Malformed("no fraction")
     return fractions.Fraction(*parts)
 
 
 def _time(cls: Any, count: int) -> Any:
-    def read(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-        zone = decoder.value(held["zone"], depth)
-        return cls(*_numbers(held, count), tzinfo=zone, fold=held["fold"])
+    def read(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+        zone = decoder.value(form["zone"], depth)
+        return cls(*_numbers(form, count), tzinfo=zone, fold=form["fold"])
 
     return read
 
 
-def _zone(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    offset, name = decoder.value(held["offset"], depth), held["name"]
+def _zone(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+    offset, name = decoder.value(form["offset"], depth), form["name"]
     plain = datetime.timezone(offset)
     return plain if plain.tzname(None) == name else datetime.timezone(offset, name)
 
 
-def _zone_info(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    name = held["name"]
+def _zone_info(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+    name = form["name"]
     if type(name) is not str:
         raise Malformed("a time zone without a name")
     try:
         return zoneinfo.ZoneInfo(name)
     except zoneinfo.ZoneInfoNotFoundError:
-        return decoder.known.missing(f"the time zone {name}")
+        return decoder.resolver.note_missing(f"the time zone {name}")
 
 
-def _a_path(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    kind, text = {cls.__name__: cls for cls in _PATHS}[held["kind"]], held["text"]
+def _a_path(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+    path_class, text = {cls.__name__: cls for cls in _PATHS}[form["kind"]], form["text"]
     if type(text) is not str:
         raise Malformed("no text")
-    if issubclass(kind, pathlib.Path) and not isinstance(pathlib.Path(), kind):  # of another system
-        kind = pathlib.PurePosixPath if issubclass(kind, pathlib.PurePosixPath) else pathlib.PureWindowsPath
-    return kind(text)
+    # A concrete path of another system cannot be created here.
+    if issubclass(path_class, pathlib.Path) and not isinstance(pathlib.Path(), path_class):  # of another system
+        path_class = pathlib.PurePosixPath if issubclass(path_class, pathlib.PurePosixPath) else pathlib.PureWindowsPath
+    return path_class(text)
 
 
-def _dtype(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    name = held["name"]
+def _dtype(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+    name = form["name"]
     if type(name) is not str or len(name) > 40:
         raise Malformed("no dtype")
     return LOGICAL[name] if name in LOGICAL else np.dtype(name)
 
 
-def _numpy_scalar(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    dtype, data = _dtype(decoder, {"name": held["dtype"]}, depth), base64.b64decode(held["data"], validate=True)
+def _numpy_scalar(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+    dtype, data = _dtype(decoder, {"name": form["dtype"]}, depth), base64.b64decode(form["data"], validate=True)
+    # The bytes come from the file: they must not become pointers.
     if dtype.hasobject or dtype.subdtype is not None or len(data) != dtype.itemsize or not are_characters(dtype, data):
         raise Malformed("no scalar")
     return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
 
 
 def are_characters(dtype: np.dtype[Any], data: bytes) -> bool:
-    """Are the bytes of a text array texts? Other data have none that are wrong."""
+    """Are the bytes valid for the dtype? Only those of a text array may not be."""
     if dtype.kind != "U":
         return True
     codes = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
@@ -388,20 +409,20 @@ def are_characters(dtype: np.dtype[Any], data: bytes) -> bool:
 
 
 def refuse_collisions(keys: Sequence[Any]) -> None:
-    """A dict or a set takes forever where thousands of its keys have one hash, which only an attack makes.
+    """Refuses keys of which thousands have the same hash: an attack that would make a dict or a set very slow.
 
     Raises:
-        Malformed: where it is so.
+        Malformed: for such keys.
     """
-    if len(keys) > _MOST_OF_ONE_HASH:
-        most = max(collections.Counter(map(hash, keys)).values())
-        if most > _MOST_OF_ONE_HASH:
-            raise Malformed(f"{most} keys with one hash")
+    if len(keys) > _MAX_KEYS_OF_A_HASH:
+        largest = max(collections.Counter(map(hash, keys)).values())
+        if largest > _MAX_KEYS_OF_A_HASH:
+            raise Malformed(f"{largest} keys with one hash")
 
 
 def _collection(cls: Any) -> Any:
-    def read(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-        parts = decoder.parts(held["of"], depth)
+    def read(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+        parts = decoder.parts(form["of"], depth)
         if cls is frozenset and parts is not MISSING:
             refuse_collisions(parts)
         return MISSING if parts is MISSING else cls(parts)
@@ -409,10 +430,10 @@ def _collection(cls: Any) -> Any:
     return read
 
 
-def _unknown(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    cls, name = decoder.name(held["of"]).partition(":")[2], held.get("name")
-    what = f"a {cls}" if type(name) is not str else f"the {cls} {name}"
-    return decoder.known.missing(f"{what}, which only like= can give")
+def _unknown(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+    cls, name = decoder.name(form["of"]).partition(":")[2], form.get("name")
+    text = f"a {cls}" if type(name) is not str else f"the {cls} {name}"
+    return decoder.resolver.note_missing(f"{text}, which only like= can give")
 
 
 _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
@@ -424,8 +445,8 @@ _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "notimplemented": lambda d, v, n: NotImplemented,
     "tuple": _collection(tuple),
     "frozenset": _collection(frozenset),
-    "range": lambda d, v, n: d.a_range(range, v, n),
-    "slice": lambda d, v, n: d.a_range(slice, v, n),
+    "range": lambda d, v, n: d.read_range(range, v, n),
+    "slice": lambda d, v, n: d.read_range(slice, v, n),
     "date": lambda d, v, n: datetime.date(*_numbers(v, 3)),
     "time": _time(datetime.time, 4),
     "datetime": _time(datetime.datetime, 7),
@@ -438,15 +459,15 @@ _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "path": _a_path,
     "dtype": _dtype,
     "numpy": _numpy_scalar,
-    "spec": lambda d, v, n: d.a_range(PartitionSpec, v, n),
-    "mesh": Decoder.a_mesh,
+    "spec": lambda d, v, n: d.read_range(PartitionSpec, v, n),
+    "mesh": Decoder.read_mesh,
     "abstract_mesh": _abstract_mesh,
-    "sharding": Decoder.a_sharding,
+    "sharding": Decoder.read_sharding,
     "one_device": lambda d, v, n: SingleDeviceSharding(jax.devices()[0]),
-    "enum": Decoder.an_enum,
-    "module": lambda d, v, n: d.known.module(v["name"]),
-    "name": lambda d, v, n: d.known.value(d.name(v["of"])),
-    "instance": Decoder.an_instance,
-    "new": Decoder.a_new,
+    "enum": Decoder.read_enum,
+    "module": lambda d, v, n: d.resolver.resolve_module(v["name"]),
+    "name": lambda d, v, n: d.resolver.resolve(d.name(v["of"])),
+    "instance": Decoder.read_instance,
+    "new": Decoder.read_new,
     "opaque": _unknown,
 }

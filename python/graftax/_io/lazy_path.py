@@ -1,39 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a walk has come to. The path is spelled only where somebody asks: it may be as long as the graph is deep."""
+"""Paths of a walk, which are built only when they are needed: they may be as long as the graph is deep."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 from graftax._graph.path import Path
-from graftax._graph.structure_diff import Way
+from graftax._graph.structure_diff import LinkedPath
 
 
-class Where:
-    """A place, as the chain of the steps that led there."""
+class LazyPath:
+    """A path as a linked list, for walks and messages. Calling it builds the `Path`."""
 
-    __slots__ = ("way",)
+    __slots__ = ("linked",)
 
-    def __init__(self, way: Way) -> None:
-        self.way = way
+    def __init__(self, linked: LinkedPath) -> None:
+        self.linked = linked
 
     def __call__(self) -> Path:
-        return path_of(self.way)
+        return path_from_linked(self.linked)
 
     def __repr__(self) -> str:
         return repr(self())
 
-    def __add__(self, entries: tuple[Any, ...]) -> Where:
-        way = self.way
+    def __add__(self, entries: tuple[Any, ...]) -> LazyPath:
+        linked = self.linked
         for entry in entries:
-            way = (way, entry)
-        return Where(way)
+            linked = (linked, entry)
+        return LazyPath(linked)
 
 
-def path_of(way: Way, most: int | None = None) -> Path:
-    """The path of a chain; of one with more than `most` steps, the last ones."""
+def path_from_linked(linked: LinkedPath, max_entries: int | None = None) -> Path:
+    """The path of a linked path; of one with more than `max_entries` entries, the last ones."""
     entries: list[Any] = []
-    while way is not None and len(entries) != most:
-        way, entry = cast(Any, way)
+    while linked is not None and len(entries) != max_entries:
+        linked, entry = cast(Any, linked)
         entries.append(entry)
     return Path(reversed(entries))

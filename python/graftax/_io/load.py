@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load`: a file as new objects, or its values in objects that are there."""
+"""`load`: reads a file into new objects, or into existing ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jax.tree_util import GetAttrKey
 
 from graftax._graph.path import Path, without_root
 from graftax._graph.patterns import Pattern
-from graftax._io.build import Build, unknown_names
-from graftax._io.decode_graph import Rows
-from graftax._io.importable_names import MISSING, Known
-from graftax._io.load_into import Like
-from graftax._io.placement import Placing
+from graftax._io.build import ObjectBuilder, unknown_names
+from graftax._io.decode_graph import FileGraph
+from graftax._io.importable_names import MISSING, NameResolver
+from graftax._io.load_into import LoadInto
+from graftax._io.placement import Placement
 from graftax._io.reader import Source, named_errors
 from graftax._io.tensor import Leaf
-from graftax._io.tensor_names import named
+from graftax._io.tensor_names import name_parts
 from graftax._jax.tracebacks import boundary
 
 T = TypeVar("T")
@@ -59,33 +59,33 @@ def load(
     classes: Any = (),
     lazy: bool = False,
 ) -> Any:
-    """Reads what `graftax.save` wrote, or the tensors of any safetensors file.
+    """Reads a file of `graftax.save`, or the tensors of any safetensors file.
 
     Nothing is imported or unpickled, and no `__init__`, `__setattr__` or `__reduce__` is called: a file is data. On a
-    CPU arrays stay in the mapped file, without a copy.
+    CPU, arrays stay in the mapped file without a copy.
 
     Args:
-        path: of the file.
-        like: objects of the structure that is wanted, or what `graftax.eval_shape` says of them. Values are matched by
-            path; what no file can hold (a lambda, a lock) comes from here. Without it the objects are made anew.
+        path: the path of the file.
+        like: objects of the same structure, or their abstract form from `graftax.eval_shape`. Values are matched by
+            path; values that no file can hold (a lambda, a lock) come from here. Without it, new objects are built.
         only: which leaves are loaded, as in `graftax.partition`; the others are those of `like`, or None.
-        into: `like` itself gets the values, in place, all or none.
-        strict: False: what is missing in the file stays as it is in `like`, and what it has besides is left out.
-        cast: arrays get the dtype that they have in `like`, and numbers become arrays of one number, or the other way.
-        rename: patterns of paths in the file, and what they are in `like`: `{"old.**": "new.**"}`.
+        into: writes the values into `like` itself, all of them or none.
+        strict: False keeps the values of `like` that the file does not have, and ignores parts that only the file has.
+        cast: arrays get the dtype that they have in `like`, and numbers become scalar arrays or the other way round.
+        rename: maps patterns of paths in the file to patterns of paths in `like`: `{"old.**": "new.**"}`.
         shard: a `jax.sharding.Sharding`, a `PartitionSpec` of `mesh`, `graftax.Rules`, or a function from
-            (path, jax.ShapeDtypeStruct) to one, for arrays that `like` has not committed to devices.
-        mesh: of the specs, and in the place of a saved mesh of the same axes.
+            (path, jax.ShapeDtypeStruct) to one, for arrays that are not committed to devices in `like`.
+        mesh: the mesh of the specs; it also replaces a saved mesh with the same axes.
         classes: classes and functions that the file may name besides those in `like` and registered ones, patterns of
-            them in loaded modules (`"mypkg.*"`), or "dict": objects of unknown classes become dicts.
-        lazy: arrays are NumPy arrays in the mapped file, and nothing of them is read before they are used. Typed keys
-            and refs, which NumPy has none of, are read.
+            them in loaded modules (`"mypkg.*"`), or "dict" to load objects of unknown classes as dicts.
+        lazy: arrays are NumPy arrays in the mapped file, which are read when they are used. Typed keys and refs, which
+            NumPy does not have, are read at once.
 
     Returns:
-        the objects: new ones, or `like` itself with `into=True`. Of a file of others without `like`, a dict.
+        new objects, or `like` itself with `into=True`. For a file of another writer without `like`, a dict.
 
     Raises:
-        LoadError: where the file is damaged, where it names what is not known, or with every difference from `like`.
+        LoadError: where the file is damaged or names unknown classes, or with every difference from `like`.
 
     Example:
         >>> model = {"w": jnp.zeros(3), "epoch": 0}
@@ -96,63 +96,74 @@ def load(
     if into and like is None:
         raise TypeError("into=True needs like=, the object that gets the values")
     source = Source(os.fspath(path))
-    placing = Placing(source, shard, mesh, lazy)
+    placement = Placement(source, shard, mesh, lazy)
     if like is None and rename is not None:
         raise TypeError("rename= needs like=, whose paths are the new names")
     with named_errors(source.path):
         if like is not None:
-            return Like(source, placing, like, only, strict, cast, classes, mesh).loaded(dict(rename or {}), into)
+            return LoadInto(source, placement, like, only, strict, cast, classes, mesh).load(dict(rename or {}), into)
         if source.graph is None:
-            return _tensors(source, placing, only)
-        return _anew(source, placing, only, classes, mesh)
+            return _tensors(source, placement, only)
+        return _load_new(source, placement, only, classes, mesh)
 
 
-def _anew(source: Source, placing: Placing, only: Any, classes: Any, mesh: Any) -> Any:
-    known = Known({}, classes)
-    rows, decoder = source.rows(known, mesh)
-    wanted = _wanted(only)
+def _load_new(source: Source, placement: Placement, patterns: Any, classes: Any, mesh: Any) -> Any:
+    """Builds new objects from a file, without `like`."""
+    resolver = NameResolver({}, classes)
+    file_graph, decoder = source.file_graph(resolver, mesh)
+    selected = _parse_patterns(patterns)
 
-    if placing.wants_objects:
-        abstract = Build(rows, decoder, functools.partial(_abstract, source, rows)).value(0)
+    # Rules are applied to the whole graph, so it is built once with abstract arrays.
+    if placement.needs_graph:
+        abstract = ObjectBuilder(file_graph, decoder, functools.partial(_abstract, source, file_graph)).value(0)
         if abstract is not MISSING:
-            placing.look_at(abstract)
+            placement.apply_rules(abstract)
 
     def array(number: int) -> Any:
-        row, path = rows.all[number], functools.partial(rows.path, number)
-        if wanted is not None and not wanted.covers(path()):
+        row, path = file_graph.rows[number], functools.partial(file_graph.path, number)
+        if selected is not None and not selected.covers(path()):
             return None
         if row.op == "-":
-            return known.missing(f"the array at {path()!r}, which was left out of the file")
-        return placing.value(rows.arrays[row.arg], path)
+            return resolver.note_missing(f"the array at {path()!r}, which was left out of the file")
+        return placement.value(file_graph.arrays[row.arg], path)
 
-    build = Build(rows, decoder, array)
+    build = ObjectBuilder(file_graph, decoder, array)
     value = build.value(0)
+    # All unknown names are collected, so that one error lists them.
     if value is MISSING:
         build.note_unknown()
-        raise unknown_names(known.unknown, source.path)
+        raise unknown_names(resolver.unknown, source.path)
     return value
 
 
-def _abstract(source: Source, rows: Rows, number: int) -> Any:
-    row = rows.all[number]
+def _abstract(source: Source, file_graph: FileGraph, number: int) -> Any:
+    """The abstract array of a row."""
+    row = file_graph.rows[number]
     if row.op == "-":
         return None
-    leaf = rows.arrays[row.arg]
+    leaf = file_graph.arrays[row.arg]
     return jax.ShapeDtypeStruct(source.shape(leaf), source.dtype(leaf))
 
 
-def _wanted(only: Any) -> Any:
-    """What a pattern, or several, mean without objects to ask."""
-    if only is None:
+def _parse_patterns(patterns: Any) -> Any:
+    """The patterns of `only=` where there is no `like`; None for all paths."""
+    if patterns is None:
         return None
-    texts = [only] if isinstance(only, (str, Path)) else list(only) if isinstance(only, (list, tuple)) else []
+    # Other filters need an object to look at.
+    texts = (
+        [patterns]
+        if isinstance(patterns, (str, Path))
+        else list(patterns)
+        if isinstance(patterns, (list, tuple))
+        else []
+    )
     if not texts or not all(isinstance(text, (str, Path)) for text in texts):
         raise TypeError("only= without like= takes patterns of paths: there is nothing that another filter could ask")
-    return _Any([Pattern(without_root(str(text))) for text in texts])
+    return _AnyPattern([Pattern(without_root(str(text))) for text in texts])
 
 
-class _Any:
-    """Several patterns."""
+class _AnyPattern:
+    """Covers what any of several patterns covers."""
 
     def __init__(self, patterns: list[Pattern]) -> None:
         self._patterns = patterns
@@ -161,12 +172,12 @@ class _Any:
         return any(pattern.covers(path) for pattern in self._patterns)
 
 
-def _tensors(source: Source, placing: Placing, only: Any) -> dict[str, Any]:
-    """The tensors of a file of others, by name."""
-    wanted = _wanted(only)
-    paths = {name: Path(map(GetAttrKey, named(name))) for name in source.tensors}
+def _tensors(source: Source, placement: Placement, patterns: Any) -> dict[str, Any]:
+    """The tensors of another writer's file, by name."""
+    selected = _parse_patterns(patterns)
+    paths = {name: Path(map(GetAttrKey, name_parts(name))) for name in source.tensors}
     return {
-        name: placing.value(Leaf(name), functools.partial(Path, path))
+        name: placement.value(Leaf(name), functools.partial(Path, path))
         for name, path in paths.items()
-        if wanted is None or wanted.covers(path)
+        if selected is None or selected.covers(path)
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file beside the objects that it is loaded like: every difference first, then all values, then one write."""
+"""Loading into existing objects: first all differences are found, then all values built, then everything is written."""
 
 from __future__ import annotations
 
@@ -18,19 +18,28 @@ from graftax._base.handles import HandleLayout
 from graftax._graph.edit import selection
 from graftax._graph.path import Graph, Path
 from graftax._graph.structure import Op, Structure
-from graftax._graph.structure_diff import Way, lockstep, short_text
+from graftax._graph.structure_diff import LinkedPath, lockstep, short_text
 from graftax._io.aux_data import AuxData
-from graftax._io.build import Build, unknown_names
+from graftax._io.build import ObjectBuilder, unknown_names
 from graftax._io.decode_graph import FileRow
-from graftax._io.importable_names import MISSING, Known, full_name, has_name, names_in
-from graftax._io.json_values import held_in, refuse_collisions
-from graftax._io.lazy_path import Where
-from graftax._io.mismatches import Differences
-from graftax._io.opaque_keys import OpaqueKey, paired
-from graftax._io.packed_state import difference
-from graftax._io.placement import Placing
+from graftax._io.importable_names import MISSING, NameResolver, full_name, has_name, names_in
+from graftax._io.json_values import packed_state_lines, refuse_collisions
+from graftax._io.lazy_path import LazyPath
+from graftax._io.mismatches import Mismatches
+from graftax._io.opaque_keys import OpaqueKey, match_opaque_keys
+from graftax._io.packed_state import layout_difference
+from graftax._io.placement import Placement
 from graftax._io.reader import Source
-from graftax._io.same_value import PLAIN_VALUES, REFILL, can_refill, is_array, is_same, place_of, typed, without_nan
+from graftax._io.same_value import (
+    PLAIN_VALUES,
+    REFILL,
+    can_refill,
+    committed_sharding,
+    is_array,
+    is_same,
+    typed_values,
+    without_nan,
+)
 from graftax._io.tensor import LOGICAL, Leaf
 from graftax._io.tensor_names import Renaming, tensor_path
 from graftax._jax.compat import ref_types
@@ -49,264 +58,297 @@ ORDER = (
 )
 
 
-class _Wanted(NamedTuple):
-    """An array of the file that goes into a row of `like`."""
+class _MatchedArray(NamedTuple):
+    """An array of the file that was matched with a row of `like`."""
 
     leaf: Leaf
-    value: Any  # what is there
+    value: Any  # in `like`
 
 
-class Like:
-    """The values of a file for the objects of `like`.
+class LoadInto:
+    """Loads the values of a file for the objects of `like`.
+
+    In the methods, `a` is a row of `like` and `b` a row of the file.
 
     Args:
-        only: which leaves of `like` are loaded.
-        strict: is something missing or left over an error?
-        cast: do dtypes and kinds of numbers give way?
+        source: the file.
+        placement: places arrays on devices.
+        like: the objects.
+        selector: which leaves of `like` are loaded; None for all.
+        strict: are missing and extra parts errors?
+        cast: may dtypes and kinds of numbers be converted?
+        classes, mesh: as in `load`.
     """
 
     def __init__(
-        self, source: Source, placing: Placing, like: Any, only: Any, strict: bool, cast: bool, classes: Any, mesh: Any
+        self,
+        source: Source,
+        placement: Placement,
+        like: Any,
+        selector: Any,
+        strict: bool,
+        cast: bool,
+        classes: Any,
+        mesh: Any,
     ) -> None:
-        self._source, self._placing, self._like = source, placing, like
+        self._source, self._placement, self._like = source, placement, like
         self._strict, self._cast = strict, cast
         self._graph = Graph(like)
-        self._wanted = None if only is None else selection(self._graph, only)
-        self._known = Known(names_in(self._graph), classes)
+        self._selected = None if selector is None else selection(self._graph, selector)
+        self._resolver = NameResolver(names_in(self._graph), classes)
         self._mesh = mesh
-        # Of a checkpoint: what reads arrays that lie beside the file, by place, each with its sharding or None.
+        # For a checkpoint: reads arrays that are not in the file, by key, each with its sharding or None.
         self.fetch: Callable[[dict[str, tuple[Leaf, Any]]], dict[str, Any]] | None = None
-        self._arrays: dict[int, tuple[_Wanted, Where]] = {}
+        self._arrays: dict[int, tuple[_MatchedArray, LazyPath]] = {}
         self._changes: dict[int, Any] = {}
-        self._found = Differences()
-        self._aux: AuxData | None = None  # where nodes meet nodes
-        self._objects: dict[int, Any] = {}  # of `like`, that the file has by number
-        self._later: list[tuple[int, Any, int, FileRow, Where]] | None = []  # dicts with such keys
+        self._mismatches = Mismatches()
+        self._aux: AuxData | None = None  # None if rows are matched by name
+        self._objects: dict[int, Any] = {}  # opaque objects of `like`, by their number in the file
+        # Dicts with opaque keys, which are matched once `_objects` is complete; then None.
+        self._postponed: list[tuple[int, Any, int, FileRow, LazyPath]] | None = []
 
     @property
-    def places(self) -> list[str]:
-        """Of a checkpoint: the places of all arrays that lie beside the file."""
-        return [leaf.outside.place for leaf in self._rows.arrays if leaf.outside is not None]
+    def external_keys(self) -> list[str]:
+        """For a checkpoint: the keys of all arrays that are not in the file."""
+        return [leaf.outside.key for leaf in self._file.arrays if leaf.outside is not None]
 
-    def loaded(self, renames: dict[str, str], into: bool) -> Any:
+    def load(self, renames: dict[str, str], into: bool) -> Any:
         """The result of `load`."""
         if self._source.graph is None or renames:
-            self._by_name(Renaming(renames))
+            self._match_by_name(Renaming(renames))
         else:
-            self._rows, self._decoder = self._source.rows(self._known, self._mesh)
-            self._build = Build(self._rows, self._decoder, lambda number: MISSING)
-            self._pairs: dict[int, int] = {}  # the node of the file for each one of `like`, and the other way round
-            self._backs: dict[int, int] = {}
-            self._aux = AuxData(self._graph, self._rows, self._decoder)
-            for _ in lockstep(self._meet, 0, 0):
+            self._file, self._decoder = self._source.file_graph(self._resolver, self._mesh)
+            self._build = ObjectBuilder(self._file, self._decoder, lambda number: MISSING)
+            self._pairs: dict[int, int] = {}  # node of `like` -> node of the file
+            self._pairs_from_file: dict[int, int] = {}  # and back
+            self._aux = AuxData(self._graph, self._file, self._decoder)
+            for _ in lockstep(self._match_rows, 0, 0):
                 pass
-            self._meet_opaque()
-            for number in self._aux.compare(lambda number: number in self._changes, self._found):
+            self._match_postponed()
+            for number in self._aux.compare(lambda number: number in self._changes, self._mismatches):
                 self._changes.pop(number, None)
+        # Nothing has been changed so far, neither in `like` nor on a device.
         self._refuse()
-        if self._placing.wants_objects:
-            self._placing.look_at(self._like)
+        # All differences are known: only now are arrays read and values built.
+        if self._placement.needs_graph:
+            self._placement.apply_rules(self._like)
         self._fetch()
-        for number, (wanted, path) in self._arrays.items():
-            self._changes[number] = self._array(wanted, path)
+        # Arrays may be large: none is read before everything is known to fit.
+        for number, (matched, path) in self._arrays.items():
+            self._changes[number] = self._array(matched, path)
         if self._aux is not None:
-            self._aux.write(self._changes, self._found)
+            self._aux.write(self._changes, self._mismatches)
             self._refuse()
         if not into:
-            return self._graph.core.build(self._everywhere(), all=True)
+            return self._graph.core.build(self._changes_at_all_paths(), all=True)
+        # Replaced containers of `like` stay the same objects and get the new content.
         refilled = [
             number
             for number in self._changes
             if can_refill(self._graph.rows[number].value, self._changes[number])
-            and (self._aux is None or number not in self._aux.replaced)  # which a class may make for each look at it
+            and (self._aux is None or number not in self._aux.replaced)  # aux data may be new objects in each flatten
         ]
         contents = [(self._graph.rows[number].value, self._changes.pop(number)) for number in refilled]
-        changes = self._everywhere()
+        changes = self._changes_at_all_paths()
         if changes and (0 in changes or not self._graph.core.write(changes)):
             raise TypeError(NOT_MUTABLE)
-        for value, new in contents:  # cannot fail
-            REFILL[type(value)](value, new)
+        for value, content in contents:  # cannot fail
+            REFILL[type(value)](value, content)
         return self._like
 
-    # ---- the structure of the file beside that of `like`
+    # ---- matching the rows of the file with those of `like`
 
-    def _meet(self, a: int, b: int, way: Way) -> Generator[None, None, list[tuple[int, int, Any]]]:
+    def _match_rows(self, a: int, b: int, linked_path: LinkedPath) -> Generator[None, None, list[tuple[int, int, Any]]]:
         yield from ()
-        path = Where(way)
-        there = self._graph.rows[a]
-        if there.what == "ref":
-            a, there = there.target, self._graph.rows[there.target]
-        b = self._rows.target(b)
-        row = self._rows.all[b]
-        if there.is_leaf:
+        path = LazyPath(linked_path)
+        own_row = self._graph.rows[a]
+        # References are followed on both sides.
+        if own_row.category == "ref":
+            a, own_row = own_row.target, self._graph.rows[own_row.target]
+        b = self._file.target(b)
+        row = self._file.rows[b]
+        if own_row.is_leaf:
             if row.op == "a" and self._aux is not None:
-                self._aux.meet_array(a, b)
-            self._leaf(a, there.value, b, row, path)
+                self._aux.add_array(a, b)
+            self._match_leaf(a, own_row.value, b, row, path)
             return []
         if row.op != "n":
-            self._not_a_node(a, there.value, b, row, path)
+            self._match_value_to_node(a, own_row.value, b, row, path)
             return []
+        # A shared node, or a cycle: these two were matched before.
         if self._pairs.get(a) == b:
             return []
-        self._tie(a, b, path)
-        return self._nodes(a, there.value, b, row, path)
+        self._check_sharing(a, b, path)
+        return self._match_nodes(a, own_row.value, b, row, path)
 
-    def _meet_opaque(self) -> None:
-        """Dicts with keys that no file holds: when it is known which objects of `like` stand for those elsewhere."""
-        later, self._later = self._later or [], None
-        for a, value, b, row, path in later:
-            for one, other, entry in self._nodes(a, value, b, row, path):
-                for _ in lockstep(self._meet, one, other, (path.way, entry)):
+    def _match_postponed(self) -> None:
+        """Matches the dicts with opaque keys, now that other paths have told which objects of `like` these are."""
+        postponed, self._postponed = self._postponed or [], None
+        for a, value, b, row, path in postponed:
+            for number, file_row, entry in self._match_nodes(a, value, b, row, path):
+                for _ in lockstep(self._match_rows, number, file_row, (path.linked, entry)):
                     pass
 
-    def _tie(self, a: int, b: int, path: Where) -> None:
-        """The same object on both sides, or on neither. What cannot change has no identity that counts."""
+    def _check_sharing(self, a: int, b: int, path: LazyPath) -> None:
+        """Notes where an object is shared on one side only. Sharing of immutable objects does not count."""
         if not _core.kind_info(type(self._graph.rows[a].value))[1]:
             return
         if self._pairs.setdefault(a, b) != b and self._strict:
-            self._found.others.append(
+            self._mismatches.texts.append(
                 f"{path!r}: tied in like to {self._graph.path(a)!r}, and another object in the file"
             )
-        if self._backs.setdefault(b, a) != a and self._strict:
-            self._found.others.append(
-                f"{path!r}: tied in the file to {self._rows.path(b)!r}, and another object in like"
+        if self._pairs_from_file.setdefault(b, a) != a and self._strict:
+            self._mismatches.texts.append(
+                f"{path!r}: tied in the file to {self._file.path(b)!r}, and another object in like"
             )
 
-    def _nodes(self, a: int, value: Any, b: int, row: FileRow, path: Where) -> list[tuple[int, int, Any]]:
+    def _match_nodes(self, a: int, value: Any, b: int, row: FileRow, path: LazyPath) -> list[tuple[int, int, Any]]:
         cls = type(value)
         base = _core.kind_info(cls)[0]
-        bare = not self._rows.holds_arrays(b) and not self._holds_arrays(a)
-        same = full_name(cls) == row.arg
-        if not same and (base in _CONTAINERS or full_name(cls).split(".")[-1] != row.arg.split(".")[-1]):
-            if bare:
-                self._take(a, b, path)
-            elif self._is_wanted(a):
-                self._found.others.append(
+        without_arrays = not self._file.holds_arrays(b) and not self._holds_arrays(a)
+        is_same_class = full_name(cls) == row.arg
+        # The class may have moved to another package: only the last part of its name has to be the same.
+        if not is_same_class and (base in _CONTAINERS or full_name(cls).split(".")[-1] != row.arg.split(".")[-1]):
+            if without_arrays:
+                self._take_from_file(a, b, path)
+            elif self._is_selected(a):
+                self._mismatches.texts.append(
                     f"{path!r}: a {row.arg.partition(':')[2]} in the file, {a_type(value)} in like"
                 )
             return []
-        mine = [(without_nan(entry), child) for entry, child in self._graph.key_entries(a)]
+        own_children = [(without_nan(entry), child) for entry, child in self._graph.key_entries(a)]
+        # Such keys can be matched only when other paths have told which objects they are.
         if any(isinstance(getattr(entry, "key", None), OpaqueKey) for entry, _ in row.children):
-            if self._later is not None:
-                self._later.append((a, value, b, row, path))
+            if self._postponed is not None:
+                self._postponed.append((a, value, b, row, path))
                 return []
-            mine = paired(mine, row.children, self._objects)
-        given = {without_nan(entry): child for entry, child in row.children}
+            own_children = match_opaque_keys(own_children, row.children, self._objects)
+        file_children = {without_nan(entry): child for entry, child in row.children}
         if base == "registered" and self._aux is not None:
-            self._aux.meet(a, b, path)
-        if base == "odict" and [entry for entry, _ in mine if entry in given] != [
-            entry for entry in given if entry in dict(mine)
+            self._aux.add_pair(a, b, path)
+        if base == "odict" and [entry for entry, _ in own_children if entry in file_children] != [
+            entry for entry in file_children if entry in dict(own_children)
         ]:
-            self._found.differ(path, ORDER.format(theirs=_keys(given), mine=_keys(dict(mine))))
+            self._mismatches.differ(path, ORDER.format(theirs=_keys(file_children), mine=_keys(dict(own_children))))
         if not self._has_content(value, base, row.detail):
-            self._take(a, b, path)
+            self._take_from_file(a, b, path)
             return []
-        names = {entry for entry, _ in mine}
-        if base in _CONTAINERS and bare and (len(mine) != len(given) or names != given.keys()):
-            self._take(a, b, path)
+        names = {entry for entry, _ in own_children}
+        if (
+            base in _CONTAINERS
+            and without_arrays
+            and (len(own_children) != len(file_children) or names != file_children.keys())
+        ):
+            self._take_from_file(a, b, path)
             return []
         pairs: list[tuple[int, int, Any]] = []
-        for entry, child in mine:
-            if entry in given:
-                pairs.append((child, given[entry], entry))
+        for entry, child in own_children:
+            if entry in file_children:
+                pairs.append((child, file_children[entry], entry))
             else:
-                self._is_missing(child, path + (entry,))
+                self._note_missing(child, path + (entry,))
         for entry, child in row.children:
             if without_nan(entry) not in names:
-                self._is_extra(child, path + (entry,))
+                self._note_extra(child, path + (entry,))
         return pairs
 
     def _has_content(self, value: Any, base: str, detail: Any) -> bool:
-        """Is a node of `like`, apart from its children, what the file has?"""
+        """Is the content of a node of `like`, apart from its children, the same in the file?"""
         if base == "set":
-            found = self._decoder.parts(detail, 0)
-            if found is MISSING:
+            content = self._decoder.parts(detail, 0)
+            if content is MISSING:
                 return False
-            refuse_collisions(found)
-            return typed(found) == typed(value)
+            refuse_collisions(content)
+            return typed_values(content) == typed_values(value)
         if base == "deque":
             return value.maxlen == detail
         if base == "value":
-            plain = next((kind for kind in PLAIN_VALUES if isinstance(value, kind)), None)
-            found = self._decoder.value(detail)
-            return type(found) is plain and plain is not None and found == PLAIN_VALUES[plain](value)
+            plain = next((plain_type for plain_type in PLAIN_VALUES if isinstance(value, plain_type)), None)
+            content = self._decoder.value(detail)
+            return type(content) is plain and plain is not None and content == PLAIN_VALUES[plain](value)
         if base == "buffer":
             return isinstance(value, bytearray) and bytes(value) == self._decoder.value(detail)
         return True
 
-    def _leaf(self, a: int, value: Any, b: int, row: FileRow, path: Where) -> None:
-        if not self._is_wanted(a):
+    def _match_leaf(self, a: int, value: Any, b: int, row: FileRow, path: LazyPath) -> None:
+        if not self._is_selected(a):
             return
+        # The array was not saved: that of `like` stays, unless it is abstract.
         if row.op == "-":
             if isinstance(value, jax.ShapeDtypeStruct):
-                self._found.missing.append((path, self._text(value)))
+                self._mismatches.missing.append((path, self._text(value)))
         elif row.op == "n":
-            if self._rows.holds_arrays(b):
-                self._is_extra(b, path)
+            if self._file.holds_arrays(b):
+                self._note_extra(b, path)
             elif is_array(value):
-                self._found.missing.append((path, self._text(value)))
+                self._mismatches.missing.append((path, self._text(value)))
             else:
-                self._take(a, b, path)
+                self._take_from_file(a, b, path)
         elif row.op == "a":
-            self._meet_array(a, value, self._rows.arrays[row.arg], path)
+            self._match_array(a, value, self._file.arrays[row.arg], path)
         elif is_array(value):
             self._number_for_array(a, value, row, path)
         else:
-            self._static(a, value, row, path)
+            self._match_static(a, value, row, path)
 
-    def _not_a_node(self, a: int, value: Any, b: int, row: FileRow, path: Where) -> None:
-        """A node in `like`, and a value in the file."""
+    def _match_value_to_node(self, a: int, value: Any, b: int, row: FileRow, path: LazyPath) -> None:
+        """Matches a node of `like` with a value of the file."""
         if row.op == "a":
-            self._found.differ(path, f"an array in the file, {a_type(value)} in like")
+            self._mismatches.differ(path, f"an array in the file, {a_type(value)} in like")
         elif row.op == "-" or isinstance(value, types.FunctionType):
-            return  # a function without a name comes from `like`
+            return  # a function without a name stays that of `like`
         elif self._holds_arrays(a):
-            self._is_missing(a, path)
+            self._note_missing(a, path)
         else:
-            self._static(a, value, row, path)
+            self._match_static(a, value, row, path)
 
-    def _static(self, a: int, value: Any, row: FileRow, path: Where) -> None:
-        """A value of the file; what no file can hold stays as it is in `like`."""
-        held: Any = row.arg
-        if type(held) is dict and held.get("!") in ("opaque", "one_device"):
-            if type(held.get("at")) is int:
-                self._objects[held["at"]] = value
-            if isinstance(value, HandleLayout) and type(held.get("holds")) is list:
-                other = difference(held["holds"], held_in(value))
-                if other is not None:
-                    self._found.differ(path, other)
+    def _match_static(self, a: int, value: Any, row: FileRow, path: LazyPath) -> None:
+        """Matches values. An opaque value stays that of `like`."""
+        form: Any = row.arg
+        if type(form) is dict and form.get("!") in ("opaque", "one_device"):
+            # The object is also a dict key somewhere.
+            if type(form.get("at")) is int:
+                self._objects[form["at"]] = value
+            if isinstance(value, HandleLayout) and type(form.get("holds")) is list:
+                problem = layout_difference(form["holds"], packed_state_lines(value))
+                if problem is not None:
+                    self._mismatches.differ(path, problem)
             return
-        if type(held) is dict and held.get("!") == "name" and _name_of(value) == self._decoder.name(held.get("of")):
+        # The same name needs no lookup, which `classes=` would have to allow.
+        if type(form) is dict and form.get("!") == "name" and _name_of(value) == self._decoder.name(form.get("of")):
             return
-        new = self._decoder.value(held)
-        if new is not MISSING and (type(new) is not type(value) or not is_same(new, value)):
-            self._changes[a] = new
+        value_in_file = self._decoder.value(form)
+        if value_in_file is not MISSING and (
+            type(value_in_file) is not type(value) or not is_same(value_in_file, value)
+        ):
+            self._changes[a] = value_in_file
 
-    def _take(self, a: int, b: int, path: Where) -> None:
-        """What holds no array comes from the file as a whole."""
-        if self._is_wanted(a):
-            new = self._build.value(b)
-            if new is not MISSING:
-                self._changes[a] = new
+    def _take_from_file(self, a: int, b: int, path: LazyPath) -> None:
+        """Replaces a part without arrays by that of the file."""
+        if self._is_selected(a):
+            value = self._build.value(b)
+            if value is not MISSING:
+                self._changes[a] = value
 
-    def _meet_array(self, a: int, value: Any, leaf: Leaf, path: Where) -> None:
+    def _match_array(self, a: int, value: Any, leaf: Leaf, path: LazyPath) -> None:
         if not is_array(value):
+            # A number in `like` may take the value of a scalar array.
             is_number = isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
-            if self._gives_way(a) and is_number and leaf.key is None:
-                self._arrays[a] = _Wanted(leaf, value), path
+            if self._may_convert(a) and is_number and leaf.key is None:
+                self._arrays[a] = _MatchedArray(leaf, value), path
             else:
-                self._found.others.append(
+                self._mismatches.texts.append(
                     f"{path!r}: {self._array_text(leaf)} in the file, {short_text(value)} in like"
                 )
             return
-        problem = self._differs(value, leaf)
+        problem = self._array_problem(value, leaf)
         if problem is None:
-            self._arrays[a] = _Wanted(leaf, value), path
+            self._arrays[a] = _MatchedArray(leaf, value), path
         else:
-            self._found.differ(path, f"{problem}")
+            self._mismatches.differ(path, f"{problem}")
 
-    def _gives_way(self, a: int) -> bool:
-        """May a number be an array? Where that is asked for, and where its class calls it data: the `step` of Flax."""
+    def _may_convert(self, a: int) -> bool:
+        """May a number come from an array? With `cast`, or if its class declares it as data: the `step` of Flax."""
         row = self._graph.rows[a]
         if self._cast or row.aux or row.parent < 0:
             return self._cast
@@ -315,124 +357,139 @@ class Like:
         children = structure.children(structure.rows[0])
         return any(child.op is Op.leaf and child.key_entry == entry for child in children)
 
-    def _differs(self, value: Any, leaf: Leaf) -> str | None:
+    def _array_problem(self, value: Any, leaf: Leaf) -> str | None:
         shape, dtype = self._source.shape(leaf), self._source.dtype(leaf)
-        wanted = value.dtype
+        own_dtype = value.dtype
         texts = f"{self._array_text(leaf)} in the file, {self._text(value)} in like"
-        is_key = jnp.issubdtype(wanted, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(own_dtype, jax.dtypes.prng_key)
         if is_key or leaf.key is not None:
             if not is_key or leaf.key is None:
                 return texts
+            # Key data have further dimensions, which the implementation determines.
             size = len(value.shape)
             fits = shape[:size] == value.shape and (
                 isinstance(value, jax.ShapeDtypeStruct) or str(jax.random.key_impl(value)) == leaf.key
             )
             return None if fits else texts
-        if tuple(value.shape) != shape or (not self._cast and np.dtype(wanted) != dtype):
+        if tuple(value.shape) != shape or (not self._cast and np.dtype(own_dtype) != dtype):
             return texts
         return None
 
-    def _number_for_array(self, a: int, value: Any, row: FileRow, path: Where) -> None:
-        new = row.arg if type(row.arg) in (bool, int, float) else None
-        if new is None and type(row.arg) is dict and row.arg.get("!") in ("int", "float", "complex", "numpy"):
-            new = self._decoder.value(row.arg)
-        if isinstance(new, np.generic) and type(new) is type(value):  # a scalar that counts as a number
-            self._changes[a] = new
-        elif new is None:
-            self._found.missing.append((path, self._text(value)))
-        elif value.shape != () or jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or not self._gives_way(a):
-            self._found.differ(path, f"the number {new!r} in the file, {self._text(value)} in like")
+    def _number_for_array(self, a: int, value: Any, row: FileRow, path: LazyPath) -> None:
+        # Numbers outside of JSON's range are written as a form.
+        number = row.arg if type(row.arg) in (bool, int, float) else None
+        if number is None and type(row.arg) is dict and row.arg.get("!") in ("int", "float", "complex", "numpy"):
+            number = self._decoder.value(row.arg)
+        if isinstance(number, np.generic) and type(number) is type(value):  # a NumPy scalar, saved as a value
+            self._changes[a] = number
+        elif number is None:
+            self._mismatches.missing.append((path, self._text(value)))
+        elif value.shape != () or jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or not self._may_convert(a):
+            self._mismatches.differ(path, f"the number {number!r} in the file, {self._text(value)} in like")
         elif isinstance(value, (np.ndarray, np.generic)):
-            self._changes[a] = value.dtype.type(new) if isinstance(value, np.generic) else np.asarray(new, value.dtype)
+            self._changes[a] = (
+                value.dtype.type(number) if isinstance(value, np.generic) else np.asarray(number, value.dtype)
+            )
         else:
-            self._changes[a] = jnp.asarray(new, value.dtype)
+            self._changes[a] = jnp.asarray(number, value.dtype)
 
-    # ---- names of tensors beside the paths of `like`
+    # ---- matching the names of tensors with the paths of `like`
 
-    def _by_name(self, renaming: Renaming) -> None:
-        """Each leaf of `like` by its own path, as it is called in the file."""
+    def _match_by_name(self, renaming: Renaming) -> None:
+        """Matches each leaf of `like` by its own path with the name in the file."""
         if self._source.graph is None:
-            found = renaming.of_tensors(self._source.tensors)
-            for name in self._meet_names(
-                found, lambda a, value, name, path: self._meet_array(a, value, Leaf(name), path)
+            tensors = renaming.tensors_by_path(self._source.tensors)
+            for name in self._match_names(
+                tensors, lambda a, value, name, path: self._match_array(a, value, Leaf(name), path)
             ):
-                self._found.extra.append((Path((GetAttrKey(name),)), self._array_text(Leaf(name))))
+                self._mismatches.extra.append((Path((GetAttrKey(name),)), self._array_text(Leaf(name))))
             return
-        rows, self._decoder = self._source.rows(self._known, self._mesh)
-        self._rows = rows
-        self._build = Build(rows, self._decoder, lambda number: MISSING)
+        file_graph, self._decoder = self._source.file_graph(self._resolver, self._mesh)
+        self._file = file_graph
+        self._build = ObjectBuilder(file_graph, self._decoder, lambda number: MISSING)
 
-        def meet(a: int, value: Any, b: int, path: Where) -> None:
-            self._leaf(a, value, b, rows.all[b], path)
+        def match_row(a: int, value: Any, b: int, path: LazyPath) -> None:
+            self._match_leaf(a, value, b, file_graph.rows[b], path)
 
-        for number in self._meet_names(renaming.of_rows(rows), meet):
-            if rows.all[number].op == "a":
-                self._found.extra.append((rows.path(number), self._array_text(rows.arrays[rows.all[number].arg])))
+        for number in self._match_names(renaming.rows_by_path(file_graph), match_row):
+            if file_graph.rows[number].op == "a":
+                self._mismatches.extra.append(
+                    (file_graph.path(number), self._array_text(file_graph.arrays[file_graph.rows[number].arg]))
+                )
 
-    def _meet_names(self, found: dict[tuple[str, ...], N], meet: Callable[[int, Any, N, Where], None]) -> list[N]:
+    def _match_names(
+        self, file_parts: dict[tuple[str, ...], N], match: Callable[[int, Any, N, LazyPath], None]
+    ) -> list[N]:
         """Lets each leaf of `like` meet what has its path; returns what no leaf has met."""
         used: set[N] = set()
-        for number, there in enumerate(self._graph.rows):
-            if not there.is_leaf or not self._is_wanted(number):
+        for number, own_row in enumerate(self._graph.rows):
+            if not own_row.is_leaf or not self._is_selected(number):
                 continue
-            place = self._graph.path(number)
-            at, path = found.get(tensor_path(place)), Where(None) + tuple(place)
-            if at is not None:
-                used.add(at)
-                meet(number, there.value, at, path)
-            elif is_array(there.value):
-                self._found.missing.append((path, self._text(there.value)))
-        return [] if self._wanted is not None else [at for at in dict.fromkeys(found.values()) if at not in used]
+            own_path = self._graph.path(number)
+            file_part, path = file_parts.get(tensor_path(own_path)), LazyPath(None) + tuple(own_path)
+            if file_part is not None:
+                used.add(file_part)
+                match(number, own_row.value, file_part, path)
+            elif is_array(own_row.value):
+                self._mismatches.missing.append((path, self._text(own_row.value)))
+        return (
+            []
+            if self._selected is not None
+            else [file_part for file_part in dict.fromkeys(file_parts.values()) if file_part not in used]
+        )
 
-    # ---- what differs
+    # ---- differences
 
-    def _is_missing(self, a: int, path: Where) -> None:
-        """A part of `like` that the file does not have."""
-        if not self._is_wanted(a):
+    def _note_missing(self, a: int, path: LazyPath) -> None:
+        """Notes a part of `like` that is missing in the file, with a line for each array in it."""
+        if not self._is_selected(a):
             return
-        leaves = self._leaves_below(a)
+        leaves = self._leaves_of(a)
         if not leaves:
-            self._found.missing.append((path, a_type(self._graph.rows[self._graph.rows[a].target].value)))
+            self._mismatches.missing.append((path, a_type(self._graph.rows[self._graph.rows[a].target].value)))
         for leaf in leaves:
-            rest = self._graph.path(leaf)[len(self._graph.path(self._graph.rows[a].target)) :]
-            self._found.missing.append((path + rest, self._text(self._graph.rows[leaf].value)))
+            path_below = self._graph.path(leaf)[len(self._graph.path(self._graph.rows[a].target)) :]
+            self._mismatches.missing.append((path + path_below, self._text(self._graph.rows[leaf].value)))
 
-    def _is_extra(self, b: int, path: Where) -> None:
-        """A part of the file that `like` does not have."""
-        if self._wanted is not None:
+    def _note_extra(self, b: int, path: LazyPath) -> None:
+        """Notes a part of the file that `like` does not have, with a line for each array in it."""
+        # With a selection, `like` has less than the file on purpose.
+        if self._selected is not None:
             return
-        b = self._rows.target(b)
-        todo, seen = [(b, path)], {b}
-        arrays: list[tuple[Where | Path, str]] = []
+        b = self._file.target(b)
+        todo, visited = [(b, path)], {b}
+        arrays: list[tuple[LazyPath | Path, str]] = []
         while todo:
-            at, where = todo.pop()
-            row = self._rows.all[at]
+            number, number_path = todo.pop()
+            row = self._file.rows[number]
             if row.op == "a":
-                arrays.append((where, self._array_text(self._rows.arrays[row.arg])))
+                arrays.append((number_path, self._array_text(self._file.arrays[row.arg])))
             for entry, child in reversed(row.children):
-                if (child := self._rows.target(child)) not in seen:
-                    seen.add(child)
-                    todo.append((child, where + (entry,)))
-        self._found.extra += arrays or [(path, "a value" if self._rows.all[b].op == "s" else "a part without arrays")]
+                if (child := self._file.target(child)) not in visited:
+                    visited.add(child)
+                    todo.append((child, number_path + (entry,)))
+        self._mismatches.extra += arrays or [
+            (path, "a value" if self._file.rows[b].op == "s" else "a part without arrays")
+        ]
 
     def _refuse(self) -> None:
-        if self._known.unknown:
-            raise unknown_names(self._known.unknown, self._source.path)
-        self._found.refuse(self._source.path, self._strict)
+        if self._resolver.unknown:
+            raise unknown_names(self._resolver.unknown, self._source.path)
+        self._mismatches.refuse(self._source.path, self._strict)
 
-    def _is_wanted(self, a: int) -> bool:
-        if self._wanted is None:
+    def _is_selected(self, a: int) -> bool:
+        if self._selected is None:
             return True
         row = self._graph.rows[a]
-        return a in self._wanted if row.is_leaf else any(leaf in self._wanted for leaf in self._leaves_below(a, True))
+        return a in self._selected if row.is_leaf else any(leaf in self._selected for leaf in self._leaves_of(a, True))
 
-    def _leaves_below(self, a: int, values: bool = False) -> list[int]:
-        """The arrays below a row of `like`; with `values` all leaves."""
-        below = sorted(self._graph.below([a]))
-        return [n for n in below if self._graph.rows[n].is_leaf and (values or is_array(self._graph.rows[n].value))]
+    def _leaves_of(self, a: int, values: bool = False) -> list[int]:
+        """The arrays below a row of `like`; with `values`, all leaves."""
+        rows = sorted(self._graph.descendants([a]))
+        return [n for n in rows if self._graph.rows[n].is_leaf and (values or is_array(self._graph.rows[n].value))]
 
     def _holds_arrays(self, a: int) -> bool:
-        return bool(self._leaves_below(a))
+        return bool(self._leaves_of(a))
 
     def _text(self, value: Any) -> str:
         name = type(value).__name__ if isinstance(value, (np.generic, jax.ShapeDtypeStruct)) else "an array"
@@ -446,40 +503,44 @@ class Like:
     # ---- values
 
     def _fetch(self) -> None:
-        """Asks for what lies beside the file, all at once."""
+        """Reads all arrays that are not in the file, in a single request."""
         if self.fetch is None:
             return
-        asked: dict[str, tuple[Leaf, Any]] = {}
-        for wanted, path in self._arrays.values():
-            leaf = wanted.leaf
-            if leaf.outside is not None and leaf.outside.place not in asked:
-                is_jax = isinstance(wanted.value, (jax.Array, jax.ShapeDtypeStruct))
+        requests: dict[str, tuple[Leaf, Any]] = {}
+        for matched, path in self._arrays.values():
+            leaf = matched.leaf
+            if leaf.outside is not None and leaf.outside.key not in requests:
+                is_jax = isinstance(matched.value, (jax.Array, jax.ShapeDtypeStruct))
                 shape = jax.ShapeDtypeStruct(leaf.outside.shape, LOGICAL[leaf.outside.dtype])
-                place = place_of(wanted.value) or self._placing.sharding(path, shape) if is_jax else None
-                asked[leaf.outside.place] = leaf, place
-        if asked:
-            self._source.beside.update(self.fetch(asked))
+                sharding = (
+                    committed_sharding(matched.value) or self._placement.sharding(path, shape) if is_jax else None
+                )
+                requests[leaf.outside.key] = leaf, sharding
+        if requests:
+            self._source.external_arrays.update(self.fetch(requests))
 
-    def _array(self, wanted: _Wanted, path: Where) -> Any:
-        """The value for a row of `like`: of the kind that is there."""
-        value, leaf = wanted.value, wanted.leaf
+    def _array(self, matched: _MatchedArray, path: LazyPath) -> Any:
+        """The value for a row of `like`, of the kind and dtype that it has there."""
+        value, leaf = matched.value, matched.leaf
         if not is_array(value):
             return type(value)(self._source.array(leaf)[()])
-        kind = "scalar" if isinstance(value, np.generic) else "numpy" if isinstance(value, np.ndarray) else "jax"
-        kind = "ref" if isinstance(value, ref_types) else kind
+        # `like` decides what the array becomes, whatever it was when it was saved.
+        array_kind = "scalar" if isinstance(value, np.generic) else "numpy" if isinstance(value, np.ndarray) else "jax"
+        array_kind = "ref" if isinstance(value, ref_types) else array_kind
         dtype = np.dtype(value.dtype) if leaf.key is None else None
         dtype = None if dtype is None or dtype == self._source.dtype(leaf) else dtype
-        return self._placing.value(leaf._replace(kind=kind), path, place_of(value), dtype)
+        return self._placement.value(leaf._replace(kind=array_kind), path, committed_sharding(value), dtype)
 
-    def _everywhere(self) -> dict[int, Any]:
-        """The changes, and the same for every other place of a node that is replaced as a whole."""
+    def _changes_at_all_paths(self) -> dict[int, Any]:
+        """The changes; a node that is replaced as a whole is replaced at all its paths."""
+        # A leaf has no identity, so each of its paths is a change of its own.
         nodes = {number for number in self._changes if not self._graph.rows[number].is_leaf}
         changes = dict(self._changes)
         if nodes:
-            refers = self._graph.refers()
+            references = self._graph.references()
             for number in nodes:
-                for place in refers.get(number, ()):
-                    changes[place] = self._changes[number]
+                for reference in references.get(number, ()):
+                    changes[reference] = self._changes[number]
         return changes
 
 

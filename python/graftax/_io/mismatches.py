@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything in which a file differs from `like`, and the one error that says it."""
+"""All mismatches between a file and `like`, and the error that lists them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ import difflib
 
 from graftax._graph.path import Path
 from graftax._io.errors import LoadError
-from graftax._io.lazy_path import Where
+from graftax._io.lazy_path import LazyPath
 
-_NAMES = 500  # of those that a message looks through for one that is close
+_NAMES_COMPARED = 500  # among which a message looks for similar names
 
 
-class Differences:
-    """Places that only one side has, and texts of what else differs."""
+class Mismatches:
+    """The paths that only one side has, and the texts of all other differences."""
 
     def __init__(self) -> None:
-        self.missing: list[tuple[Where | Path, str]] = []  # in the file
-        self.extra: list[tuple[Where | Path, str]] = []  # in the file alone
-        self.others: list[str] = []
+        self.missing: list[tuple[LazyPath | Path, str]] = []  # only in `like`
+        self.extra: list[tuple[LazyPath | Path, str]] = []  # only in the file
+        self.texts: list[str] = []
 
-    def differ(self, path: Where | Path, text: str) -> None:
-        self.others.append(f"{path!r}: {text}")
+    def differ(self, path: LazyPath | Path, text: str) -> None:
+        self.texts.append(f"{path!r}: {text}")
 
     def refuse(self, path: str, strict: bool) -> None:
-        """Raises LoadError where there are any that count. An abstract array has nothing that could stay."""
+        """Raises LoadError if there are mismatches that count.
+
+        Without `strict`, a missing or extra part does not count, unless it is an abstract array: there is no value in
+        `like` that could stay.
+        """
         abstract = [m for m in self.missing if m[1].startswith("ShapeDtypeStruct")]
-        lines = list(self.others)
+        lines = list(self.texts)
         missing, extra = (self.missing, self.extra) if strict else (abstract, [])
-        names = [repr(path) for path, _ in self.extra][:_NAMES]
-        for place, text in missing:
-            close = difflib.get_close_matches(repr(place), names, n=1) if len(missing) <= _NAMES else []
+        names = [repr(path) for path, _ in self.extra][:_NAMES_COMPARED]
+        for mismatch_path, text in missing:
+            close = (
+                difflib.get_close_matches(repr(mismatch_path), names, n=1) if len(missing) <= _NAMES_COMPARED else []
+            )
             near = f"; the file has {close[0]}" if close else ""
-            lines.append(f"{place!r}: {text} in like, missing in the file{near}")
-        lines += [f"{place!r}: {text} in the file, not in like" for place, text in extra]
+            lines.append(f"{mismatch_path!r}: {text} in like, missing in the file{near}")
+        lines += [f"{mismatch_path!r}: {text} in the file, not in like" for mismatch_path, text in extra]
         if lines:
             raise LoadError(f"{path} differs from like:", lines)

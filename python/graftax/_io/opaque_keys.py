@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of a dict that no file can hold, such as a bare `object()`: the file counts them, and `like` has them."""
+"""Dict keys that no file can hold, such as a bare `object()`: the file numbers them, and `like` provides them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graftax._io.importable_names import full_name
 
 
 class UnknownKey:
-    """A key of a dict whose class is not known; equal to nothing else."""
+    """A dict key whose class is not known; equal only to itself."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -23,11 +23,11 @@ class UnknownKey:
 
 
 class OpaqueKey(UnknownKey):
-    """A key that only `like` can give.
+    """A dict key that only `like` can provide.
 
     Args:
         cls: the full name of its class.
-        number: of the object, among all such keys of the file.
+        number: the number of the object among all such keys of the file.
     """
 
     def __init__(self, cls: str, number: int) -> None:
@@ -35,29 +35,33 @@ class OpaqueKey(UnknownKey):
         self.cls, self.number = cls, number
 
 
-def paired(
+def match_opaque_keys(
     mine: Sequence[tuple[Any, int]], theirs: Sequence[tuple[Any, int]], objects: Mapping[int, Any]
 ) -> list[tuple[Any, int]]:
-    """The children of a dict of `like`, where a key that no file holds is the one of the file that it is.
+    """The children of a dict of `like`, with each key that no file can hold replaced by its `OpaqueKey` in the file.
 
     Args:
-        mine, theirs: the children, with their key entries.
-        objects: of `like`, by number: those that both sides have in another place, too. The other keys go by their
-            place among the keys of their class, where both sides have as many.
+        mine, theirs: the children in `like` and in the file, with their key entries.
+        objects: objects of `like` by their number in the file, known from other paths. All other keys are matched in
+            order within their class, if both sides have the same number of them.
     """
-    known = {entry for entry, _ in theirs}
-    left = {id(entry.key): entry.key for entry, _ in mine if isinstance(entry, DictKey) and entry not in known}
-    keys = {key.number: key for entry, _ in theirs if isinstance(key := getattr(entry, "key", None), OpaqueKey)}
-    found: dict[int, OpaqueKey] = {}
-    for number in [number for number in keys if number in objects]:
-        if left.pop(id(objects[number]), None) is not None:
-            found[id(objects[number])] = keys.pop(number)
-    for cls in {key.cls for key in keys.values()}:
-        here = [at for at, key in left.items() if full_name(type(key)) == cls]
-        there = [key for key in keys.values() if key.cls == cls]
-        if len(here) == len(there):
-            found.update(zip(here, there, strict=True))
+    file_entries = {entry for entry, _ in theirs}
+    unmatched = {
+        id(entry.key): entry.key for entry, _ in mine if isinstance(entry, DictKey) and entry not in file_entries
+    }
+    file_keys_left = {
+        key.number: key for entry, _ in theirs if isinstance(key := getattr(entry, "key", None), OpaqueKey)
+    }
+    matches: dict[int, OpaqueKey] = {}
+    for number in [number for number in file_keys_left if number in objects]:
+        if unmatched.pop(id(objects[number]), None) is not None:
+            matches[id(objects[number])] = file_keys_left.pop(number)
+    for cls in {key.cls for key in file_keys_left.values()}:
+        ids = [key_id for key_id, key in unmatched.items() if full_name(type(key)) == cls]
+        file_keys = [key for key in file_keys_left.values() if key.cls == cls]
+        if len(ids) == len(file_keys):
+            matches.update(zip(ids, file_keys, strict=True))
     return [
-        (dict_key(found.get(id(entry.key), entry.key)), child) if isinstance(entry, DictKey) else (entry, child)
+        (dict_key(matches.get(id(entry.key), entry.key)), child) if isinstance(entry, DictKey) else (entry, child)
         for entry, child in mine
     ]

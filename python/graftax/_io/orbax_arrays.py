@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An array of a checkpoint that lies beside the graph's file, as Orbax takes and gives it."""
+"""Arrays of a checkpoint that Orbax stores, outside of the graph's file: conversion to and from what Orbax handles."""
 
 from __future__ import annotations
 
@@ -10,72 +10,74 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from graftax._io.tensor import LOGICAL, Outgoing, Outside
+from graftax._io.tensor import LOGICAL, ArrayToSave, ExternalArray
 
-_SMALL = 64 * 1024  # bytes: leaves up to here are in the graph's own file
-# What Orbax writes. Others are in the graph's file, whatever their size; where each process has a part, they are bytes.
+_MAX_INLINE = 64 * 1024  # bytes; smaller arrays are in the graph's file
+# The dtypes that Orbax writes. Other arrays are in the graph's file, or saved as bytes if each process has a part.
 _DTYPES = frozenset(
     ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
     + ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 )
 
 
-def is_beside(array: Outgoing) -> bool:
-    """Large arrays, and those of which each process has a part."""
-    held = array.held
-    if isinstance(held, jax.Array) and not (held.is_fully_addressable or held.is_fully_replicated):
+def is_external(array: ArrayToSave) -> bool:
+    """Does Orbax store the array? It does so for large arrays, and for those of which each process has a part."""
+    data = array.array
+    if isinstance(data, jax.Array) and not (data.is_fully_addressable or data.is_fully_replicated):
         return True
-    return np.dtype(held.dtype).name in _DTYPES and array.tensor.end > _SMALL
+    return np.dtype(data.dtype).name in _DTYPES and array.tensor.end > _MAX_INLINE
 
 
-def given(held: Any) -> Any:
-    """What Orbax gets. It writes later: NumPy arrays, which can be assigned, are copied; so is what may be donated."""
-    if isinstance(held, np.ndarray):
-        return held.copy()
-    if held.is_fully_addressable and jax.process_count() > 1:  # each has one of its own: that of process 0 counts
-        return np.array(held)
-    if np.dtype(held.dtype).name not in _DTYPES:
-        return jax.jit(_bytes)(held)
-    on_host = any(device.platform == "cpu" for device in held.sharding.device_set)
-    return jnp.copy(held) if on_host else held
+def orbax_input(array: Any) -> Any:
+    """The array to pass to Orbax. It writes in the background: arrays that may be assigned or donated are copied."""
+    if isinstance(array, np.ndarray):
+        return array.copy()
+    if array.is_fully_addressable and jax.process_count() > 1:  # each process has its own: that of process 0 is saved
+        return np.array(array)
+    if np.dtype(array.dtype).name not in _DTYPES:
+        return jax.jit(_to_bytes)(array)
+    # On a CPU the host array shares the memory of the array, which a donation would reuse before Orbax has written it.
+    on_host = any(device.platform == "cpu" for device in array.sharding.device_set)
+    return jnp.copy(array) if on_host else array
 
 
-def asked(outside: Outside, sharding: Sharding | None) -> Any:
-    """What Orbax is asked for: an array with a sharding; one of NumPy where a process puts its own where it belongs."""
-    dtype = LOGICAL[outside.dtype if outside.dtype in _DTYPES else "uint8"]
+def restore_args(external: ExternalArray, sharding: Sharding | None) -> Any:
+    """The abstract array to request from Orbax: with a sharding, or of NumPy where the process itself places it."""
+    dtype = LOGICAL[external.dtype if external.dtype in _DTYPES else "uint8"]
     if sharding is None or (sharding.is_fully_addressable and jax.process_count() > 1):
-        return np.empty(outside.shape, dtype)
-    return jax.ShapeDtypeStruct(outside.shape, dtype, sharding=sharding)
+        return np.empty(external.shape, dtype)
+    return jax.ShapeDtypeStruct(external.shape, dtype, sharding=sharding)
 
 
-def found(outside: Outside, held: Any) -> Any:
-    """The array, of what Orbax gives."""
-    if outside.dtype in _DTYPES:
-        return held
-    dtype = LOGICAL[outside.dtype]
-    if isinstance(held, np.ndarray):
-        return held.view(dtype) if _is_whole(dtype) else held.astype(_bits(dtype)).view(dtype)
-    return jax.jit(_of_bytes, static_argnums=1, out_shardings=held.sharding)(held, dtype)
+def restored_array(external: ExternalArray, restored: Any) -> Any:
+    """The array of its own dtype, from what Orbax returns."""
+    if external.dtype in _DTYPES:
+        return restored
+    dtype = LOGICAL[external.dtype]
+    if isinstance(restored, np.ndarray):
+        return restored.view(dtype) if _fills_byte(dtype) else restored.astype(_unsigned_dtype(dtype)).view(dtype)
+    # On the devices: each process has only its own part.
+    return jax.jit(_from_bytes, static_argnums=1, out_shardings=restored.sharding)(restored, dtype)
 
 
-def _is_whole(dtype: np.dtype[Any]) -> bool:
-    """Does a number fill its byte? Smaller ones share it on a device, and never on the host."""
+def _fills_byte(dtype: np.dtype[Any]) -> bool:
+    """Does a number fill its byte? Smaller ones are packed on a device, but not on the host."""
     return jnp.finfo(dtype).bits == 8 if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).bits == 8
 
 
-def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Of smaller numbers: the unsigned ones of as many bits."""
+def _unsigned_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The unsigned dtype of as many bits, for numbers of less than a byte."""
     size = jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).bits
     return LOGICAL[f"uint{size}"]
 
 
-def _bytes(x: Any) -> Any:
-    if _is_whole(x.dtype):
+def _to_bytes(x: Any) -> Any:
+    if _fills_byte(x.dtype):
         return jax.lax.bitcast_convert_type(x, jnp.uint8)
-    return jax.lax.bitcast_convert_type(x, _bits(x.dtype)).astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(x, _unsigned_dtype(x.dtype)).astype(jnp.uint8)
 
 
-def _of_bytes(x: Any, dtype: np.dtype[Any]) -> Any:
-    if _is_whole(dtype):
+def _from_bytes(x: Any, dtype: np.dtype[Any]) -> Any:
+    if _fills_byte(dtype):
         return jax.lax.bitcast_convert_type(x, dtype)
-    return jax.lax.bitcast_convert_type(x.astype(_bits(dtype)), dtype)
+    return jax.lax.bitcast_convert_type(x.astype(_unsigned_dtype(dtype)), dtype)

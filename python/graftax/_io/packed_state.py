@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a handle of packed state holds, in lines: its arrays lie in buffers without names, the rest in no file."""
+"""The contents of packed state as lines of text, to compare a file with `like`: its structure itself is not saved."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ OTHER_STATE = (
     "rest is in like alone: give like= the same structure, shapes and values; or save what is not packed "
     "(state.unpack()), which is matched by name, and pack what is loaded"
 )
-_SHOWN = 3
+_MAX_LINES = 3
 
 
-def lines_of(layout: HandleLayout, json_of: Callable[[Any], Any]) -> list[str]:
+def layout_lines(layout: HandleLayout, json_of: Callable[[Any], Any]) -> list[str]:
     """A line for each array, in the order of the buffers, and for each other part.
 
     Args:
-        json_of: a value as JSON, with the names in it in full.
+        layout: the layout of the handle.
+        json_of: gives the JSON of a value, with full names in it.
     """
     structure = Structure(layout.graphdef)
-    lines = [f"{keystr(path)}: {what}" for path, what in layout.shapes.items()]
+    lines = [f"{keystr(path)}: {array_text}" for path, array_text in layout.shapes.items()]
     for row in structure.rows:
         parts = [full_name(row.type)] if row.type is not None else []
         if row.op in (Op.static, Op.node) and row.value is not None:
@@ -36,22 +37,22 @@ def lines_of(layout: HandleLayout, json_of: Callable[[Any], Any]) -> list[str]:
         elif row.op is not Op.node:
             parts.append(row.op.name if row.op is not Op.leaf else f"array {row.leaf}")
         if row.op is not Op.leaf and structure.target(row) is not row:
-            parts.append(f"that at {place_name(structure.place(structure.target(row)), ('obj',))}")
-        lines.append(f"{place_name(structure.place(row), ('obj',))}: {' '.join(parts)}")
+            parts.append(f"that at {place_name(structure.root_path(structure.target(row)), ('obj',))}")
+        lines.append(f"{place_name(structure.root_path(row), ('obj',))}: {' '.join(parts)}")
     return lines
 
 
-def difference(theirs: list[Any], mine: list[str]) -> str | None:
-    """What a file's lines say and those of `like` do not; None where they are the same."""
+def layout_difference(theirs: list[Any], mine: list[str]) -> str | None:
+    """The message for lines of a file that differ from those of `like`; None where they are the same."""
     if theirs == mine:
         return None
-    one, other = (
+    only_theirs, only_mine = (
         [line for line in a if line not in b] for a, b in ((theirs, set(mine)), (mine, set(map(str, theirs))))
     )
-    if not one and not other:
-        one, other = list(theirs), mine
-    return OTHER_STATE.format(theirs=_text(one), mine=_text(other))
+    if not only_theirs and not only_mine:
+        only_theirs, only_mine = list(theirs), mine
+    return OTHER_STATE.format(theirs=_text(only_theirs), mine=_text(only_mine))
 
 
 def _text(lines: list[Any]) -> str:
-    return f"({some(list(map(str, lines)), _SHOWN)})"
+    return f"({some(list(map(str, lines)), _MAX_LINES)})"

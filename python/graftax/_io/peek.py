@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`peek`: what is in a file, without its data."""
+"""`peek`: the contents of a file, without its data."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 import os
 from typing import NamedTuple
 
-from graftax._io.importable_names import Known
+from graftax._io.importable_names import NameResolver
 from graftax._io.reader import Source, named_errors
 from graftax._io.tensor import Leaf
 from graftax._jax.tracebacks import boundary
 
 
 class Tensor(NamedTuple):
-    """One array in a file."""
+    """An array in a file."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,13 +23,13 @@ class Tensor(NamedTuple):
 
 
 class Peek:
-    """What a file says of itself; printed, a table.
+    """The contents of a file; it prints as a table.
 
     Attributes:
-        tensors: what is there, in the order of the graph.
-        metadata: the texts that it was saved with.
-        classes: the classes and functions that it names.
-        format: of the graph; None for a file of others.
+        tensors: the arrays, in the order of the graph.
+        metadata: the texts that were saved with the object.
+        classes: the classes and functions that the file names.
+        format: the version of the format; None for a file of another writer.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Peek:
 
     @property
     def parameters(self) -> int:
-        """How many numbers there are."""
+        """The number of elements of all arrays."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
@@ -64,7 +64,7 @@ def _size(source: Source, leaf: Leaf) -> int:
 
 @boundary
 def peek(path: str | os.PathLike[str]) -> Peek:
-    """Says what is in a safetensors file: names, shapes, dtypes, sizes. No data are read.
+    """Lists the arrays of a safetensors file: names, shapes, dtypes and sizes. No data are read.
 
     Args:
         path: the file.
@@ -82,17 +82,18 @@ def peek(path: str | os.PathLike[str]) -> Peek:
 
 
 def peek_source(source: Source) -> Peek:
-    """What an opened file says of itself."""
+    """The contents of an opened file."""
     metadata = source.metadata
     if source.graph is None:
         leaves, names, number = [Leaf(name) for name in source.tensors], [], None
     else:
         with named_errors(source.path):
-            rows, _ = source.rows(Known({}, ()), None)
-        leaves, names, number = rows.arrays, source.graph["names"], source.graph.get("format")
+            file_graph, _ = source.file_graph(NameResolver({}, ()), None)
+        leaves, names, number = file_graph.arrays, source.graph["names"], source.graph.get("format")
     tensors: list[Tensor] = []
     for leaf in leaves:
         shape, dtype = source.shape(leaf), str(source.dtype(leaf))
+        # The last dimension of the data belongs to each key.
         if leaf.key is not None:
             shape, dtype = shape[:-1], f"key<{leaf.key}>"
         tensors.append(Tensor(leaf.name, shape, dtype, _size(source, leaf)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an array goes: to the devices of another one, to those of a sharding, to the default one, or nowhere."""
+"""Placement of loaded arrays: on the devices of the array in `like`, of a sharding, on the default device, or none."""
 
 from __future__ import annotations
 
@@ -13,77 +13,87 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from graftax._graph.path import Path
 from graftax._io.reader import Source
-from graftax._io.tensor import Leaf, made
+from graftax._io.tensor import Leaf, restore_array
 from graftax._sharding.rules import Rules
 
 NO_MESH = "shard= gives {spec} for {path!r}, which says nothing without a mesh: give mesh= too"
 
 
-class Placing:
-    """How arrays come to their devices.
+class Placement:
+    """Places the arrays of a file on devices.
 
     Args:
-        shard: a sharding, a spec, `Rules` or a function from (path, jax.ShapeDtypeStruct) to one; None: nothing said.
-        mesh: of the specs.
-        lazy: they stay in the file: NumPy arrays whose pages are read when they are used, but for keys and refs.
+        source: the file.
+        shard: a sharding, a spec, `Rules` or a function from (path, jax.ShapeDtypeStruct) to one; None for the default.
+        mesh: the mesh of the specs.
+        lazy: arrays stay in the file, as NumPy arrays whose pages are read when they are used; not keys and refs.
     """
 
     def __init__(self, source: Source, shard: Any, mesh: Any, lazy: bool) -> None:
         self._source, self._shard, self._mesh, self._lazy = source, shard, mesh, lazy
-        self._made: dict[tuple[str, Any], Any] = {}
+        self._values: dict[tuple[str, Any], Any] = {}
         self._by_path: dict[Path, Any] | None = None
 
     @property
-    def wants_objects(self) -> bool:
-        """Does `shard` look at the whole graph before it says something of an array?"""
+    def needs_graph(self) -> bool:
+        """Does `shard` need the whole graph before it can place an array?"""
         return isinstance(self._shard, Rules)
 
-    def look_at(self, obj: Any) -> None:
-        """Shows the rules the objects; abstract arrays will do. Raises StructureError where the rules do not fit."""
+    def apply_rules(self, obj: Any) -> None:
+        """Applies rules to a graph, whose arrays may be abstract.
+
+        Raises:
+            StructureError: where the rules do not fit.
+        """
         self._by_path = self._shard.shardings(obj, self._mesh)
 
     def value(self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: Any = None) -> Any:
-        """The value of an array of the graph: one object, wherever it stands.
+        """The value of an array; the same object for all paths of an array.
 
         Args:
-            sharding: the one that it has in `like`.
-            dtype: the one that it has there, where that is another.
+            leaf: the array in the file.
+            path: gives its path.
+            sharding: its sharding in `like`.
+            dtype: its dtype in `like`, if that differs.
         """
-        known = self._made.get((leaf.name, dtype))
-        if known is None:
+        value = self._values.get((leaf.name, dtype))
+        if value is None:
+            # A NumPy view of the file: its pages are read when the array is moved.
             host = self._source.array(leaf)
             if dtype is not None and dtype != host.dtype and leaf.key is None:
                 host = host.astype(dtype)
-            if self._lazy and leaf.key is None and leaf.kind != "ref":  # those are no plain arrays
-                known = host[()] if leaf.kind == "scalar" else host
+            if self._lazy and leaf.key is None and leaf.kind != "ref":  # keys and refs are not NumPy arrays
+                value = host[()] if leaf.kind == "scalar" else host
             else:
                 sharding = sharding or self.sharding(path, host)
-                known = made(leaf, host, lambda x: _put(x, sharding))
-            self._made[leaf.name, dtype] = known
-        return known
+                value = restore_array(leaf, host, lambda x: _put_on_devices(x, sharding))
+            self._values[leaf.name, dtype] = value
+        return value
 
     def sharding(self, path: Callable[[], Path], host: Any) -> Sharding | None:
-        """What `shard` says of an array."""
-        found = self._shard
+        """The sharding that `shard` gives for an array; None for the default device."""
+        sharding = self._shard
         if self._by_path is not None:
             return self._by_path.get(path())
-        if callable(found) and not isinstance(found, (Sharding, PartitionSpec)):
-            found = cast("Callable[..., Any]", found)(path(), jax.ShapeDtypeStruct(host.shape, host.dtype))
-        if isinstance(found, PartitionSpec):
+        if callable(sharding) and not isinstance(sharding, (Sharding, PartitionSpec)):
+            sharding = cast("Callable[..., Any]", sharding)(path(), jax.ShapeDtypeStruct(host.shape, host.dtype))
+        if isinstance(sharding, PartitionSpec):
             if self._mesh is None:
-                raise ValueError(NO_MESH.format(spec=found, path=path()))
-            return NamedSharding(self._mesh, found)
-        return found
+                raise ValueError(NO_MESH.format(spec=sharding, path=path()))
+            return NamedSharding(self._mesh, sharding)
+        return sharding
 
 
-def _put(host: np.ndarray[Any, Any], sharding: Sharding | None) -> Any:
-    """An array on its devices; on a CPU where its bytes are, without a copy. It keeps its dtype, of 64 bits too."""
-    if isinstance(host, jax.Array):  # of a checkpoint: there already
+def _put_on_devices(host: np.ndarray[Any, Any], sharding: Sharding | None) -> Any:
+    """Moves an array to its devices; to a CPU without a copy. A dtype of 64 bits is kept."""
+    if isinstance(host, jax.Array):  # from a checkpoint: Orbax has placed it
         return host
+    # Without x64, `device_put` would convert the array to 32 bits.
     wide = host.dtype.itemsize // (2 if host.dtype.kind == "c" else 1) > 4
     with jax.enable_x64(True) if wide and not jax.config.jax_enable_x64 else contextlib.nullcontext():
         if sharding is None:
             return jax.device_put(host, may_alias=True)
         if sharding.is_fully_addressable:
             return jax.device_put(host, sharding, may_alias=True)
+        # Other processes have devices of the sharding: each provides its own part.
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

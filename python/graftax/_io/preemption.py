@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notice that the system ends this program: SIGTERM, which all hosts learn of where `jax.distributed` runs."""
+"""Preemption: the system announces by SIGTERM that it will end the program; `jax.distributed` tells all hosts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from jax.experimental import multihost_utils
 
 
 class Preemption:
-    """Whether this program is to end, and at which step all hosts save before they do.
+    """Tells whether the program is about to be ended, and at which step all hosts save before that.
 
-    With `jax.distributed` JAX takes the signal, and says which step it is. Without, this takes it between `listen` and
-    `close`, where nobody else does. It is then raised again where the program goes on as if nothing had been.
+    With `jax.distributed`, JAX handles the signal and agrees on the step. Without it, this class handles the signal
+    between `listen` and `close`, unless another handler is installed. If the program goes on without saving, the
+    signal is raised again.
     """
 
     def __init__(self) -> None:
@@ -23,22 +24,23 @@ class Preemption:
         self.saved = False
 
     def listen(self) -> None:
-        """Handlers belong to the main thread, and one of the user's stays."""
+        """Installs the handler, if this is the main thread and the user has not installed one."""
+        # Python delivers signals to the main thread, and `jax.distributed` has a handler of its own.
         alone = not jax.distributed.is_initialized() and threading.current_thread() is threading.main_thread()
         if not self._listens and alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._listens = signal.signal(signal.SIGTERM, self._note) is signal.SIG_DFL
 
-    def reached(self, step: int) -> bool:
-        """Is this the step that is saved before the end? All hosts ask at each step, and all get the same answer."""
+    def reached(self, step_number: int) -> bool:
+        """Is this the step to save before the end? All hosts call this at each step, and get the same answer."""
         if self._listens:
             return self._noticed
         try:
-            return multihost_utils.reached_preemption_sync_point(step)
+            return multihost_utils.reached_preemption_sync_point(step_number)
         except RuntimeError:  # jax_enable_preemption_service is off
             return False
 
     def close(self, end: bool) -> None:
-        """Gives the signal back. Ends the program where it came and nothing was saved since, if that is wanted."""
+        """Removes the handler. With `end`, raises the signal again if it came and nothing was saved since."""
         if self._listens:
             self._listens = False
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -46,7 +48,7 @@ class Preemption:
                 signal.raise_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """What the signal does by itself."""
+        """Does what the signal would have done."""
         self.saved = False
         self.close(True)
 

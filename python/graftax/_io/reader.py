@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An opened file: its header, its graph, and the arrays, in one file or in several."""
+"""An opened file: its header, its graph and its arrays, in one or several files."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from typing import Any, cast
 
 import numpy as np
 
-from graftax._io.decode_graph import NEEDS, Rows
+from graftax._io.decode_graph import NEEDS, FileGraph
 from graftax._io.errors import LoadError, Malformed, damaged
-from graftax._io.importable_names import Known
+from graftax._io.importable_names import NameResolver
 from graftax._io.json_values import Decoder
-from graftax._io.safetensors import Mapped, Tensor, parsed
-from graftax._io.tensor import LOGICAL, Leaf, logical, logical_dtype, logical_shape
+from graftax._io.safetensors import MappedFile, Tensor, parse_json
+from graftax._io.tensor import LOGICAL, Leaf, logical_array, logical_dtype, logical_shape
 
-_MOST_DEPTH = 250  # of brackets in the graph: tuples in tuples are all that nests
+_MAX_DEPTH = 250  # of nested brackets in the graph: only tuples in tuples nest deeply
 _PART = re.compile(r"[^/\\\0]+-\d{5,}-of-\d{5,}\.safetensors")
 
 
 @contextlib.contextmanager
 def named_errors(path: str) -> Generator[None]:
-    """What is malformed within is so in the file at `path`."""
+    """Turns Malformed and RecursionError within this context into an error that names the file."""
     try:
         yield
     except (Malformed, RecursionError) as error:
         raise damaged(path, str(error)) from None
 
 
-OUTSIDE = (
+EXTERNAL = (
     "{path} is a part of a checkpoint, and {name!r} is in another: graftax.Checkpoints(folder).restore(like) reads both"
 )
 
 
 class Source:
-    """The file at `path`, with those that it lists.
+    """An opened file, together with its parts.
 
     Raises:
         LoadError: where it is damaged, or of a later format.
@@ -46,13 +46,13 @@ class Source:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._files, self.graph = _opened(path)
+        self._files, self.graph = _open_files(path)
         self.metadata = dict(self._files[0].header.metadata)
         self.metadata.pop("graftax", None)
         if self.graph is not None:
             self.metadata.pop("format", None)
-        self._tensors: dict[str, Mapped] = {}
-        self.beside: dict[str, Any] = {}  # arrays of a checkpoint, by place
+        self._tensors: dict[str, MappedFile] = {}
+        self.external_arrays: dict[str, Any] = {}  # arrays of a checkpoint that are not in the file
         for file in self._files:
             for name in file.header.tensors:
                 if name in self._tensors:
@@ -64,14 +64,18 @@ class Source:
         """All tensors by name, in the order of the file."""
         return {name: file.header.tensors[name] for name, file in self._tensors.items()}
 
-    def rows(self, known: Known, mesh: Any) -> tuple[Rows, Decoder]:
-        """The graph, checked, and what reads the values in it. Raises Malformed."""
-        held = self.graph or {}
-        names: Any = held.get("names")
+    def file_graph(self, resolver: NameResolver, mesh: Any) -> tuple[FileGraph, Decoder]:
+        """The checked graph, and the reader of its values.
+
+        Raises:
+            Malformed: where the graph is invalid.
+        """
+        graph_data = self.graph or {}
+        names: Any = graph_data.get("names")
         if type(names) is not list or not all(type(name) is str for name in cast("list[Any]", names)):
             raise Malformed("the names are no texts")
-        decoder = Decoder(cast("list[str]", names), known, mesh)
-        rows = Rows(held, decoder)
+        decoder = Decoder(cast("list[str]", names), resolver, mesh)
+        rows = FileGraph(graph_data, decoder)
         for leaf in rows.arrays:
             if leaf.outside is None and leaf.name not in self._tensors:
                 raise Malformed(f"there is no tensor {leaf.name!r}")
@@ -87,37 +91,39 @@ class Source:
         return LOGICAL[leaf.outside.dtype] if leaf.outside else logical_dtype(leaf, self.tensor(leaf.name))
 
     def array(self, leaf: Leaf) -> np.ndarray[Any, Any]:
-        """The data of an array; of keys, what they are made of."""
+        """The data of an array; for typed keys, their key data."""
         if leaf.outside is not None:
-            if leaf.outside.place not in self.beside:
-                raise LoadError(OUTSIDE.format(path=self.path, name=leaf.name))
-            return self.beside[leaf.outside.place]
-        return logical(leaf, self.tensor(leaf.name), self._tensors[leaf.name].array(leaf.name))
+            if leaf.outside.key not in self.external_arrays:
+                raise LoadError(EXTERNAL.format(path=self.path, name=leaf.name))
+            return self.external_arrays[leaf.outside.key]
+        return logical_array(leaf, self.tensor(leaf.name), self._tensors[leaf.name].array(leaf.name))
 
 
-def _opened(path: str) -> tuple[list[Mapped], dict[str, Any] | None]:
-    """The file with its parts, and its graph. Where another save removes the parts meanwhile, those of that save."""
-    before: Mapped | None = None
+def _open_files(path: str) -> tuple[list[MappedFile], dict[str, Any] | None]:
+    """Opens a file and its parts, and reads its graph. If a save replaces them meanwhile, opens those of that save."""
+    previous: MappedFile | None = None
     while True:
-        first = Mapped(path)
-        text = first.header.metadata.get("graftax")
+        # A mapped file stays readable after it is replaced, but its parts may be gone by then.
+        main_file = MappedFile(path)
+        text = main_file.header.metadata.get("graftax")
         graph = None if text is None else _graph(path, text)
         try:
-            return [first, *map(Mapped, _parts(path, graph))], graph
+            return [main_file, *map(MappedFile, _parts(path, graph))], graph
         except FileNotFoundError:
-            if before is not None and before.header == first.header:  # nobody has: a part is gone
+            if previous is not None and previous.header == main_file.header:  # not replaced: a part is missing
                 raise
-            before = first
+            previous = main_file
 
 
 def _graph(path: str, text: str) -> dict[str, Any]:
-    graph = parsed(path, text, _MOST_DEPTH)
+    graph = parse_json(path, text, _MAX_DEPTH)
     if type(graph) is not dict:
         raise damaged(path, "its graph is no object")
     graph = cast("dict[str, Any]", graph)
     needs = graph.get("needs")
     if type(needs) is not int:
         raise damaged(path, "its graph does not say what it needs")
+    # A later version may have written rows that this one would misread.
     if needs > NEEDS:
         raise LoadError(
             f"{path} needs a reader of format {needs}, and this version of graftax reads up to {NEEDS}: update graftax"
@@ -127,13 +133,14 @@ def _graph(path: str, text: str) -> dict[str, Any]:
 
 def _parts(path: str, graph: dict[str, Any] | None) -> list[str]:
     names: Any = (graph or {}).get("parts", [])
+    # Only plain names: a file must not refer to files in other folders.
     if type(names) is not list or not all(type(n) is str and _PART.fullmatch(n) for n in cast("list[Any]", names)):
         raise damaged(path, "the files that it lists have no names of such files")
     return [os.path.join(os.path.dirname(os.path.realpath(path)), name) for name in cast("list[str]", names)]
 
 
 def part_names(path: str) -> list[str]:
-    """The names of the files that belong to the one at `path`."""
-    header = Mapped(path).header
+    """The names of the parts of the file at `path`."""
+    header = MappedFile(path).header
     text = header.metadata.get("graftax")
     return [] if text is None else [os.path.basename(part) for part in _parts(path, _graph(path, text))]

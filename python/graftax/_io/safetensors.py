@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors container: a header of JSON that says where the bytes of each tensor are, then the bytes.
+"""The safetensors container: a JSON header with the position of each tensor, then the bytes of the tensors.
 
-Written and read here, so that a file can be written a leaf at a time and opened without a copy. The header is checked
-in full before anything is read through it.
+Implemented here, so that a file can be written one array at a time and opened without a copy. The header is checked in
+full before data are read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 
 from graftax._io.errors import LoadError, damaged
 
-MOST_HEADER = 100_000_000  # bytes: the limit of the safetensors package
-_MOST_DEPTH = 16  # of brackets in the header: ours has 3
-_MOST_DIMENSIONS = 64
-ALIGN = 64  # what XLA wants of memory that it uses where it lies
+MAX_HEADER = 100_000_000  # bytes: the limit of the safetensors package
+_MAX_DEPTH = 16  # of nested brackets in the header: three are enough
+_MAX_DIMENSIONS = 64
+ALIGN = 64  # XLA uses memory with this alignment without copying it
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(bool),
@@ -46,11 +46,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
-_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # bits: known, and not read
+_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # bits of dtypes that are known but not supported
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies; `start` and `end` count from the first byte of data."""
+    """The position of a tensor; `start` and `end` count from the first byte of data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,16 +59,16 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says of itself."""
+    """The header of a file."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
-    data: int  # where the data begins
-    size: int  # of the file
+    data: int  # offset of the data
+    size: int  # of the file, in bytes
 
 
 def header_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The length and the header of a file, padded so that the data is aligned."""
+    """The length of the header and the header, padded so that the data are aligned."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     for name, tensor in tensors.items():
         entries[name] = {
@@ -77,47 +77,51 @@ def header_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
             "data_offsets": (tensor.start, tensor.end),
         }
     text = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
+    # Trailing spaces are valid JSON.
     text += b" " * (-(len(text) + 8) % ALIGN)
-    if len(text) > MOST_HEADER:
-        raise ValueError(f"the header would have {len(text)} bytes; the format has room for {MOST_HEADER}")
+    if len(text) > MAX_HEADER:
+        raise ValueError(f"the header would have {len(text)} bytes; the format has room for {MAX_HEADER}")
     return len(text).to_bytes(8, "little") + text
 
 
 def read_header(path: str, file: int) -> Header:
-    """Reads and checks the header of an open file; no memory is taken that the file's own size does not cover.
+    """Reads and checks the header of an open file. It never allocates more memory than the file has bytes.
 
     Raises:
-        LoadError: where the file is no safetensors file, or its header and its size contradict each other.
+        LoadError: where the file is not a safetensors file, or its header contradicts its size.
     """
     size = os.fstat(file).st_size
     start = os.pread(file, 8, 0)
+    # The length is untrusted: nothing of that size is allocated before it is checked against the file.
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length < 2 or length > size - 8:
         raise damaged(path, f"its {size} bytes have no room for the header that they announce")
-    if length > MOST_HEADER:
+    if length > MAX_HEADER:
         raise damaged(path, f"a header of {length} bytes")
     text = _read(file, length, 8)
     if len(text) != length:
         raise damaged(path, "it ends within the header")
-    entries = parsed(path, text)
+    entries = parse_json(path, text)
     if type(entries) is not dict:
         raise damaged(path, "the header is no object")
     metadata = cast("dict[str, Any]", entries).pop("__metadata__", {})
     if type(metadata) is not dict or not all(type(value) is str for value in cast("dict[str, Any]", metadata).values()):
         raise damaged(path, "its metadata are not texts")
+    # Tensors have to fill the data without gaps and overlaps.
     tensors = {name: _tensor(path, name, entry) for name, entry in cast("dict[str, Any]", entries).items()}
-    at = 0
+    position = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
-        if tensor.start != at:
-            raise damaged(path, f"the bytes of {name!r} begin at {tensor.start}, and those before end at {at}")
-        at = tensor.end
-    if at != size - 8 - length:
-        raise damaged(path, f"there are {size - 8 - length} bytes of data, and the header speaks of {at}")
+        if tensor.start != position:
+            raise damaged(path, f"the bytes of {name!r} begin at {tensor.start}, and those before end at {position}")
+        position = tensor.end
+    if position != size - 8 - length:
+        raise damaged(path, f"there are {size - 8 - length} bytes of data, and the header speaks of {position}")
     return Header(tensors, metadata, 8 + length, size)
 
 
 def _read(file: int, length: int, offset: int) -> bytes:
     parts: list[bytes] = []
+    # `pread` may return less than was asked for.
     while length:
         part = os.pread(file, length, offset)
         if not part:
@@ -128,24 +132,25 @@ def _read(file: int, length: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def parsed(path: str, text: bytes | str, most_depth: int = _MOST_DEPTH) -> Any:
-    """JSON that was not written by a friend: of bounded depth, without a key twice, in UTF-8."""
+def parse_json(path: str, text: bytes | str, max_depth: int = _MAX_DEPTH) -> Any:
+    """Parses untrusted JSON: UTF-8, of bounded depth, without duplicate keys."""
     try:
-        found = text.decode("utf-8") if isinstance(text, bytes) else text
-        _refuse_depth(found, most_depth)
-        return json.loads(found, object_pairs_hook=_once, parse_constant=_no_constant)
+        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        _refuse_depth(decoded, max_depth)
+        return json.loads(decoded, object_pairs_hook=_refuse_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"its header is no JSON: {error}") from None
 
 
-def _refuse_depth(text: str, most: int) -> None:
+def _refuse_depth(text: str, max_depth: int) -> None:
     depth = 0
+    # Brackets in texts do not count. The parser itself would recurse without a bound.
     for piece in _TEXT_OR_BRACKET.finditer(text):
         bracket = piece[0]
         if bracket in "[{":
             depth += 1
-            if depth > most:
-                raise ValueError(f"it is nested deeper than {most}")
+            if depth > max_depth:
+                raise ValueError(f"it is nested deeper than {max_depth}")
         elif bracket in "]}":
             depth -= 1
 
@@ -153,11 +158,11 @@ def _refuse_depth(text: str, most: int) -> None:
 _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a name stands in it twice")
-    return found
+    return entries
 
 
 def _no_constant(name: str) -> Any:
@@ -178,8 +183,9 @@ def _tensor(path: str, name: str, entry: Any) -> Tensor:
     bits = DTYPES[dtype].itemsize * 8 if dtype in DTYPES else _PACKED.get(dtype)
     if bits is None:
         raise LoadError(f"{path} has {name!r} with the dtype {dtype!r}, which this version does not know")
-    if len(sizes) > _MOST_DIMENSIONS:
+    if len(sizes) > _MAX_DIMENSIONS:
         raise damaged(path, f"{name!r} has {len(sizes)} dimensions")
+    # Python integers do not overflow, however large the sizes are.
     if math.prod(sizes) * bits != (end - start) * 8:
         raise damaged(path, f"{name!r} of shape {tuple(sizes)} and dtype {dtype} does not have {end - start} bytes")
     if not is_addressable(sizes):
@@ -188,7 +194,7 @@ def _tensor(path: str, name: str, entry: Any) -> Tensor:
 
 
 def is_addressable(sizes: Iterable[int]) -> bool:
-    """Can there be an array of this shape? An empty one may be too large in its other dimensions."""
+    """Can an array have this shape? That of an empty array may be too large in its other dimensions."""
     return math.prod(size for size in sizes if size) < 1 << 58
 
 
@@ -196,8 +202,8 @@ def _are_sizes(value: Any) -> bool:
     return type(value) is list and all(type(x) is int and 0 <= x < 1 << 60 for x in cast("list[Any]", value))
 
 
-class Mapped:
-    """The bytes of one file. Pages are read when they are touched; what is written to them stays in this process."""
+class MappedFile:
+    """A memory-mapped file. Pages are read when they are used; writes to them stay in this process."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -207,15 +213,17 @@ class Mapped:
             self._map = None if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor, in the memory of the file where it lies on a multiple of its items' size."""
+        """The array of a tensor: a view of the mapped file if the data are aligned for the dtype, otherwise a copy."""
         tensor = self.header.tensors[name]
         if tensor.dtype in _PACKED:
             raise LoadError(f"{self.path}: {name!r} is packed as {tensor.dtype}, which JAX has no arrays of")
         dtype = DTYPES[tensor.dtype]
+        # An empty file cannot be mapped, and an empty tensor has no bytes.
         if self._map is None or tensor.start == tensor.end:
             return np.zeros(tensor.shape, dtype)
         offset = self.header.data + tensor.start
         flat = np.frombuffer(self._map, np.uint8, tensor.end - tensor.start, offset)
+        # Files of other writers need not be aligned.
         if offset % dtype.itemsize:
             flat = flat.copy()
         return flat.view(dtype).reshape(tensor.shape)

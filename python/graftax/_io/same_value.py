@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in `like`, beside what a file has for it: which values are one, and which objects get others in place."""
+"""Comparison of loaded values with those in `like`, and containers that are refilled in place."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *ref_types)
 
 
 def without_nan(entry: Any) -> Any:
-    """A key that is NaN equals itself alone: here all of them are one."""
+    """Replaces a NaN key by `math.nan`, so that all NaN keys are found as the same key."""
     key = getattr(entry, "key", None)
     return DictKey(math.nan) if type(key) is float and key != key else entry
 
 
-# Containers that stay themselves and get other content.
+# Containers whose content is replaced in place.
 REFILL: dict[type, Callable[[Any, Any], Any]] = {
-    list: lambda value, new: value.__setitem__(slice(None), new),
-    bytearray: lambda value, new: value.__setitem__(slice(None), new),
-    dict: lambda value, new: (value.clear(), value.update(new)),
-    set: lambda value, new: (value.clear(), value.update(new)),
+    list: lambda value, content: value.__setitem__(slice(None), content),
+    bytearray: lambda value, content: value.__setitem__(slice(None), content),
+    dict: lambda value, content: (value.clear(), value.update(content)),
+    set: lambda value, content: (value.clear(), value.update(content)),
 }
 
 
-def can_refill(value: Any, new: Any) -> bool:
-    return type(value) in REFILL and type(new) is type(value)
+def can_refill(value: Any, content: Any) -> bool:
+    return type(value) in REFILL and type(content) is type(value)
 
 
-def place_of(value: Any) -> Any:
-    """The sharding of an array of `like`, where it has been committed to one."""
+def committed_sharding(value: Any) -> Any:
+    """The sharding of an array of `like`; None if it is not committed to its device."""
     if isinstance(value, jax.Array) and not value.committed:
         return None
     return getattr(value, "sharding", None)
 
 
-# What a subclass of a plain type is without its attributes, whatever it overrides.
+# The plain value of an instance of a subclass, whatever the subclass overrides.
 PLAIN_VALUES: dict[type, Any] = {
     int: int.__int__,
     float: float.__float__,
@@ -52,25 +52,25 @@ PLAIN_VALUES: dict[type, Any] = {
 }
 
 
-def typed(values: Iterable[Any]) -> set[tuple[type, Any]]:
-    """1 and True are one element, and another value."""
+def typed_values(values: Iterable[Any]) -> set[tuple[type, Any]]:
+    """Values with their types: 1 and True are equal, but differ here."""
     return {(type(value), value) for value in values}
 
 
 def is_array(value: Any) -> bool:
-    """NumPy arrays of texts and dates are values."""
+    """Is it an array that is a tensor of a file? NumPy arrays of texts and dates are not: they are values."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype.kind not in "USMm" and value.dtype != jax.dtypes.float0
     return isinstance(value, _ARRAYS)
 
 
-def is_same(new: Any, value: Any) -> bool:
-    """Is a value what it was? A NaN is itself, and -0.0 is not 0.0."""
-    if new is value:
+def is_same(loaded: Any, value: Any) -> bool:
+    """Does a loaded value equal the one in `like`? NaN equals itself, and -0.0 differs from 0.0."""
+    if loaded is value:
         return True
-    if isinstance(new, (float, complex)):
-        return repr(new) == repr(value)
+    if isinstance(loaded, (float, complex)):
+        return repr(loaded) == repr(value)
     try:
-        return bool(new == value)
-    except Exception:  # it does not say
+        return bool(loaded == value)
+    except Exception:  # not comparable
         return False

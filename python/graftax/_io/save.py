@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`save`: a file is written whole, or not at all."""
+"""`save`: writes a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import numpy as np
 from graftax._base.whole_file import alone_in, permissions, replacing
 from graftax._graph.edit import selection
 from graftax._graph.path import Graph, Path
-from graftax._io.encode_graph import Outline
+from graftax._io.encode_graph import EncodedGraph
 from graftax._io.reader import part_names
 from graftax._io.safetensors import ALIGN, Tensor, header_bytes
-from graftax._io.tensor import Outgoing
+from graftax._io.tensor import ArrayToSave
 from graftax._jax.tracebacks import boundary
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -42,20 +42,20 @@ def save(
 ) -> None:
     """Writes an object graph to a safetensors file: its arrays, its structure and its other values.
 
-    An array is a tensor with the name of its key path, and any tool for such files can read it; a shared one is there
-    once. The rest is a text in the file's metadata. The file appears whole: if anything fails, or the process dies,
-    what was at `path` before is still there.
+    Each array is a tensor named by its key path, which any tool for such files can read; a shared array is written
+    once. The rest is a text in the file's metadata. The file is replaced atomically: if anything fails, or the process
+    dies, the previous file at `path` is still there.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         obj: any object; `graftax.load` gives it back.
-        only: which arrays are written, as in `graftax.partition`. To load the others, give `like`.
-        dtype: floating arrays are written in this one, such as `jnp.bfloat16`.
-        metadata: texts to keep with it. `graftax.peek` reads them.
-        max_file: the most bytes of one file. Beyond, arrays are in files beside it that `path` lists.
+        only: which arrays are written, as in `graftax.partition`. To load the object then, pass `like`.
+        dtype: the dtype in which floating arrays are written, such as `jnp.bfloat16`.
+        metadata: texts to save with the object. `graftax.peek` reads them.
+        max_file: the maximum size of a file. Larger objects are divided among several files, which `path` lists.
 
     Raises:
-        UnsupportedValueError: for what no file can hold, at its path. Nothing is written.
+        UnsupportedValueError: for a value that no file can hold, at its path. Nothing is written.
 
     Example:
         >>> graftax.save(folder / "model.safetensors", {"w": jnp.ones(3), "epoch": 7})
@@ -66,19 +66,20 @@ def save(
     floating = None if dtype is None else np.dtype(dtype)
     if floating is not None and not jnp.issubdtype(floating, jnp.floating):
         raise ValueError(NOT_FLOATING.format(dtype=floating))
-    outline = Outline(obj, _wanted(obj, only), floating)
-    write_outline(os.path.realpath(path), outline.to_json(), outline.arrays, texts, _size(max_file))
+    # Everything that cannot be saved raises here, before a file is created.
+    encoded = EncodedGraph(obj, _selected_paths(obj, only), floating)
+    write_graph(os.path.realpath(path), encoded.to_json(), encoded.arrays, texts, _size(max_file))
 
 
-def _wanted(obj: Any, only: Any) -> Callable[[Path], bool] | None:
-    if only is None:
+def _selected_paths(obj: Any, selector: Any) -> Callable[[Path], bool] | None:
+    if selector is None:
         return None
     graph = Graph(obj)
-    return {graph.path(number) for number in selection(graph, only)}.__contains__
+    return {graph.path(number) for number in selection(graph, selector)}.__contains__
 
 
 def _is_whole(text: str) -> bool:
-    """Has it no halves of characters? Readers of JSON in other languages refuse these."""
+    """Is it free of lone surrogates? JSON parsers of other languages refuse these."""
     return text.encode("utf-8", "replace").decode() == text
 
 
@@ -91,6 +92,7 @@ def _texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
             raise ValueError(
                 f"metadata= takes texts that other programs read, got half a character in {name!r}: {text!r}"
             )
+        # The graph is itself a text in the metadata.
         if name in RESERVED:
             raise ValueError(f"{name!r} in metadata= is a name of the format's own")
     return texts
@@ -100,23 +102,24 @@ def _size(size: str | int) -> int:
     if isinstance(size, int):
         number: float = size
     else:
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", size.upper())
-        if found is None or found[2] not in _UNITS:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", size.upper())
+        if match is None or match[2] not in _UNITS:
             raise ValueError(f"max_file={size!r} is no size: write 50GB, 500MB or a number of bytes")
-        number = float(found[1]) * _UNITS[found[2]]
+        number = float(match[1]) * _UNITS[match[2]]
     if number < 1:
         raise ValueError(f"max_file={size!r}: a file has a byte at least")
     return int(number)
 
 
-def write_outline(
-    path: str, graph: dict[str, Any], arrays: Sequence[Outgoing], texts: Mapping[str, str], most: int
+def write_graph(
+    path: str, graph: dict[str, Any], arrays: Sequence[ArrayToSave], texts: Mapping[str, str], max_size: int
 ) -> None:
-    """Writes the graph and its arrays, in one file or in several."""
+    """Writes a graph and its arrays to one file, or to several of at most `max_size` bytes."""
     order = _ordered(arrays)
-    groups = list(_groups(order, most))
+    groups = list(_groups(order, max_size))
     if len(groups) < 2:
-        return _write_last(path, order, {**texts, "format": "graftax", "graftax": _json(graph)})
+        return _write_main_file(path, order, {**texts, "format": "graftax", "graftax": _json(graph)})
+    # A new mark for each save: the parts of the previous one stay valid until the main file is replaced.
     stem, mark = os.path.basename(path).removesuffix(".safetensors"), secrets.token_hex(4)
     names: list[str] = []
     mode = permissions(path)
@@ -126,8 +129,8 @@ def write_outline(
             part = os.path.join(os.path.dirname(path), names[-1])
             with replacing(part, mode) as file:
                 _write(file, group, {"format": "graftax"})
-        # Until then, what was saved before is what `path` means.
-        _write_last(path, [], {**texts, "format": "graftax", "graftax": _json({**graph, "parts": names})})
+        # Last: until the main file is replaced, `path` still names the previous save.
+        _write_main_file(path, [], {**texts, "format": "graftax", "graftax": _json({**graph, "parts": names})})
     except BaseException:
         _remove(path, names)
         raise
@@ -137,11 +140,11 @@ def _json(graph: dict[str, Any]) -> str:
     return json.dumps(graph, separators=(",", ":"), allow_nan=False)
 
 
-def _groups(arrays: Iterable[Outgoing], most: int) -> Iterator[list[Outgoing]]:
-    group: list[Outgoing] = []
+def _groups(arrays: Iterable[ArrayToSave], max_size: int) -> Iterator[list[ArrayToSave]]:
+    group: list[ArrayToSave] = []
     size = 0
     for array in arrays:
-        if group and size + array.tensor.end > most:
+        if group and size + array.tensor.end > max_size:
             yield group
             group, size = [], 0
         group.append(array)
@@ -150,7 +153,7 @@ def _groups(arrays: Iterable[Outgoing], most: int) -> Iterator[list[Outgoing]]:
 
 
 def _parts_of(path: str) -> list[str]:
-    """The files that an earlier save to this path has made beside it."""
+    """The parts of the file that is at this path now."""
     try:
         return part_names(path)
     except (OSError, ValueError):
@@ -163,44 +166,45 @@ def _remove(path: str, names: Iterable[str]) -> None:
             os.unlink(os.path.join(os.path.dirname(path), name))
 
 
-def _write_last(path: str, arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> None:
-    """Writes the file at `path` itself, and removes the parts of the one that it replaces."""
+def _write_main_file(path: str, arrays: Sequence[ArrayToSave], texts: Mapping[str, str]) -> None:
+    """Writes the main file at `path`, and removes the parts of the file that it replaces."""
     with contextlib.ExitStack() as stack:
         with replacing(path) as file:
             _write(file, arrays, texts)
             file.flush()
-            os.fsync(file.fileno())  # what takes long, while others still may save here
-            # Of two that save at once, each is to find the parts of the other.
+            os.fsync(file.fileno())  # slow, so before the lock is taken
+            # One save at a time from here on: of two concurrent saves, the later one removes the parts of the other.
             stack.enter_context(alone_in(os.path.dirname(path)))
-            before = _parts_of(path)
-        _remove(path, before)
+            old_parts = _parts_of(path)
+        _remove(path, old_parts)
 
 
-def _write(file: IO[bytes], arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> None:
+def _write(file: IO[bytes], arrays: Sequence[ArrayToSave], texts: Mapping[str, str]) -> None:
     file.write(_header(arrays, texts))
     for array in arrays:
+        # One array at a time is on the host.
         file.write(memoryview(array.fetch()))
 
 
-def _header(arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> bytes:
+def _header(arrays: Sequence[ArrayToSave], texts: Mapping[str, str]) -> bytes:
     tensors: dict[str, Tensor] = {}
-    at = 0
+    offset = 0
     for array in arrays:
-        tensors[array.leaf.name] = array.tensor._replace(start=at, end=at + array.tensor.end)
-        at += array.tensor.end
+        tensors[array.leaf.name] = array.tensor._replace(start=offset, end=offset + array.tensor.end)
+        offset += array.tensor.end
     return header_bytes(tensors, texts)
 
 
-def file_bytes(graph: dict[str, Any], arrays: Sequence[Outgoing]) -> bytes:
-    """A file of small arrays, in memory."""
+def file_bytes(graph: dict[str, Any], arrays: Sequence[ArrayToSave]) -> bytes:
+    """The bytes of a whole file, for small arrays."""
     order = _ordered(arrays)
     header = _header(order, {"format": "graftax", "graftax": _json(graph)})
     return b"".join([header, *(array.fetch().tobytes() for array in order)])
 
 
-def _ordered(arrays: Sequence[Outgoing]) -> list[Outgoing]:
-    """Data of 64 bytes and multiples of it first, then by the size of the items.
+def _ordered(arrays: Sequence[ArrayToSave]) -> list[ArrayToSave]:
+    """Orders arrays: those whose size is a multiple of 64 bytes first, then by decreasing item size.
 
-    All of it is aligned for its items then, and most of it for XLA, without a gap, which the format does not have.
+    So all of them are aligned for their dtypes, and most of them for XLA, without gaps, which the format forbids.
     """
     return sorted(arrays, key=lambda array: (array.tensor.end % ALIGN != 0, -array.itemsize))

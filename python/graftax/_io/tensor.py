@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One array of a graph as a tensor of a file, and back: what the format has no dtype for, and what no tensor says."""
+"""An array of a graph as a tensor of a file, and back, with the properties that the format has no place for."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from graftax._io.errors import LoadError, Malformed
 from graftax._io.safetensors import DTYPES, Tensor, is_addressable
 from graftax._jax.compat import as_weak, ref_types
 
-GONE = "it was deleted or donated: there is nothing left to save"
+DELETED = "it was deleted or donated: there is nothing left to save"
 NO_DATA = "a {cls} has no data to save"
 ELSEWHERE = (
     "it lies on devices of other processes: one process cannot write it. Use graftax.Checkpoints, which lets each "
     "write its own part"
 )
 
-# As the dtype of a tensor. Float8 has codes in the format that few readers know: bytes, with the dtype beside them.
+# Codes of dtypes in the format. Few readers know those of float8: such arrays are bytes, with their dtype in the graph.
 _CODES = {dtype: code for code, dtype in DTYPES.items() if not code.startswith("F8")}
 _NAMES = (
     *("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
@@ -39,23 +39,26 @@ LOGICAL: dict[str, np.dtype[Any]] = {
 }
 
 
-class Outside(NamedTuple):
-    """An array that lies beside the file."""
+class ExternalArray(NamedTuple):
+    """An array of a checkpoint whose data are not in the file."""
 
-    place: str
+    key: str
     dtype: str
     shape: tuple[int, ...]
 
 
 class Leaf(NamedTuple):
-    """What the graph says of one array: its tensor, and what that does not tell."""
+    """An array in the graph of a file: the name of its tensor, and what the tensor does not say.
+
+    The fields have the names that they have in the JSON of a file.
+    """
 
     name: str
-    kind: str = "jax"  # or "numpy", "scalar" (one of NumPy's), "ref" (a mutable array of JAX)
-    dtype: str | None = None  # where the tensor holds it as bytes
+    kind: str = "jax"  # or "numpy", "scalar" (of NumPy), "ref" (a mutable array of JAX)
+    dtype: str | None = None  # set if the tensor holds the array as bytes
     weak: bool = False
-    key: str | None = None  # typed keys: the implementation
-    outside: Outside | None = None  # in a checkpoint: the file has no tensor for it
+    key: str | None = None  # the implementation of typed random keys
+    outside: ExternalArray | None = None  # in a checkpoint, if the file has no tensor for it
 
     def to_json(self) -> dict[str, Any]:
         defaults = Leaf._field_defaults
@@ -64,88 +67,108 @@ class Leaf(NamedTuple):
         }
 
     @staticmethod
-    def from_json(found: Any) -> Leaf:
-        """Unknown fields are ignored. Raises Malformed where one has the wrong type."""
-        if type(found) is not dict:
+    def from_json(data: Any) -> Leaf:
+        """Reads the JSON of an array. Unknown fields are ignored.
+
+        Raises:
+            Malformed: where a field has the wrong type.
+        """
+        if type(data) is not dict:
             raise Malformed("an array that is no object")
-        fields: dict[str, Any] = {name: found[name] for name in Leaf._fields if name in found}
+        fields: dict[str, Any] = {name: data[name] for name in Leaf._fields if name in data}
         texts = [fields.get("name"), fields.get("kind", "jax"), fields.get("dtype", ""), fields.get("key", "")]
         if not all(type(text) is str for text in texts) or type(fields.get("weak", False)) is not bool:
             raise Malformed("an array with a field of the wrong type")
         if fields.get("outside") is not None:
-            fields["outside"] = _outside(fields["outside"])
+            fields["outside"] = _external_from_json(fields["outside"])
         leaf = Leaf(**fields)
         if leaf.kind not in ("jax", "numpy", "scalar", "ref") or (leaf.dtype or "int8") not in LOGICAL:
             raise Malformed(f"an array of an unknown kind or dtype: {leaf.kind} {leaf.dtype}")
         return leaf
 
 
-def _outside(found: Any) -> Outside:
-    held: list[Any] = found if type(found) is list else []
-    if [type(part) for part in held] != [str, str, list] or held[1] not in LOGICAL:
+def _external_from_json(data: Any) -> ExternalArray:
+    parts: list[Any] = data if type(data) is list else []
+    if [type(part) for part in parts] != [str, str, list] or parts[1] not in LOGICAL:
         raise Malformed("an array that lies outside of the file, and nobody says where")
-    if not all(type(size) is int and size >= 0 for size in held[2]) or not is_addressable(held[2]):
+    if not all(type(size) is int and size >= 0 for size in parts[2]) or not is_addressable(parts[2]):
         raise Malformed("an array with a shape that is none")
-    return Outside(held[0], held[1], tuple(held[2]))
+    return ExternalArray(parts[0], parts[1], tuple(parts[2]))
 
 
-class Outgoing(NamedTuple):
-    """An array that is written: what a file says of it, and how its bytes are made when their turn comes."""
+class ArrayToSave(NamedTuple):
+    """An array to be written: its description, and a function that gives its bytes when they are written."""
 
     leaf: Leaf
-    tensor: Tensor  # at 0
+    tensor: Tensor  # with the offset 0
     itemsize: int
     fetch: Callable[[], np.ndarray[Any, Any]]
-    held: Any  # the array itself; of keys, their data
+    array: Any  # the array itself; for typed keys, their data
 
 
-def outgoing(value: Any, name: str, dtype: np.dtype[Any] | None, by_all: bool = False) -> Outgoing:
-    """How one array is written; `dtype` is for floating arrays alone. `by_all`: each process writes its own part.
+def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_processes: bool = False) -> ArrayToSave:
+    """Describes how an array is written.
+
+    Args:
+        value: the array.
+        name: the name of the tensor.
+        dtype: the dtype in which a floating array is written; None keeps its own.
+        by_all_processes: each process writes its own part, so the array may span processes.
 
     Raises:
-        UnsupportedValueError: where there is no data.
+        UnsupportedValueError: where there are no data.
     """
-    kind, key, weak = "numpy", None, False
+    array_kind, key, weak = "numpy", None, False
     if isinstance(value, ref_types):
-        kind, value = "ref", value[...]
+        array_kind, value = "ref", value[...]
     elif isinstance(value, np.generic):
-        kind = "scalar"
+        array_kind = "scalar"
     elif not isinstance(value, np.ndarray):
-        kind = "jax"
+        array_kind = "jax"
+    # Each case that has no data says why.
     if isinstance(value, jax.core.Tracer):
         raise UnsupportedValueError(NO_DATA.format(cls="value of a running trace (a tracer)"))
     if isinstance(value, jax.Array):
         if value.is_deleted():
-            raise UnsupportedValueError(GONE)
-        if not by_all and not value.is_fully_addressable and not value.is_fully_replicated:
+            raise UnsupportedValueError(DELETED)
+        if not by_all_processes and not value.is_fully_addressable and not value.is_fully_replicated:
             raise UnsupportedValueError(ELSEWHERE)
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             key, value = str(jax.random.key_impl(value)), jax.random.key_data(value)
         weak = bool(value.weak_type)
-    given = np.dtype(value.dtype)
-    to = dtype if dtype is not None and key is None and jnp.issubdtype(given, jnp.floating) else given
-    shape, logical = tuple(value.shape), None
-    code, held = _CODES.get(to), shape
+    own_dtype = np.dtype(value.dtype)
+    saved_dtype = dtype if dtype is not None and key is None and jnp.issubdtype(own_dtype, jnp.floating) else own_dtype
+    shape, bytes_of = tuple(value.shape), None
+    code, saved_shape = _CODES.get(saved_dtype), shape
+    # Dtypes without a code are saved as bytes; items of several bytes get a dimension of their own.
     if code is None:
-        if to.name not in LOGICAL:
-            raise UnsupportedValueError(f"there is no form for the dtype {to}")
-        code, logical, held = "U8", to.name, shape if to.itemsize == 1 else (*shape, to.itemsize)
-    size = math.prod(shape) * to.itemsize
-    leaf = Leaf(name, kind, logical, weak, key)
-    return Outgoing(leaf, Tensor(code, held, 0, size), to.itemsize, lambda: _on_host(value, to), value)
+        if saved_dtype.name not in LOGICAL:
+            raise UnsupportedValueError(f"there is no form for the dtype {saved_dtype}")
+        code, bytes_of, saved_shape = (
+            "U8",
+            saved_dtype.name,
+            shape if saved_dtype.itemsize == 1 else (*shape, saved_dtype.itemsize),
+        )
+    size = math.prod(shape) * saved_dtype.itemsize
+    leaf = Leaf(name, array_kind, bytes_of, weak, key)
+    return ArrayToSave(
+        leaf, Tensor(code, saved_shape, 0, size), saved_dtype.itemsize, lambda: _on_host(value, saved_dtype), value
+    )
 
 
 def _on_host(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The bytes, as a flat array. An array of JAX keeps no copy of them on the host."""
+    """The bytes as a flat array. Read from the shards, so that the JAX array does not cache a copy on the host."""
     if isinstance(value, jax.Array):
         if value.is_deleted():
-            raise UnsupportedValueError(GONE)
+            raise UnsupportedValueError(DELETED)
         shards = value.addressable_shards
+        # All shards are equal, so one is enough.
         if value.is_fully_replicated:
             host = np.asarray(shards[0].data)
         else:
             host = np.empty(value.shape, value.dtype)
             for shard in shards:
+                # Replicas would only overwrite the same elements.
                 if shard.replica_id == 0:
                     host[shard.index] = np.asarray(shard.data)
     else:
@@ -155,12 +178,12 @@ def _on_host(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def logical_dtype(leaf: Leaf, tensor: Tensor) -> np.dtype[Any]:
-    """What an array is of, apart from typed keys."""
+    """The dtype of an array; for typed keys, that of their data."""
     return DTYPES[tensor.dtype] if leaf.dtype is None else LOGICAL[leaf.dtype]
 
 
 def logical_shape(leaf: Leaf, tensor: Tensor) -> tuple[int, ...]:
-    """The shape of an array; of keys, that of their data without what one key has.
+    """The shape of an array; for typed keys, that of their data.
 
     Raises:
         LoadError: where the tensor cannot hold such an array.
@@ -175,21 +198,27 @@ def logical_shape(leaf: Leaf, tensor: Tensor) -> tuple[int, ...]:
     return shape
 
 
-def logical(leaf: Leaf, tensor: Tensor, held: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def logical_array(leaf: Leaf, tensor: Tensor, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The array that a tensor holds, on the host, without a copy."""
     if leaf.dtype is None:
-        return held
+        return raw
     shape, dtype = logical_shape(leaf, tensor), LOGICAL[leaf.dtype]
+    # An empty array cannot be viewed as another dtype.
     if math.prod(shape) == 0:
         return np.zeros(shape, dtype)
-    return held.reshape(-1).view(dtype).reshape(shape)
+    return raw.reshape(-1).view(dtype).reshape(shape)
 
 
-def made(leaf: Leaf, host: np.ndarray[Any, Any], put: Callable[[np.ndarray[Any, Any]], Any]) -> Any:
-    """The value of the graph. `put` brings an array to its devices.
+def restore_array(leaf: Leaf, host: np.ndarray[Any, Any], put_on_devices: Callable[[np.ndarray[Any, Any]], Any]) -> Any:
+    """The value for the graph, of the kind that was saved.
+
+    Args:
+        leaf: the description of the array.
+        host: its data.
+        put_on_devices: moves an array to its devices.
 
     Raises:
-        LoadError: for keys of an implementation that is not known, or of another size.
+        LoadError: for keys of an unknown implementation, or whose data have the wrong size.
     """
     if leaf.kind == "numpy":
         return host
@@ -199,10 +228,10 @@ def made(leaf: Leaf, host: np.ndarray[Any, Any], put: Callable[[np.ndarray[Any, 
         return host[()]
     if leaf.key is not None:
         try:
-            return jax.random.wrap_key_data(put(host), impl=leaf.key)
+            return jax.random.wrap_key_data(put_on_devices(host), impl=leaf.key)
         except (TypeError, ValueError) as error:
             raise LoadError(f"{leaf.name!r} holds no keys of {leaf.key!r}: {error}") from error
-    value = put(host)
+    value = put_on_devices(host)
     if leaf.weak:
         value = as_weak(value)
     return jax.new_ref(value) if leaf.kind == "ref" else value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths by the names that other writers give tensors, and renamed paths: `layers.0.weight` for `layers[0].weight`."""
+"""Matches paths with tensor names of other writers (`layers.0.weight` for `layers[0].weight`), and renames paths."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from graftax._graph.path import Path
 from graftax._graph.structure import plain_key
-from graftax._io.decode_graph import Rows
+from graftax._io.decode_graph import FileGraph
 from graftax._io.errors import LoadError
 
-Names = tuple[str, ...]
+NameParts = tuple[str, ...]
 
 _NAME = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|([^\[\]]*))\]|([^.\[\]/]+)")
 
@@ -23,104 +23,108 @@ BAD_RENAME = (
 TWICE = "{one} and {other} of the file are both {path} by the names in like"
 
 
-def tensor_path(path: Path) -> Names:
-    """A path as texts: attributes, keys and numbers are all the same in the name of a tensor."""
+def tensor_path(path: Path) -> NameParts:
+    """The parts of a path as texts: the name of a tensor does not tell attributes, keys and indices apart."""
     return tuple(str(plain_key(entry)) for entry in path)
 
 
-def named(text: str) -> Names:
+def name_parts(text: str) -> NameParts:
     """The parts of a name: `a.b`, `a/b`, `a[b]`, `['a'].b`."""
-    return tuple(next(part for part in found.groups() if part is not None) for found in _NAME.finditer(text))
+    return tuple(next(part for part in match.groups() if part is not None) for match in _NAME.finditer(text))
 
 
 class Renaming:
-    """What paths of a file are in `like`.
+    """Translates paths of a file to paths of `like`.
 
     Args:
-        renames: patterns by patterns. `*` stands for one part of a path, `**` for any number.
+        renames: pattern in the file -> pattern in `like`. `*` stands for one part of a path, `**` for any number.
 
     Raises:
-        ValueError: where what `*` stands for has no place on the other side.
+        ValueError: where the two patterns of a pair have different wildcards.
     """
 
     def __init__(self, renames: dict[str, str]) -> None:
-        self._rules: list[tuple[list[Names], Names]] = []
-        for old, new in renames.items():
-            before, after = named(old), named(new)
-            if [part for part in before if "*" in part] != [part for part in after if "*" in part]:
-                raise ValueError(BAD_RENAME.format(old=old, new=new))
-            self._rules.append((_blocks(before), after))
+        self._rules: list[tuple[list[NameParts], NameParts]] = []
+        for source, target in renames.items():
+            source_parts, target_parts = name_parts(source), name_parts(target)
+            # What a wildcard matches is put in the place of the same wildcard in the target.
+            if [part for part in source_parts if "*" in part] != [part for part in target_parts if "*" in part]:
+                raise ValueError(BAD_RENAME.format(old=source, new=target))
+            self._rules.append((_blocks(source_parts), target_parts))
 
-    def of_tensors(self, names: Iterable[str]) -> dict[Names, str]:
-        """The tensors of a file by their paths in `like`."""
-        found: dict[Names, str] = {}
+    def tensors_by_path(self, names: Iterable[str]) -> dict[NameParts, str]:
+        """The names of a file's tensors by their paths in `like`."""
+        tensors: dict[NameParts, str] = {}
         for name in names:
-            path = self._renamed(named(name))
-            if path in found:
-                raise LoadError(TWICE.format(one=found[path], other=name, path=".".join(path)))
-            found[path] = name
-        return found
+            path = self._renamed(name_parts(name))
+            if path in tensors:
+                raise LoadError(TWICE.format(one=tensors[path], other=name, path=".".join(path)))
+            tensors[path] = name
+        return tensors
 
-    def of_rows(self, rows: Rows) -> dict[Names, Any]:
+    def rows_by_path(self, file_graph: FileGraph) -> dict[NameParts, Any]:
         """The rows of arrays and values by their paths in `like`."""
-        found: dict[Names, Any] = {}
-        for number in range(len(rows.all)):
-            at = rows.target(number)
-            if rows.all[number].op in "as-" or (at != number and rows.all[at].op == "s"):
-                path = self._renamed(tensor_path(rows.path(number)))
-                if found.setdefault(path, at) != at:
-                    texts = {"one": repr(rows.path(found[path])), "other": repr(rows.path(number))}
+        targets: dict[NameParts, Any] = {}
+        for number in range(len(file_graph.rows)):
+            target = file_graph.target(number)
+            # A reference to an array or a value is a path of its own.
+            if file_graph.rows[number].op in "as-" or (target != number and file_graph.rows[target].op == "s"):
+                path = self._renamed(tensor_path(file_graph.path(number)))
+                if targets.setdefault(path, target) != target:
+                    texts = {"one": repr(file_graph.path(targets[path])), "other": repr(file_graph.path(number))}
                     raise LoadError(TWICE.format(**texts, path=".".join(path)))
-        return found
+        return targets
 
-    def _renamed(self, names: Names) -> Names:
-        for blocks, after in self._rules:
-            taken = _taken(blocks, names)
-            if taken is not None:
-                groups = iter(taken)
-                return tuple(name for part in after for name in (next(groups) if "*" in part else (part,)))
+    def _renamed(self, names: NameParts) -> NameParts:
+        for blocks, target_parts in self._rules:
+            wildcards = _match_blocks(blocks, names)
+            if wildcards is not None:
+                groups = iter(wildcards)
+                return tuple(name for part in target_parts for name in (next(groups) if "*" in part else (part,)))
         return names
 
 
-def _blocks(parts: Names) -> list[Names]:
-    """What stands between the `**` of a pattern."""
-    out: list[list[str]] = [[]]
+def _blocks(parts: NameParts) -> list[NameParts]:
+    """The parts of a pattern, divided at each `**`."""
+    blocks: list[list[str]] = [[]]
     for part in parts:
         if part == "**":
-            out.append([])
+            blocks.append([])
         elif "*" in part and part != "*":
             raise ValueError(f"{part!r} in rename=: a * stands for a whole part, as in layers[*].w")
         else:
-            out[-1].append(part)
-    return [tuple(block) for block in out]
+            blocks[-1].append(part)
+    return [tuple(block) for block in blocks]
 
 
-def _taken(blocks: list[Names], names: Names) -> list[Names] | None:
-    """What each `*` and `**` of a pattern stands for, in order; None where it does not fit.
+def _match_blocks(blocks: list[NameParts], names: NameParts) -> list[NameParts] | None:
+    """The parts that each `*` and `**` of a pattern matches, in order; None where the pattern does not match.
 
-    Each `**` takes as little as it can: where what follows it fits first, the rest fits as well as anywhere later.
+    Each `**` takes as few parts as possible: if the pattern matches at all, it matches with the next block as early as
+    possible. So nothing is tried twice.
     """
-    out: list[Names] = []
-    first, last = blocks[0], blocks[-1]
+    wildcards: list[NameParts] = []
+    head, tail = blocks[0], blocks[-1]
+    # Without `**`, the number of parts has to be the same.
     if len(blocks) == 1:
-        return out if len(names) == len(first) and _fits(first, names, 0, out) else None
-    at, end = len(first), len(names) - len(last)
-    if at > end or not _fits(first, names, 0, out):
+        return wildcards if len(names) == len(head) and _match_block(head, names, 0, wildcards) else None
+    position, end = len(head), len(names) - len(tail)
+    if position > end or not _match_block(head, names, 0, wildcards):
         return None
     for block in blocks[1:-1]:
-        stars: list[Names] = []
-        start = next((i for i in range(at, end - len(block) + 1) if _fits(block, names, i, stars)), None)
+        stars: list[NameParts] = []
+        start = next((i for i in range(position, end - len(block) + 1) if _match_block(block, names, i, stars)), None)
         if start is None:
             return None
-        out += [names[at:start], *stars]
-        at = start + len(block)
-    out.append(names[at:end])
-    return out if _fits(last, names, end, out) else None
+        wildcards += [names[position:start], *stars]
+        position = start + len(block)
+    wildcards.append(names[position:end])
+    return wildcards if _match_block(tail, names, end, wildcards) else None
 
 
-def _fits(block: Names, names: Names, at: int, stars: list[Names]) -> bool:
-    """Does it fit there? Then adds what each `*` stands for."""
-    if any(part not in ("*", names[at + i]) for i, part in enumerate(block)):
+def _match_block(block: NameParts, names: NameParts, position: int, stars: list[NameParts]) -> bool:
+    """Does a block match at a position? Then the parts that each `*` matches are added to `stars`."""
+    if any(part not in ("*", names[position + i]) for i, part in enumerate(block)):
         return False
-    stars += [(names[at + i],) for i, part in enumerate(block) if part == "*"]
+    stars += [(names[position + i],) for i, part in enumerate(block) if part == "*"]
     return True

@@ -54,6 +54,6 @@ def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: 
     for row in structure.rows:
         value = row.value if row.op is Op.static else None
         if type(value).__eq__ is not object.__eq__ and not isinstance(value, _BY_VALUE):
-            paths.append(f"{place_name(structure.place(row), root_names)} ({type(value).__qualname__})")
+            paths.append(f"{place_name(structure.root_path(row), root_names)} ({type(value).__qualname__})")
     if paths:
         error.add_note(f"graftax was comparing {', '.join(paths[:4])} with earlier calls")

@@ -13,9 +13,9 @@ from graftax import _core
 from graftax._base.errors import StructureError
 from graftax._base.handles import is_donated
 from graftax._capture.signature import Signature
-from graftax._graph.patterns import Covering, Pattern, nearest, of_arguments, tester
-from graftax._graph.structure import Place, Structure, place_name
-from graftax._graph.types.ignored import Ignoring, Test, covering
+from graftax._graph.patterns import CoverFinder, Pattern, argument_pattern, coverage_test, nearest
+from graftax._graph.structure import RootPath, Structure, place_name
+from graftax._graph.types.ignored import IgnoreOption, IgnoreTest, argument_coverage_test
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options, split_patterns
 
@@ -47,10 +47,10 @@ class Plan:
         self.options = options
         self.on_trace = on_trace
         self.donate, patterns = split_patterns(options.donate)
-        self.donate_patterns = [of_arguments(text, name, "donate=") for text in patterns]
+        self.donate_patterns = [argument_pattern(text, name, "donate=") for text in patterns]
         self.dynamic, patterns = split_patterns(options.dynamic)
-        self.dynamic_patterns = [of_arguments(text, name, "dynamic=") for text in patterns]
-        self.ignoring = Ignoring(options.ignore, name)
+        self.dynamic_patterns = [argument_pattern(text, name, "dynamic=") for text in patterns]
+        self.ignoring = IgnoreOption(options.ignore, name)
         self._layouts: dict[Layout, tuple[tuple[str, ...], list[int]]] = {}
 
     def record(
@@ -59,7 +59,7 @@ class Plan:
         layout: Layout,
         shapes: bool = False,
         opened: _core.Opened | None = None,
-        symbolic: Collection[Place] = (),
+        symbolic: Collection[RootPath] = (),
     ) -> _core.Recording:
         """The roots of a call, recorded.
 
@@ -132,23 +132,23 @@ def number_test(
     flags: Sequence[int],
     shapes: bool,
     opened: _core.Opened | None = None,
-    ignored: Test | None = None,
-) -> Callable[[Place], bool] | None:
+    ignored: IgnoreTest | None = None,
+) -> Callable[[RootPath], bool] | None:
     """A predicate of paths: do the patterns cover the Python number there? None if they cannot cover any.
 
     A recording tests a number under the first path that leads to it. In a graph with shared objects a pattern may name
     another path to the same number, so all of its paths are expanded beforehand.
     """
-    test = tester(patterns, names)
+    test = coverage_test(patterns, names)
     if test is None:
         return None
     graphdef = _core.Recording(roots, names, flags, None, False, shapes, test, opened, ignored, stand_ins=True).graphdef
     if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         return test
-    covering = Covering(graphdef, names)
-    structure = covering.structure
-    covered = {structure.rows[index] for pattern in patterns for index in covering.of(pattern).statics}
-    other_paths = {place_name(structure.place(row), names) for row in covered if type(row.value) in _NUMBERS}
+    finder = CoverFinder(graphdef, names)
+    structure = finder.structure
+    covered = {structure.rows[index] for pattern in patterns for index in finder.cover(pattern).statics}
+    other_paths = {place_name(structure.root_path(row), names) for row in covered if type(row.value) in _NUMBERS}
     return (lambda path: test(path) or place_name(path, names) in other_paths) if other_paths else test
 
 
@@ -159,23 +159,23 @@ def covered_leaves(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
         StructureError: if a pattern matches nothing. A misspelled one would silently have no effect.
     """
     patterns = plan.donate_patterns if option == "donate=" else plan.dynamic_patterns
-    covering = Covering(graphdef, names)
+    finder = CoverFinder(graphdef, names)
     covered: set[int] = set()
     for pattern in patterns:
-        cover = covering.of(pattern)
-        if not cover.anything:
-            structure = covering.structure
+        cover = finder.cover(pattern)
+        if not cover.matches_any:
+            structure = finder.structure
             if option == "donate=":
                 rows, nothing = structure.leaves, "no array"
             else:
                 rows = [row for row, value in structure.statics() if type(value) in _NUMBERS]
                 nothing = "no static number"
-            paths = nearest(pattern.text, (place_name(structure.place(row), names) for row in rows)) or nothing
+            paths = nearest(pattern.text, (place_name(structure.root_path(row), names) for row in rows)) or nothing
             raise StructureError(
                 PATTERN_UNMATCHED.format(name=plan.name, option=option, pattern=pattern.text, paths=paths)
             )
         covered |= cover.leaves
-    return [pc in covered for pc in covering.leaves]
+    return [pc in covered for pc in finder.leaves]
 
 
 def refuse_unmatched_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
@@ -185,9 +185,9 @@ def refuse_unmatched_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple
     """
     patterns = [pattern for pattern in plan.ignoring.patterns if pattern.root in names]
     rows = Structure(graphdef) if patterns else None
-    paths = [rows.place(row) for row in rows.rows] if rows else []
+    paths = [rows.root_path(row) for row in rows.rows] if rows else []
     for pattern in patterns:
-        covers = covering([pattern], names)
+        covers = argument_coverage_test([pattern], names)
         if covers is None or not any(map(covers, paths)):
             nearby = nearest(pattern.text, (place_name(path, names) for path in paths)) or "nothing"
             raise StructureError(

@@ -37,7 +37,7 @@ def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef:
     covered = covered_leaves(plan, graphdef, names, "donate=") if plan.donate_patterns else [False] * len(leaf_rows)
     donated: dict[int, tuple[bool, str]] = {}
     for row, is_covered in zip(leaf_rows, covered, strict=True):
-        path = root, subpath = structure.place(row)
+        path = root, subpath = structure.root_path(row)
         name = place_name(path, names)
         flag = is_covered or root_flags[root] or (handles[root] and is_donated_place(roots[root], subpath))
         if donated.setdefault(row.leaf, (flag, name))[0] != flag:

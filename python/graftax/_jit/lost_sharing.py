@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from graftax import _core
 from graftax._base.errors import UntiedWarning
 from graftax._base.key_path import keystr
-from graftax._graph.structure import Op, Place, Row, Structure, place_name
+from graftax._graph.structure import Op, RootPath, Row, Structure, place_name
 from graftax._jax.equation_match import same_step
 from graftax._jax.tracebacks import caller_level
 
@@ -38,7 +38,7 @@ class AliasPair(NamedTuple):
     """Two key paths to one array."""
 
     leaves: tuple[int, int]
-    paths: tuple[Place, Place]
+    paths: tuple[RootPath, RootPath]
     is_object: bool  # the object that holds the array is shared, not only the array
 
 
@@ -100,7 +100,7 @@ def _alias_groups(outcome: _core.Outcome, leaves: Sequence[Any]) -> dict[int, An
 
 
 def _warn(
-    name: str, recording: _core.Recording, outcome: _core.Outcome, pair: AliasPair, new_paths: Sequence[Place]
+    name: str, recording: _core.Recording, outcome: _core.Outcome, pair: AliasPair, new_paths: Sequence[RootPath]
 ) -> None:
     first_path, second_path = (place_name(path, recording.names) for path in pair.paths)
     first_output, second_output = (output_path(recording, outcome, path) for path in new_paths)
@@ -117,7 +117,7 @@ def _warn(
     warnings.warn(text, UntiedWarning, caller_level())
 
 
-def output_path(recording: _core.Recording, outcome: _core.Outcome, output: Place) -> str:
+def output_path(recording: _core.Recording, outcome: _core.Outcome, output: RootPath) -> str:
     """The key path of an output leaf as a text, in the result or below the argument that is written."""
     write, path = output
     if write == 0:
@@ -153,7 +153,7 @@ def _alias_pairs(recording: _core.Recording) -> Iterator[AliasPair]:
                 yield AliasPair((leaf, leaf), pair, True)
 
 
-def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[tuple[int, list[Place]]]:
+def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[tuple[int, list[RootPath]]]:
     """For each object with several paths: the leaf number of its first floating array, and the paths to that array."""
     refs_to: dict[int, list[Row]] = defaultdict(list)
     for row in structure.rows:
@@ -166,11 +166,11 @@ def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[tup
             refs_to[node.number].append(row)
     for number, refs in refs_to.items():
         node = structure.rows[number]
-        leaf = next((r for r in structure.below(node) if r.op is Op.leaf and _is_parameter(leaves[r.leaf])), None)
+        leaf = next((r for r in structure.subtree(node) if r.op is Op.leaf and _is_parameter(leaves[r.leaf])), None)
         if leaf is not None:
-            root, path = structure.place(leaf)
-            tail = path[len(structure.place(node)[1]) :]
-            yield leaf.leaf, [(root, path), *((root, (*structure.place(ref)[1], *tail)) for ref in refs)]
+            root, path = structure.root_path(leaf)
+            tail = path[len(structure.root_path(node)[1]) :]
+            yield leaf.leaf, [(root, path), *((root, (*structure.root_path(ref)[1], *tail)) for ref in refs)]
 
 
 def _is_parameter(leaf: Any) -> bool:

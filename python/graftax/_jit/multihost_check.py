@@ -116,8 +116,8 @@ def describe_rows(graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequ
         elif row.op is Op.static:
             text = _text(row.value)
         else:
-            text = f"the same as {place_name(structure.place(structure.target(row)), names)}"
-        lines.append((place_name(structure.place(row), names), text))
+            text = f"the same as {place_name(structure.root_path(structure.target(row)), names)}"
+        lines.append((place_name(structure.root_path(row), names), text))
     return lines
 
 

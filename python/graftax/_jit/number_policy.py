@@ -18,7 +18,7 @@ from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
-from graftax._graph.structure import Op, Place, Structure, place_name
+from graftax._graph.structure import Op, RootPath, Structure, place_name
 
 if TYPE_CHECKING:
     from graftax._jit.cache import FunctionTable
@@ -140,7 +140,9 @@ class Numbers:
         family, is_new = self._family(self._key(recording, context), values)
         if is_new:
             structure = Structure(recording.graphdef)
-            family.names = tuple(place_name(structure.place(structure.rows[row]), recording.names) for row, _ in found)
+            family.names = tuple(
+                place_name(structure.root_path(structure.rows[row]), recording.names) for row, _ in found
+            )
             family.expect(self._seen_elsewhere(family.names))
             family.expect(self._changed_since(family, values))
         if changing:
@@ -154,7 +156,7 @@ class Numbers:
         rows = {i: found[i][0] for i in chosen}
         again = [i for i, row in rows.items() if any(r.number <= row < r.end for r in repeated)]
         family.make_static(again)  # an equal immutable value elsewhere is one with it
-        places = {structure.place(structure.rows[row]): i for i, row in rows.items() if i not in again}
+        places = {structure.root_path(structure.rows[row]): i for i, row in rows.items() if i not in again}
         return SymbolicNumbers(family, places, values) if places else None
 
     def _seen_elsewhere(self, names: Sequence[str]) -> list[int]:
@@ -205,7 +207,7 @@ class SymbolicNumbers:
         values: all numbers of the call that it is made for.
     """
 
-    def __init__(self, family: Family, places: dict[Place, int], values: tuple[Number, ...]) -> None:
+    def __init__(self, family: Family, places: dict[RootPath, int], values: tuple[Number, ...]) -> None:
         self.places = places
         self._family, self._values = family, values
         self._forget: Callable[[], None] = lambda: None
@@ -217,7 +219,7 @@ class SymbolicNumbers:
         structure = Structure(recording.graphdef)
         self.leaves, self._numbers = [], []
         for row in structure.leaves:  # an array in two places is two of these, where it is donated
-            number = self.places.get(structure.place(row)) if row.is_number else None
+            number = self.places.get(structure.root_path(row)) if row.is_number else None
             if number is not None:
                 self.leaves.append(row.leaf)
                 self._numbers.append(number)

@@ -19,7 +19,7 @@ from graftax._base.errors import rename_leaves, some
 from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
 from graftax._graph.prefix_tree import ABSENT
-from graftax._graph.structure import Place, Structure, path_text, place_name
+from graftax._graph.structure import RootPath, Structure, path_text, place_name
 from graftax._jax import fast_dispatch
 from graftax._jax.compat import array_class, is_output_error
 from graftax._jax.tracebacks import hide
@@ -215,13 +215,13 @@ class OutputPlacement:
                     raise
 
     @staticmethod
-    def _output_paths(outcome: _core.Outcome) -> list[Place]:
+    def _output_paths(outcome: _core.Outcome) -> list[RootPath]:
         numbers = {leaf for leaf, _ in outcome.numbers}  # symbolic numbers are not outputs of the program
         return [path for i, path in enumerate(outcome.leaf_places()) if i not in numbers]
 
-    def _root_paths(self, outcome: _core.Outcome, paths: list[Place]) -> list[Place]:
+    def _root_paths(self, outcome: _core.Outcome, paths: list[RootPath]) -> list[RootPath]:
         """The paths of written arrays, from the roots of the call."""
-        nodes, root_paths = outcome.inputs()[2], list[Place]()
+        nodes, root_paths = outcome.inputs()[2], list[RootPath]()
         for write, path in paths:
             root, node_path = self._graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
             root_paths.append((root, (*node_path, *path)))
@@ -236,7 +236,7 @@ class OutputPlacement:
         state: _StateAfterCall | None,
     ) -> list[Any]:
         structure, root_paths = Structure(self._graphdef), self._root_paths(outcome, paths)
-        leaf_at = {structure.place(row): row.leaf for row in structure.leaves}
+        leaf_at = {structure.root_path(row): row.leaf for row in structure.leaves}
         requested = self._requested_for_writes(root_paths, state)
         shardings_out: list[Any] = []
         for path, array, sharding in zip(root_paths, written, requested, strict=True):
@@ -253,18 +253,18 @@ class OutputPlacement:
         """The shardings of result arrays that are written to the caller's objects, too; None if there are none."""
         structure, graph = Structure(outcome), Structure(self._graphdef)
         output_of = {leaf: i for leaf, i in _output_of_leaf(outcome).items() if i < len(result)}
-        leaf_at = {graph.place(row): row.leaf for row in graph.leaves}
+        leaf_at = {graph.root_path(row): row.leaf for row in graph.leaves}
         result_shardings: list[Any] = [None] * len(result)
         for row in structure.leaves:
             if row.root == 0 or row.leaf not in output_of:
                 continue
-            leaf = leaf_at.get(self._root_paths(outcome, [structure.place(row)])[0])
+            leaf = leaf_at.get(self._root_paths(outcome, [structure.root_path(row)])[0])
             previous = shardings[leaf] if leaf is not None else None
             if previous is not None and _fits(previous, result[output_of[row.leaf]]):
                 result_shardings[output_of[row.leaf]] = previous
         return tuple(result_shardings) if any(result_shardings) else None
 
-    def _requested_for_writes(self, paths: list[Place], state: _StateAfterCall | None) -> list[Any]:
+    def _requested_for_writes(self, paths: list[RootPath], state: _StateAfterCall | None) -> list[Any]:
         """The entries of `out_shardings={"m": …, "return": …}` for the written arrays; None for each without one."""
         named = by_argument_spec(self._spec)
         if named is None or state is None:

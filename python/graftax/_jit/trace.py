@@ -29,9 +29,9 @@ from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import GlobalAssigned
 from graftax._capture.user_caches import clear_caches, keeping_cached, refuse_cached
 from graftax._explain import compile_events, frozen
-from graftax._graph.array_aliases import groups, noting
+from graftax._graph.array_aliases import alias_groups, recording_aliases
 from graftax._graph.types.ignored import refusing_uses
-from graftax._graph.types.opaque_values import keeping_made
+from graftax._graph.types.opaque_values import allow_new_objects
 from graftax._jax.compat import (
     equations,
     inner_frames,
@@ -236,9 +236,9 @@ def _trace_once(
     # A forwarded input would keep its sharding whatever the options say, and each output may request another one.
     share = options.out_shardings is None
     forward = share and options.in_shardings is None
-    with noting(recording.leaves, leaves) as ties:
+    with recording_aliases(recording.leaves, leaves) as aliases:
         if growth is not None:
-            growth.ties = ties
+            growth.aliases = aliases
         outcome, outputs, changed, lost = run_trace(
             plan.name,
             recording,
@@ -257,7 +257,7 @@ def _trace_once(
             growth=growth,
         )
         if share:
-            outcome.alike = groups(ties.sources(outputs))
+            outcome.alike = alias_groups(aliases.sources(outputs))
     if growth is not None:
         plan, recording, leaves = growth.plan, growth.recording, growth.leaves
     _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)
@@ -347,7 +347,7 @@ def run_trace(
                 text = changes()
                 if text:
                     raise MutationError(text)
-            with keeping_made(keeps):
+            with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
                 outcome, outputs, changed, lost = within(tracing.finish, result, *finish_options)
             path = functools.partial(_path_of_output, running.recording or recording, outcome)

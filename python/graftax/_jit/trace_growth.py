@@ -26,7 +26,7 @@ from graftax._capture.locks import LOCKS
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
-from graftax._graph.array_aliases import Ties
+from graftax._graph.array_aliases import AliasRecorder
 from graftax._jax.compat import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.donation import donated_leaves
@@ -94,7 +94,7 @@ class Growth:
     ) -> None:
         self.plan, self.roots, self.recording, self.leaves = plan, roots, recording, leaves
         self.is_used = False
-        self.ties: Ties | None = None
+        self.aliases: AliasRecorder | None = None
         self.running: RunningTrace | None = None
         self.rebuilt = Rebuilt()
         self.rebuilt.take_in = self.take_in
@@ -134,8 +134,8 @@ class Growth:
             reads.note_lock(lock)
         self.plan, self.roots, self.recording, self.leaves, self.is_used = plan, roots, recording, leaves, True
         running.recording, running.roots, running.leaves = recording, roots, leaves
-        if self.ties is not None:
-            self.ties.extend(recording.leaves, leaves)
+        if self.aliases is not None:
+            self.aliases.extend(recording.leaves, leaves)
         self.rebuilt.begin(running.trace)
         views.extend(list(zip(origins, values, roots[first:], strict=True)), first)
         return True

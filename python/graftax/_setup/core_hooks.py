@@ -10,7 +10,7 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 from graftax._base import errors
 from graftax._base.errors import at_path
 from graftax._base.stack_reserve import with_room
-from graftax._graph.array_aliases import note_made
+from graftax._graph.array_aliases import record_alias_sources
 from graftax._graph.graphdef_methods import children as graphdef_children
 from graftax._graph.graphdef_methods import fingerprint
 from graftax._graph.pickling import reduce_graphdef, reduce_outcome
@@ -19,8 +19,8 @@ from graftax._graph.types.function_nodes import named_function, writes_its_cells
 from graftax._graph.types.ignored import Ignored
 from graftax._graph.types.opaque_values import check_opaque, is_module_level
 from graftax._graph.types.pytree_nodes import dict_key, is_leaf, is_tracer, one_level_treedef
-from graftax._graph.types.recomputed_leaves import made_alike
-from graftax._graph.types.static_values import remade, text_array, write_text_array
+from graftax._graph.types.recomputed_leaves import equal_leaves
+from graftax._graph.types.static_values import copied_value, text_array, write_text_array
 from graftax._jax.compat import new_ref, open_first
 from graftax._jax.compat import one_level_with_keys as open_with_keys
 from graftax._jax.jaxprs import open_jaxpr

@@ -13,11 +13,11 @@ from jax.tree_util import DictKey, SequenceKey
 from graftax import interop
 from graftax._base.errors import some
 from graftax._base.key_path import keystr
-from graftax._graph.filters import Filter, filter_of
+from graftax._graph.filters import Filter, as_filter
 from graftax._graph.path import Graph, Path, open_node
-from graftax._graph.patterns import Pattern, Root, of_arguments, refuse_unused, root_entries
-from graftax._graph.prefix_tree import ABSENT, part_of
-from graftax._graph.select import Shown
+from graftax._graph.patterns import Pattern, Root, argument_pattern, refuse_unused, root_entries
+from graftax._graph.prefix_tree import ABSENT, child_spec
+from graftax._graph.select import ObjectView
 from graftax._graph.structure import path_text, plain_key
 from graftax._sharding.frozen_specs import UnhashableSpec
 from graftax._sharding.rules import UNUSED, Rules, refuse
@@ -98,7 +98,7 @@ class Shardings:
                 return self._by_rules(spec, full_path, i)
             if not has_parts(spec):
                 return _plain(spec)
-            part = part_of(spec, key) if interop.choices(spec) is None else ABSENT
+            part = child_spec(spec, key) if interop.choices(spec) is None else ABSENT
             if part is ABSENT and (choices := _choices(spec)) is not None:
                 choice, part = self._deciding_choice(choices, full_path, i, named)
                 an_argument = (
@@ -160,12 +160,12 @@ class Shardings:
     ) -> tuple[Any, Any]:
         """(the pattern or filter that decides about a leaf, its entry); they apply below its first `depth` entries."""
         for key, value in choices:
-            leaf_filter = filter_of(key)
+            leaf_filter = as_filter(key)
             if leaf_filter is not None:
                 if self._is_selected(key, leaf_filter, path):
                     return key, value
                 continue
-            pattern: Pattern = of_arguments(key, self._name, self._option)
+            pattern: Pattern = argument_pattern(key, self._name, self._option)
             self._pattern_used.setdefault(key, False)
             if pattern.covers(path[depth:]) or pattern.covers(named):
                 self._pattern_used[key] = True
@@ -177,7 +177,10 @@ class Shardings:
         selection = self._selected.get((id(key), path_of_graph))
         if selection is None:
             graph = Graph(self._graph_part(path_of_graph))
-            selection = self._selected[id(key), path_of_graph] = graph, graph.below(leaf_filter.means(Shown(graph)))
+            selection = self._selected[id(key), path_of_graph] = (
+                graph,
+                graph.descendants(leaf_filter.select(ObjectView(graph))),
+            )
         graph, chosen = selection
         return graph.rows[graph.number(path[len(path_of_graph) :])].target in chosen
 
@@ -209,7 +212,7 @@ class Shardings:
         if key in visited or isinstance(spec, Rules) or not has_parts(spec) or interop.choices(spec) is not None:
             return
         visited.add(key)
-        pairs = [(entry, value, part_of(target, entry)) for entry, value in _entries(spec)]
+        pairs = [(entry, value, child_spec(target, entry)) for entry, value in _entries(spec)]
         unknown_entries = [
             entry for entry, value, part in pairs if part is ABSENT and self._is_effective(spec, entry, value)
         ]
@@ -225,7 +228,7 @@ class Shardings:
 
     def _is_effective(self, spec: Any, entry: Any, value: Any) -> bool:
         """Whether an entry for a missing part holds a sharding, and is not a pattern or filter that has decided."""
-        if isinstance(spec, dict) and (self._pattern_used.get(entry.key) or filter_of(entry.key) is not None):
+        if isinstance(spec, dict) and (self._pattern_used.get(entry.key) or as_filter(entry.key) is not None):
             return False
         return any(isinstance(row.value, _SHARDINGS) for row in Graph(value).rows)
 
@@ -241,7 +244,7 @@ def _choices(spec: Any) -> list[tuple[Any, Any]] | None:
     """The patterns and filters of a spec, and their entries; None if it is not a dict of these."""
     if isinstance(spec, dict):
         items = list(cast("dict[Any, Any]", spec).items())
-        return items if items and all(isinstance(k, str) or filter_of(k) is not None for k, _ in items) else None
+        return items if items and all(isinstance(k, str) or as_filter(k) is not None for k, _ in items) else None
     return interop.choices(spec)
 
 

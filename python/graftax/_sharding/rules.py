@@ -14,10 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from graftax import interop
 from graftax._base.errors import StructureError, some
-from graftax._graph.filters import filter_of
+from graftax._graph.filters import as_filter
 from graftax._graph.path import Graph, GraphRow, Path
-from graftax._graph.select import Shown, matching
-from graftax._graph.structure import is_unspoken, plain_key
+from graftax._graph.select import ObjectView, matching
+from graftax._graph.structure import is_hidden_entry, plain_key
 from graftax._jax.tracebacks import boundary
 
 NO_RULE = "no rule selects it. The last rule can be ('**', None), which replicates what no other rule selects"
@@ -274,7 +274,7 @@ def mesh_of(mesh: Any) -> Any:
 
 def is_placed(row: GraphRow) -> bool:
     """Whether rules apply to a row: a leaf array, or a shape in its place, also where the shape is static for JAX."""
-    return (row.what == "array" and not row.aux) or isinstance(row.value, jax.ShapeDtypeStruct)
+    return (row.category == "array" and not row.aux) or isinstance(row.value, jax.ShapeDtypeStruct)
 
 
 def _arrays(graph: Graph) -> dict[int, Any]:
@@ -292,10 +292,12 @@ def _selected_arrays(graph: Graph, selector: Any, numbers: list[int], arrays: di
     """The rows of the arrays that a rule selects."""
     if isinstance(selector, re.Pattern):
         return [n for n in numbers if cast("re.Pattern[str]", selector).search(regex_path(graph.path(n)))]
-    leaf_filter = filter_of(selector)
+    leaf_filter = as_filter(selector)
     if isinstance(selector, (str, Path)) or leaf_filter is not None:
         try:
-            chosen = graph.below(matching(graph, selector) if leaf_filter is None else leaf_filter.means(Shown(graph)))
+            chosen = graph.descendants(
+                matching(graph, selector) if leaf_filter is None else leaf_filter.select(ObjectView(graph))
+            )
         except StructureError:  # the pattern selects nothing
             return []
         selected_ids = {id(graph.rows[number].value) for number in chosen}  # an array may be at several paths
@@ -307,7 +309,7 @@ def _selected_arrays(graph: Graph, selector: Any, numbers: list[int], arrays: di
 
 def regex_path(path: Iterable[Any]) -> str:
     """The path that regular expressions search, such as `layers/0/w`, without the entry for the value of a Variable."""
-    return "/".join(str(plain_key(entry)) for entry in path if not is_unspoken(entry))
+    return "/".join(str(plain_key(entry)) for entry in path if not is_hidden_entry(entry))
 
 
 def _metadata(graph: Graph, number: int) -> Any:

@@ -73,7 +73,7 @@ class _Call:
 
     def _mark_leaves(self, marks: Marks) -> None:
         structure = Structure(self.outcome)
-        forwarded = [row.leaf for row in structure.below(structure.roots[0]) if row.op is Op.forward]
+        forwarded = [row.leaf for row in structure.subtree(structure.roots[0]) if row.op is Op.forward]
         for numbers, mark in ((self._donated(), DONATED), (sorted(set(forwarded)), FORWARDED)):
             self.counts[mark] = len(numbers)
             for i in numbers:
@@ -90,7 +90,7 @@ class _Call:
             elif self.static[i]:
                 marks.rows.setdefault(number, []).append(STATIC_ARGUMENT)
         structure = Structure(self.graphdef)
-        marked = [(structure.place(row), TRACED_NUMBER) for row in structure.rows if row.is_number]
+        marked = [(structure.root_path(row), TRACED_NUMBER) for row in structure.rows if row.is_number]
         marked += [(key_path, SYMBOLIC) for key_path in self.symbolic]
         self.counts[SYMBOLIC] = len(self.symbolic)
         for (root, path), mark in marked:

@@ -90,9 +90,9 @@ class Picture:
         first_rows: dict[int, int] = {}
         arrays: dict[int, int] = {}
         for number, row in enumerate(self.rows):
-            if row.what == "ref":
+            if row.category == "ref":
                 first_rows[number] = row.target
-            elif row.what == "array" and arrays.setdefault(id(row.value), number) != number:
+            elif row.category == "array" and arrays.setdefault(id(row.value), number) != number:
                 first_rows[number] = arrays[id(row.value)]
         return first_rows, {number: i for i, number in enumerate(sorted(set(first_rows.values())), 1)}
 
@@ -110,7 +110,7 @@ class Picture:
         parameters, bytes_ = [0] * len(self.rows), [0] * len(self.rows)
         last_row: dict[int, int] = {}
         for number, row in enumerate(self.rows):
-            size = size_of(row.value) if row.what == "array" else None
+            size = size_of(row.value) if row.category == "array" else None
             if size is None:
                 continue
             parameters[number], bytes_[number] = size
@@ -145,7 +145,7 @@ class Picture:
 
     def _children(self, number: int) -> list[tuple[str, int]]:
         row = self.rows[number]
-        if row.what != "node":
+        if row.category != "node":
             return []
         children: list[tuple[str, int]] = []
         names = self._names if number == 0 else None
@@ -177,9 +177,9 @@ class Picture:
         row = self.rows[number]
         if number == 0 and self._title is not None:
             return self._title
-        if row.what == "array":
+        if row.category == "array":
             return array_text(row.value, self._values)
-        if row.what in ("node", "ref"):
+        if row.category in ("node", "ref"):
             within = self._wrapped(number)
             name = type_text(row.value)
             return self.inline(number) or (name if within is None else f"{name} {self.text(within)}")
@@ -188,7 +188,7 @@ class Picture:
     def style(self, number: int) -> str:
         """How a row is drawn: as a node, an array or a value."""
         row = self.rows[number]
-        return "node" if row.what == "ref" else "array" if self._is_shape(row.value) else row.what
+        return "node" if row.category == "ref" else "array" if self._is_shape(row.value) else row.category
 
     def _is_shape(self, value: Any) -> bool:
         return self._shapes and isinstance(value, jax.ShapeDtypeStruct)
@@ -198,18 +198,18 @@ class Picture:
         children = self.children(self.rows[number].target)
         if self._show_internals or len(children) != 1 or children[0][0] not in RAW_VALUES:
             return None
-        return children[0][1] if self.rows[children[0][1]].what == "array" else None
+        return children[0][1] if self.rows[children[0][1]].category == "array" else None
 
     def inline(self, number: int) -> str | None:
         """A container of plain values alone, or a transformation of Optax without arrays, on one line."""
         row, end = self.rows[number], self.end[number]
         if not self._show_internals and is_transformation(row.value):
-            has_arrays = any(self.rows[descendant].what == "array" for descendant in range(number, end))
+            has_arrays = any(self.rows[descendant].category == "array" for descendant in range(number, end))
             return None if has_arrays else transformation_text(row.value)
         if type(row.value) not in _CONTAINERS or end - number > _INLINE_ITEMS:
             return None
         for descendant in range(number + 1, end):
-            row_kind, value_type = self.rows[descendant].what, type(plain(self.rows[descendant].value))
+            row_kind, value_type = self.rows[descendant].category, type(plain(self.rows[descendant].value))
             is_plain = value_type in (_PLAIN if row_kind == "value" else _CONTAINERS if row_kind == "node" else ())
             if not is_plain or descendant in self.tags or self.marks(descendant):
                 return None
@@ -219,15 +219,15 @@ class Picture:
     def short(self, number: int) -> str:
         """A row without its value. Siblings with the same text are grouped."""
         row = self.rows[number]
-        if row.what == "array":
+        if row.category == "array":
             return array_text(row.value, values=False)
-        if row.what == "node" or not callable(row.value):
+        if row.category == "node" or not callable(row.value):
             return type_text(row.value)
         return value_text(row.value)
 
     def is_open(self, number: int) -> bool:
         """Does the row have children that are drawn?"""
-        if self.rows[number].what != "node" or self.inline(number) is not None:
+        if self.rows[number].category != "node" or self.inline(number) is not None:
             return False
         return bool(self.children(number)) and self._wrapped(number) is None
 
@@ -245,20 +245,20 @@ class Picture:
         texts = list(marks.rows.get(number, ()))
         if row.parent > 0 and isinstance(self.rows[row.parent].value, types.CellType):
             texts += marks.rows.get(row.parent, ())
-        if row.what in ("array", "node"):
+        if row.category in ("array", "node"):
             texts += marks.objects.get(id(row.value), ())
-        within = self._wrapped(number) if row.what == "node" else None
+        within = self._wrapped(number) if row.category == "node" else None
         if within is not None:
             texts += [text for text in self.marks(within) if text not in texts]
         if marks.children and row.parent >= 0:
             self.graph.key_entries(row.parent)
-            entry = self.graph._entry.get(number)  # pyright: ignore[reportPrivateUsage]
+            entry = self.graph._entry_of_row.get(number)  # pyright: ignore[reportPrivateUsage]
             texts += marks.children.get((id(self.rows[row.parent].value), entry), ())
         return texts
 
     def kind_of(self, number: int) -> str:
         """array, value, node, or ref for a row that repeats an earlier one."""
-        return "ref" if number in self.first_rows else self.rows[number].what
+        return "ref" if number in self.first_rows else self.rows[number].category
 
 
 def label_text(entry: Any) -> str:

@@ -120,8 +120,8 @@ class Lines:
         if len(children) <= _MAX_ATTRIBUTES or children[0][0].startswith("["):
             return children, 0
         rows = self._picture.rows
-        graph_children = [c for c in children if rows[c[1]].what != "value"][:_MAX_ATTRIBUTES]
-        values = [c for c in children if rows[c[1]].what == "value"][: _MAX_ATTRIBUTES - len(graph_children)]
+        graph_children = [c for c in children if rows[c[1]].category != "value"][:_MAX_ATTRIBUTES]
+        values = [c for c in children if rows[c[1]].category == "value"][: _MAX_ATTRIBUTES - len(graph_children)]
         chosen = {child for _, child in (*graph_children, *values)}
         return [c for c in children if c[1] in chosen], len(children) - len(chosen)
 
@@ -135,7 +135,7 @@ class Lines:
             label, number = children[index]
             length += len(self._value(label, number)) + 2
             if (
-                picture.rows[number].what != "value"
+                picture.rows[number].category != "value"
                 or label.startswith("[")
                 or length > _VALUES_WIDTH
                 or picture.marks(number)

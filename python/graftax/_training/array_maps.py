@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftax._base.errors import StructureError, at_path
-from graftax._graph.array_aliases import note_made
-from graftax._graph.edit import selection, side_by_side
+from graftax._graph.array_aliases import record_alias_sources
+from graftax._graph.edit import paired_rows, selection
 from graftax._graph.path import Graph
 
 OTHER_SHAPE = "ema: {path!r} has the shape {expected} in the target, and {given} in the model."
@@ -50,7 +50,7 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
     partners: list[dict[int, Any]] = []
     for source in graphs:
         partner_graph = Graph(source)
-        pairs = side_by_side("map_leaves", base, partner_graph)
+        pairs = paired_rows("map_leaves", base, partner_graph)
         partners.append({number: partner_graph.rows[partner].value for number, partner in pairs})
     results: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
     changes: dict[int, Any] = {}
@@ -64,7 +64,7 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
             except Exception as error:
                 raise at_path(error, repr(base.path(number)))  # noqa: B904 - the same error
         changes[number] = results[identity][1]
-    note_made(results.values())
+    record_alias_sources(results.values())
     return base.core.build(changes, all=True)
 
 
@@ -96,7 +96,7 @@ def ema(target: T, model: Any, decay: Any) -> T:
     arrays = set(array_numbers(graph))
     results: dict[tuple[int, int], tuple[tuple[Any, ...], Any]] = {}
     changes: dict[int, Any] = {}
-    for number, source_number in side_by_side("ema", graph, source):
+    for number, source_number in paired_rows("ema", graph, source):
         average, value = graph.rows[number].value, source.rows[source_number].value
         if number not in arrays or value is None or value is average:
             continue
@@ -108,8 +108,8 @@ def ema(target: T, model: Any, decay: Any) -> T:
         if identity not in results:
             results[identity] = (average, value), _average(average, value, decay)
         changes[number] = results[identity][1]
-    note_made((values, average) for values, average in results.values() if average is not values[1])
-    return graph.put(changes)
+    record_alias_sources((values, average) for values, average in results.values() if average is not values[1])
+    return graph.write_or_rebuild(changes)
 
 
 def _average(average: Any, value: Any, decay: Any) -> Any:
@@ -147,7 +147,7 @@ def cast(model: T, dtype: Any, where: Any = None) -> T:
         if id(value) not in results:
             results[id(value)] = (value,), value.astype(dtype)
         changes[number] = results[id(value)][1]
-    note_made((values, cast_value) for values, cast_value in results.values() if cast_value is not values[0])
+    record_alias_sources((values, cast_value) for values, cast_value in results.values() if cast_value is not values[0])
     return graph.core.build(changes)
 
 
@@ -190,7 +190,7 @@ def count(model: Any, where: Any = None) -> Count:
 
 def array_numbers(graph: Graph) -> Iterator[int]:
     """The rows of the arrays that are traced, by number, in order: not those in static fields and aux data."""
-    return (number for number, row in enumerate(graph.rows) if row.what == "array" and not row.aux)
+    return (number for number, row in enumerate(graph.rows) if row.category == "array" and not row.aux)
 
 
 def _chosen_arrays(
@@ -203,7 +203,7 @@ def _chosen_arrays(
 ) -> list[int]:
     rows = graph.rows
     numbers = (
-        p for p, row in enumerate(rows) if not row.aux and (row.what == "array" or (is_leaf and is_leaf(row.value)))
+        p for p, row in enumerate(rows) if not row.aux and (row.category == "array" or (is_leaf and is_leaf(row.value)))
     )
     chosen = [number for number in numbers if fits(rows[number].value)]
     if where is None:

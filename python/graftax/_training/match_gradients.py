@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from graftax._base.errors import StructureError, a_type, some
-from graftax._graph.edit import paired
-from graftax._graph.path import Graph, same_entry
+from graftax._graph.edit import pair_children
+from graftax._graph.path import Graph, entry_means
 from graftax._training.array_maps import has_dtype
 
 NO_GRADIENT = (
@@ -122,7 +122,7 @@ def _match_rows(graph: Graph, grads_graph: Graph, parameters: set[int]) -> dict[
                 paths = [repr(grads_graph.path(gradient_row[number])), repr(grads_graph.path(node))]
                 raise StructureError(UNTIED.format(path=graph.path(number), places=" and ".join(paths)))
         elif gradient.is_leaf:
-            if model.what == "value" and model.value is None and gradient.value is not None and not gradient.aux:
+            if model.category == "value" and model.value is None and gradient.value is not None and not gradient.aux:
                 raise StructureError(SWAPPED.format(path=graph.path(number), value=a_type(gradient.value)))
         elif (number, node) not in visited:
             visited.add((number, node))
@@ -133,7 +133,7 @@ def _match_rows(graph: Graph, grads_graph: Graph, parameters: set[int]) -> dict[
 def _children(graph: Graph, grads_graph: Graph, number: int, node: int) -> Iterator[tuple[int, int]]:
     grads_children = grads_graph.key_entries(node)
     model_children = [] if graph.rows[number].is_leaf else graph.key_entries(number)
-    pairs = paired(model_children, grads_children)
+    pairs = pair_children(model_children, grads_children)
     if pairs is not None:
         yield from ((model_child, grads_child) for model_child, grads_child, _ in pairs)
         return
@@ -141,12 +141,14 @@ def _children(graph: Graph, grads_graph: Graph, number: int, node: int) -> Itera
     for entry, grads_child in grads_children:
         model_child = child_of.get(entry)
         if model_child is None:
-            model_child = next((child for model_entry, child in model_children if same_entry(model_entry, entry)), None)
+            model_child = next(
+                (child for model_entry, child in model_children if entry_means(model_entry, entry)), None
+            )
         if model_child is not None:
             yield model_child, grads_child
         elif any(
             grads_graph.rows[p].is_leaf and has_dtype(grads_graph.rows[p].value)
-            for p in grads_graph.below([grads_child])
+            for p in grads_graph.descendants([grads_child])
         ):
             raise _no_such_row(graph, grads_graph, -1, grads_child)
 

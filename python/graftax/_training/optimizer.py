@@ -15,7 +15,7 @@ import numpy as np
 from graftax import interop
 from graftax._base.errors import StructureError, UntiedWarning, some, type_name
 from graftax._base.handles import is_handle, run_inside
-from graftax._graph.array_aliases import outside
+from graftax._graph.array_aliases import caller_values
 from graftax._graph.edit import selection
 from graftax._graph.path import Graph, Path
 from graftax._graph.patterns import nearest
@@ -175,7 +175,9 @@ class Optimizer:
         if slow is not None:
             self.slow = {name: _add_update(value, slow[name]) for name, value in (self.slow or {}).items()}
         new_values = {name: _add_update(value, updates[name]) for name, value in params.items()}
-        changed = graph.put({number: new_values[name] for name, rows in numbers.items() for number in rows})
+        changed = graph.write_or_rebuild(
+            {number: new_values[name] for name, rows in numbers.items() for number in rows}
+        )
         self.state = _updated_state(self.state, state)
         return changed
 
@@ -206,7 +208,7 @@ class Optimizer:
             shape, value = graph.rows[rows[0]].value.shape, parameters[name]
             if np.shape(value) != shape:
                 raise StructureError(shape_message("parameter", name, shape, value))
-        return graph.put({number: parameters[name] for name, rows in numbers.items() for number in rows})
+        return graph.write_or_rebuild({number: parameters[name] for name, rows in numbers.items() for number in rows})
 
     def _accepted(self, graph: Graph, numbers: dict[str, list[int]], extra: dict[str, Any]) -> dict[str, Any]:
         """The extra arguments that the transformation takes: one without any is given none, as in Optax."""
@@ -320,7 +322,7 @@ def _names_of(graph: Graph, wrt: Any) -> Names:
 def _warn_of_ties(graph: Graph, numbers: list[int]) -> None:
     """Warns of tied arrays in a trace, which has two tracers for an array that occurs twice."""
     first_row: dict[int, int] = {}
-    for number, value in zip(numbers, outside([graph.rows[number].value for number in numbers]), strict=True):
+    for number, value in zip(numbers, caller_values([graph.rows[number].value for number in numbers]), strict=True):
         if value.ndim > 0 and first_row.setdefault(id(value), number) != number:  # scalars are often shared by accident
             first_path, second_path = (repr(graph.path(row_number)) for row_number in (first_row[id(value)], number))
             warnings.warn(TIED_OUTSIDE.format(first=first_path, second=second_path), UntiedWarning, caller_level())

@@ -234,7 +234,9 @@ def numbers_at(expected: _core.GraphDef, actual: _core.GraphDef, leaves: Sequenc
     """The leaves of `actual`, if it differs from `expected` only in Python numbers that take the place of arrays."""
     structure = Structure(actual)
     statics = {
-        structure.place(row): value for row, value in structure.statics() if type(value) in (bool, int, float, complex)
+        structure.root_path(row): value
+        for row, value in structure.statics()
+        if type(value) in (bool, int, float, complex)
     }
     leaf_at = dict(zip(actual.leaf_places(), leaves, strict=True))
     matched: list[Any] = []

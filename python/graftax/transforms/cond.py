@@ -13,7 +13,7 @@ from jax.core import Tracer
 from graftax import _core
 from graftax._base.errors import StructureError, rename_leaves
 from graftax._graph.structure import place_name
-from graftax._graph.structure_diff import differences, differences_text, only_order
+from graftax._graph.structure_diff import differ_only_in_order, differences, differences_text
 from graftax._jax.tracebacks import boundary
 from graftax._jit.running_trace import note_copy
 from graftax.transforms._engine.eager_compile import run_compiled
@@ -274,10 +274,10 @@ class Branches:
     def _same_structure(self, reference: StateAfter, state: StateAfter, title: str) -> None:
         """Raises StructureError or Retrace if the state or the result has another structure than the first branch's."""
         expected, actual = (x.graph(x.roots).graphdef for x in (reference, state))
-        if not only_order(expected, actual):
+        if not differ_only_in_order(expected, actual):
             self._differ(BRANCH_STRUCTURE, expected, actual, title)
         expected, actual = (_core.record((x.result,), ("result",))[1] for x in (reference, state))
-        if not only_order(expected, actual):
+        if not differ_only_in_order(expected, actual):
             self._differ(BRANCH_RESULTS, expected, actual, title, ("result",))
 
     def _differ(

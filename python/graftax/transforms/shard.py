@@ -117,6 +117,6 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
     if is_prefix(spec) or not jax.tree_util.all_leaves([spec]):
         full = tree_broadcast(spec, x, is_leaf=_is_none)
         structure = Structure(_core.flatten(full)[1])
-        spec_at = {structure.place(row): value for row, value in structure.statics()}
+        spec_at = {structure.root_path(row): value for row, value in structure.statics()}
         spec = [spec_at[key_path] for key_path in graphdef.leaf_places()]
     return _core.unflatten(graphdef, jax.lax.with_sharding_constraint(leaves, spec))

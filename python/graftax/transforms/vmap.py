@@ -244,7 +244,7 @@ def _run(
     results = run(*mapped_arrays)
     # Arrays that were computed alike are one array only if they are mapped along the same axes, too.
     recipes = {
-        i: ((source.way, outputs[i].spec, *(axes[leaf] for leaf in source.inputs)), source.inputs)
+        i: ((source.operation, outputs[i].spec, *(axes[leaf] for leaf in source.inputs)), source.inputs)
         for i, source in enumerate(program.sources)
         if source is not None
     }

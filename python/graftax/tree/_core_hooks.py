@@ -16,8 +16,8 @@ from jax import tree_util
 from graftax import _core, interop
 from graftax._base.key_path import keystr
 from graftax._base.type_record import TreeDescription
-from graftax._graph.node_text import keys_of, listed, node_text, value_text
-from graftax._graph.structure_diff import Difference, Way, lockstep, short_text, spelled
+from graftax._graph.node_text import keys_of, list_text, node_text, value_text
+from graftax._graph.structure_diff import Difference, LinkedPath, linked_entries, lockstep, short_text
 from graftax._graph.types.describe import schemas
 from graftax._jax.compat import (
     data_fields,
@@ -201,14 +201,14 @@ def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
 # ---- errors for trees that do not match
 
 
-def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference[Way]]:
+def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference[LinkedPath]]:
     """The key paths at which `tree` differs from `treedef`. Nothing is compared below such a path."""
     records = treedef._records()
     children = _children(records)
 
     def meet(
-        number: int | None, value: Any, path: Way
-    ) -> Generator[Difference[Way], None, list[tuple[int | None, Any, Any]]]:
+        number: int | None, value: Any, path: LinkedPath
+    ) -> Generator[Difference[LinkedPath], None, list[tuple[int | None, Any, Any]]]:
         node, arity = (None, 0) if number is None else records[number]
         if number is None or node is None:  # a leaf may be anything
             return []
@@ -257,7 +257,9 @@ def _node_mismatch(cls: type, data: Any, arity: int, value: Any) -> tuple[str, s
         if expected_keys != set(value_keys):
             missing = [k for k in keys if k not in value]
             extra = [k for k in value_keys if k not in expected_keys]
-            problems = [f"missing {listed(missing)}"] * bool(missing) + [f"not expected {listed(extra)}"] * bool(extra)
+            problems = [f"missing {list_text(missing)}"] * bool(missing) + [f"not expected {list_text(extra)}"] * bool(
+                extra
+            )
             return texts("keys " + ", ".join(problems))
     if len(children) != arity:
         return texts()
@@ -272,10 +274,12 @@ def _path_text(path: tuple[Any, ...]) -> str:
     return keystr(path) or "the root"
 
 
-def mismatch_text(differences: list[Difference[Way]], name: str) -> str:
+def mismatch_text(differences: list[Difference[LinkedPath]], name: str) -> str:
     lines: list[str] = []
     for difference in differences[:5]:
-        lines.append(f"  {_path_text(spelled(difference.path))}: expected {difference.one}, found {difference.other}")
+        lines.append(
+            f"  {_path_text(linked_entries(difference.path))}: expected {difference.one}, found {difference.other}"
+        )
     if len(differences) > 5:
         lines.append(f"  and {len(differences) - 5} more places")
     return TREE_MISMATCH.format(name=name, places="\n".join(lines))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only Python knows of a type: asked once per type by the core, which caches the answer."""
+"""`describe`: how the core is to treat a type. The core asks once for each type and caches the answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from graftax._base.marks import Dynamic, Static
 from graftax._base.type_record import Description
 from graftax._graph.types import static_values
 from graftax._graph.types.ignored import Ignored
-from graftax._graph.types.observers import stands_outside
+from graftax._graph.types.observers import is_observer
 from graftax._graph.types.unsupported import IN_C, ITERATOR, hides_state, why_refused
 from graftax._jax.compat import data_fields, is_registered_static, ref_types, tree_functions, typed_array_types
 
@@ -54,7 +54,7 @@ _BY_PICKLE = (
     pathlib.PurePath,
 )
 
-# A plain function makes a new one on each call; a compiled one cannot.
+# Opaque values that a function may create anew in each call, which a compiled one cannot.
 MUTABLE_OPAQUE = (
     type(threading.Lock()),
     type(threading.RLock()),
@@ -67,7 +67,7 @@ MUTABLE_OPAQUE = (
 
 LAZY_IMPORT: type[Any] | None = getattr(types, "LazyImportType", None)  # Python 3.15
 
-# Never entered, whatever their fields hold: they stand for something outside the program.
+# Never traversed, whatever their fields hold: they represent something outside of the program.
 _OPAQUE = (
     *MUTABLE_OPAQUE,
     logging.Logger,
@@ -92,7 +92,7 @@ _OPAQUE = (
     _core.Caller,
     HandleLayout,
     jax.custom_batching.custom_vmap,
-    *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),  # one that cannot be imported
+    *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),  # a lazy import that fails
 )
 
 # A class of the user's that derives from one of these has attributes of its own.
@@ -104,7 +104,7 @@ _OPAQUE_BASES = (
     multiprocessing.process.BaseProcess,
 )
 
-# The roles of the classes of symbolic numbers, which register themselves.
+# The roles of the classes of symbolic numbers. `_capture.numbers` registers them: it stands above this package.
 _SYMBOLS: dict[type, str] = {}
 
 _BY_EQUALITY = (
@@ -127,32 +127,32 @@ _SUBCLASS_OF_ARRAY = (
 
 
 def register_symbol(base: type, role: str) -> None:
-    """Says the role of a class of symbolic numbers and its subclasses. Register the special before the general."""
+    """Sets the role of a class of symbolic numbers and its subclasses. A subclass is registered before its base."""
     _SYMBOLS[base] = role
 
 
 def is_symbol(value: Any) -> bool:
-    """Is it a Python number, or a scalar of NumPy, that may be another one in the next call?"""
+    """Is it a symbolic number: a Python number or a NumPy scalar that may differ in the next call?"""
     return issubclass(type(value), tuple(_SYMBOLS))
 
 
 def plain(value: Any) -> Any:
-    """The number that a symbol stands for, which is asked for; anything else as it is."""
+    """The current value of a symbolic number, which becomes part of the key; any other value as it is."""
     return value.pinned() if is_symbol(value) else value
 
 
 class Symbolic:
-    """How many traces with symbols run now, in any thread: a structure may hold symbols then."""
+    """The number of running traces with symbolic numbers, in all threads: structures may hold symbols meanwhile."""
 
     running = 0
 
 
 def describe(obj: Any, solid: type) -> Description:
-    """Says how the core is to treat the type of `obj`.
+    """Tells the core how to treat the type of `obj`. The order of the tests matters: the special before the general.
 
     Args:
-        obj: the first instance met of a type.
-        solid: the nearest base class that no class statement made.
+        obj: the first instance of a type that the core meets.
+        solid: the nearest base class that is not made by a class statement.
     """
     cls = type(obj)
     if cls is Ignored:
@@ -162,7 +162,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("equal" if by_value else "identity")
     if cls in by_fields:
         return by_fields[cls]
-    if stands_outside(cls):
+    if is_observer(cls):
         return Description("identity")
     adapted = interop.describe(cls)
     if adapted is not None:
@@ -171,13 +171,13 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("identity")
     if isinstance(obj, enum.Enum):
         return _OPENED if solid is object and _has_state(type(obj)) else Description("identity")
-    if issubclass(cls, jax.core.Tracer):  # also one of a jax.Ref: the answer is for all of its class
+    if issubclass(cls, jax.core.Tracer):  # that of a jax.Ref as well: the answer holds for the whole class
         return Description("array")
     if isinstance(obj, ref_types):
         return Description("ref")
     if isinstance(obj, jax.Array):
         return Description("array")
-    if cls in handle_classes():  # also where it is registered with JAX
+    if cls in handle_classes():  # though it is registered with JAX
         return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
     if (symbol := next((role for base, role in _SYMBOLS.items() if issubclass(cls, base)), None)) is not None:
         return Description(symbol)
@@ -195,9 +195,10 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("shape")
     if isinstance(obj, _BY_EQUALITY):
         return Description("equal")
-    is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
+    is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX although it is not registered
     if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
         return Description("registered", is_frozen(cls), order=names_of_children(cls))
+    # A closed jaxpr holds constants, which are its children.
     if isinstance(obj, jax.extend.core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
         return Description("jaxpr")
     if isinstance(obj, _OPAQUE_BASES) and not _is_of_python(cls):
@@ -206,6 +207,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
         return Description("reduce", reduce=static_values.treedef_value)
+    # Exceptions written in Python have the layout of a built-in one; those written in C may keep anything.
     if isinstance(obj, BaseException):
         if any(issubclass(solid, c) and solid.__basicsize__ == c.__basicsize__ for c in EXCEPTIONS):
             return Description("node", frozen=False, handed=True)
@@ -214,6 +216,7 @@ def describe(obj: Any, solid: type) -> Description:
     if reduce is None and static_values.is_structseq(cls):
         reduce = static_values.structseq_value
     if reduce is not None:
+        # A subclass may add attributes to a date or a number: then these are compared too.
         has_state = cls is not solid and (
             cls.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in cls.__mro__[:-1])
         )
@@ -226,17 +229,19 @@ def describe(obj: Any, solid: type) -> Description:
         raise UnsupportedValueError(_HIDDEN_SLOT.format(cls=cls.__qualname__, name=name))
     if solid in _NODES and cls is not object:
         fields_only = solid in (object, threading.local)
+        # An object without methods and state is a mark, which is compared by identity.
         sentinel = solid is object and not _has_methods(cls)
         order = item_names(cls) if is_namedtuple else None
         own = fields_only and _defines_equality(cls)
         return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, own_equality=own, order=order)
+    # The class says itself when two instances are equal.
     if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
         return Description("equal")
     return Description("refused", reason=IN_C, opaque=True) if hides_state(obj, solid) else Description("identity")
 
 
 def names_of_children(cls: type) -> tuple[str, ...] | None:
-    """Which attributes the children of a registered class are, as `register` or JAX was told; None where unknown."""
+    """The names of the children of a registered class, as given to `register` or JAX; None where unknown."""
     functions = tree_functions(cls)
     fields = None if cls in child_names or functions is None else data_fields(functions[0])
     return child_names.get(cls) if fields is None else fields[0]
@@ -248,9 +253,9 @@ def item_names(cls: type) -> tuple[str, ...]:
     return names if isinstance(names, tuple) and all(type(name) is str for name in names) else ()
 
 
-# Given to `register_static`.
+# Classes registered by `register_static`.
 static_classes: weakref.WeakSet[type] = weakref.WeakSet()
-# What was given to `register`: classes without a flatten, and the names of the children of those with one.
+# Classes registered by `register`: those without a flatten, and the names of the children of those with one.
 by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()
 child_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 schemas: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
@@ -260,6 +265,7 @@ def is_frozen(cls: type) -> bool:
     parameters = getattr(cls, "__dataclass_params__", None)
     if parameters is not None and parameters.frozen:
         return True
+    # attrs has no public way to ask.
     return "__attrs_attrs__" in vars(cls) and getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"
 
 
@@ -308,7 +314,7 @@ def _has_methods(cls: type) -> bool:
     return any(name not in ignored for base in cls.__mro__[:-1] for name in vars(base))
 
 
-# Exceptions that the core opens have the layout of one of these, which keeps so much besides args, cause and context.
+# Exceptions that the core opens have the layout of one of these, with these fields besides args, cause and context.
 EXCEPTIONS: dict[type[BaseException], tuple[str, ...]] = {
     BaseException: (),
     OSError: ("errno", "strerror", "filename", "filename2", "characters_written"),
@@ -343,11 +349,12 @@ _STDLIB = ("datetime", "decimal", "fractions", "pathlib", "pathlib._local", "uui
 
 
 def numpy_role(dtype: np.dtype[Any]) -> bool | str:
-    """True for a dtype that is traced, False for one that is static by value, a message for one that is refused."""
+    """True for a dtype that is traced, False for one that is static, a message for one that is refused."""
     if dtype.kind in "USMm" or dtype == jax.dtypes.float0:
         return False
     if dtype.hasobject or dtype.fields is not None:
         return f"a NumPy array of dtype {dtype} cannot be traced. Pass its columns or elements one by one."
+    # Each refusal says how to convert the array.
     if not dtype.isnative:
         order = dtype.byteorder
         return f"a NumPy array of byte order {order!r} cannot be traced. Use a.astype(a.dtype.newbyteorder('='))."

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function does not read: `ignore=` says it, or it cannot be part of a program.
+"""Values that a function does not use: those of `ignore=`, and those that cannot be part of a program.
 
-It is not compared, and a trace has a stand-in in its place, which raises where it is used.
+They are not compared, and a trace has placeholders for them, which raise where they are used.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from graftax._base.errors import IgnoredValueError, UnsupportedValueError
 from graftax._base.missing import MISSING
-from graftax._graph.filters import Filter, filter_of
-from graftax._graph.patterns import Pattern, of_arguments, tester
-from graftax._graph.structure import Place, plain_key
+from graftax._graph.filters import Filter, as_filter
+from graftax._graph.patterns import Pattern, argument_pattern, coverage_test
+from graftax._graph.structure import RootPath, plain_key
 
 USED = (
     "{path} is ignored by ignore=, so the function may keep it, move it and assign it anew, but not look at it. Leave "
@@ -32,7 +32,7 @@ NO_SPEC = (
     "a predicate of values."
 )
 
-Test = Callable[[Place, Any], bool]
+IgnoreTest = Callable[[RootPath, Any], bool]
 
 _UNARY = (
     "abs aiter anext await bool bytes ceil complex copy del enter aenter exit aexit float floor hash index int "
@@ -43,7 +43,7 @@ _COMPARED = "call contains delitem eq format ge getitem gt le lt missing ne redu
 
 
 class Ignored:
-    """Stands in a trace for a value that the trace does not look at.
+    """The placeholder of an ignored value in a trace. Every use but passing it on raises.
 
     Args:
         path: of the value.
@@ -53,12 +53,13 @@ class Ignored:
     __slots__ = ("_path", "_why")
 
     def __init__(self, path: str | None = None, why: str | None = None) -> None:
+        # The class's own `__setattr__` raises.
         object.__setattr__(self, "_path", path)
         object.__setattr__(self, "_why", why)
 
 
 class _Uses(threading.local):
-    """The errors that stand-ins have raised in the trace that runs in this thread; None where none runs."""
+    """The errors that placeholders have raised in the trace that runs in this thread; None where none runs."""
 
     def __init__(self) -> None:
         self.errors: list[Exception] | None = None
@@ -72,7 +73,7 @@ def refusing_uses() -> Generator[None]:
     """While entered, a trace runs.
 
     Raises:
-        IgnoredValueError, UnsupportedValueError: at its end, where code has used a stand-in and caught the error.
+        IgnoredValueError, UnsupportedValueError: at its end, where code has used a placeholder and caught the error.
     """
     around, _USES.errors = _USES.errors, []
     try:
@@ -100,6 +101,7 @@ def _refuse_use() -> None:
     names = [*_UNARY.split(), *_COMPARED.split(), "getattribute", "setattr", "delattr"]
     names += [prefix + name for name in _BINARY.split() for prefix in ("", "r", "i")]
     for name in names:
+        # Without `__del__`: placeholders have to be collected silently.
         if name != "del":
             setattr(Ignored, f"__{name}__", _used)
 
@@ -107,12 +109,12 @@ def _refuse_use() -> None:
 _refuse_use()
 
 
-class Ignoring:
-    """What `ignore=` means.
+class IgnoreOption:
+    """The parsed option `ignore=`.
 
     Args:
-        specs: patterns, types, filters and predicates, as they were given.
-        name: of the function, for messages.
+        specs: patterns, types, filters and predicates.
+        name: the name of the function, for messages.
     """
 
     def __init__(self, specs: Sequence[Any], name: str) -> None:
@@ -121,47 +123,54 @@ class Ignoring:
         self._predicates: list[Callable[[Any], Any]] = []
         for spec in specs:
             if isinstance(spec, str):
-                self.patterns.append(of_arguments(spec, name, "ignore="))
+                self.patterns.append(argument_pattern(spec, name, "ignore="))
                 continue
-            found = None if spec is ... else filter_of(spec)
-            if found is not None:
-                self._filters.append(found)
+            ignore_filter = None if spec is ... else as_filter(spec)
+            if ignore_filter is not None:
+                self._filters.append(ignore_filter)
             elif callable(spec):
                 self._predicates.append(spec)
             else:
                 raise TypeError(NO_SPEC.format(name=name, spec=spec))
 
     @staticmethod
-    def is_stand_in(place: Place, value: Any) -> bool:
-        """Has a trace put it there? As a test of its own."""
+    def is_stand_in(root_path: RootPath, value: Any) -> bool:
+        """Is the value a placeholder of a trace? An `IgnoreTest` by itself."""
         return type(value) is Ignored
 
-    def test(self, names: Sequence[str]) -> Test | None:
-        """Is the value at a place of roots with these names ignored?"""
+    def test(self, names: Sequence[str]) -> IgnoreTest | None:
+        """A function that tells whether the value at a root path is ignored, for roots with these names."""
         if not (self.patterns or self._filters or self._predicates):
             return None
-        covers = covering(self.patterns, names)
+        covers = argument_coverage_test(self.patterns, names)
 
-        def is_ignored(place: Place, value: Any) -> bool:
+        def is_ignored(root_path: RootPath, value: Any) -> bool:
+            # An argument that is not there cannot be ignored.
             if value is MISSING:
                 return False
-            if type(value) is Ignored or (covers is not None and covers(place)):
+            if type(value) is Ignored or (covers is not None and covers(root_path)):
                 return True
-            return any(_means(wanted, place, value) for wanted in self._filters) or any(
+            return any(_filter_matches(ignore_filter, root_path, value) for ignore_filter in self._filters) or any(
                 bool(predicate(value)) for predicate in self._predicates
             )
 
         return is_ignored
 
 
-def covering(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[Place], bool] | None:
-    """Does one of the patterns cover a place? A captured variable goes by its own name, too."""
-    full, short = tester(patterns, names), tester(patterns, [re.split(r"[ .]", name)[-1] for name in names])
-    return None if full is None or short is None else lambda place: full(place) or short(place)
+def argument_coverage_test(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[RootPath], bool] | None:
+    """As `coverage_test`, but a pattern may name a captured variable `closure n` or `module.n` as `n` too."""
+    full = coverage_test(patterns, names)
+    # Users know a captured variable by its own name, without `closure` or the module.
+    short = coverage_test(patterns, [re.split(r"[ .]", name)[-1] for name in names])
+    return None if full is None or short is None else lambda root_path: full(root_path) or short(root_path)
 
 
-def _means(wanted: Filter, place: Place, value: Any) -> bool:
-    if wanted.types and isinstance(value, wanted.types):
+def _filter_matches(ignore_filter: Filter, root_path: RootPath, value: Any) -> bool:
+    if ignore_filter.types and isinstance(value, ignore_filter.types):
         return True
-    path = tuple(plain_key(entry) for entry in place[1]) if wanted.asked else ()
-    return any(isinstance(value, library.value_types) and library.accepts(path, value) for library in wanted.asked)
+    # The path is computed only for filters that take it.
+    path = tuple(plain_key(entry) for entry in root_path[1]) if ignore_filter.library_filters else ()
+    return any(
+        isinstance(value, library.value_types) and library.accepts(path, value)
+        for library in ignore_filter.library_filters
+    )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of other libraries that report on a program and are no part of it: they count by identity, unopened."""
+"""Observers of a program, such as tqdm or a TestCase: compared by identity, never traversed."""
 
 from __future__ import annotations
 
-# By the module and the name of a class, or of one that it derives from: none of them has to be imported.
-_OUTSIDE = frozenset({
+# (module, name) of classes, whose subclasses count too. Names, so that nothing has to be imported.
+_OBSERVERS = frozenset({
     ("unittest.case", "TestCase"),
     ("_pytest.fixtures", "FixtureRequest"),
     ("_pytest.capture", "CaptureFixture"),
@@ -21,5 +21,5 @@ _OUTSIDE = frozenset({
 })  # fmt: skip
 
 
-def stands_outside(cls: type) -> bool:
-    return any((base.__module__, base.__qualname__) in _OUTSIDE for base in cls.__mro__[:-1])
+def is_observer(cls: type) -> bool:
+    return any((base.__module__, base.__qualname__) in _OBSERVERS for base in cls.__mro__[:-1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opaque values: which ones hide arrays, and which ones were made inside a function."""
+"""Opaque values: those that hide arrays, or were created inside a traced function, are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_opaque(obj: Any, is_output: bool) -> None:
-    """Refuses an opaque value that hides arrays: they would be constants for ever, or tracers that outlive a trace."""
+    """Refuses an opaque value that hides arrays: constants that never change, or tracers that outlive their trace."""
     if isinstance(obj, type) or type(obj) in static_classes:
         return
     if isinstance(obj, (operator.methodcaller, operator.itemgetter)) and not _is_plain(obj.__reduce__()):
@@ -62,9 +62,11 @@ def check_opaque(obj: Any, is_output: bool) -> None:
             f"this {type(obj).__qualname__} holds a traced array and would outlive its trace. "
             "Return the array by itself, and build the rest from it outside."
         )
-    is_mark = type(obj) is object and not getattr(_MADE, "kept", False)
+    # An `object()` is a mark: one per call for the function as it is written, but one for all calls once compiled.
+    is_mark = type(obj) is object and not getattr(_THREAD, "allows_new_objects", False)
     if is_output and (is_mark or isinstance(obj, (*MUTABLE_OPAQUE, *_WITH_STATE))) and not is_module_level(obj):
         raise UnsupportedValueError(MADE_INSIDE.format(type=type(obj).__qualname__))
+    # Arrays in the attributes of an object that is not opened would silently be constants.
     attributes = getattr(obj, "__dict__", None)
     if isinstance(attributes, dict):
         for name, value in attributes.items():  # pyright: ignore[reportUnknownVariableType]
@@ -75,51 +77,53 @@ def check_opaque(obj: Any, is_output: bool) -> None:
                 )
 
 
-_MADE = threading.local()
+_THREAD = threading.local()
 
 
 @contextlib.contextmanager
-def keeping_made(kept: bool) -> Generator[None]:
-    """Within it an `object()` that a function makes may be returned."""
-    before = getattr(_MADE, "kept", False)
-    _MADE.kept = kept
+def allow_new_objects(allowed: bool) -> Generator[None]:
+    """Within this context, a traced function may return an `object()` that it created."""
+    previous = getattr(_THREAD, "allows_new_objects", False)
+    _THREAD.allows_new_objects = allowed
     try:
         yield
     finally:
-        _MADE.kept = before
+        _THREAD.allows_new_objects = previous
 
 
 def is_module_level(obj: Any) -> bool:
-    """Is the object a name of a module or a class, like the sentinels that libraries compare with `is`?"""
+    """Is the object a variable of a module or a class, like the sentinels that libraries compare with `is`?"""
+    # The namespace of a module or a class refers to its variables.
     if any(
         isinstance(holder, dict) and ("__name__" in holder or "__module__" in holder)
         for holder in gc.get_referrers(obj)
     ):
         return True
-    if not gc.get_freeze_count():  # what was frozen is not among the referrers
+    if not gc.get_freeze_count():  # `gc.freeze` hides objects from `get_referrers`
         return False
     scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     return any(value is obj for scope in scopes for value in list(scope.values()))
 
 
 def _reaches_tracer(obj: Any, depth: int) -> bool:
-    """Looks a few references deep, through whatever the garbage collector sees."""
-    seen: set[int] = set()
+    """Is a tracer reachable by at most `depth` references that the garbage collector knows?"""
+    visited: set[int] = set()
     level: list[Any] = [obj]
     for _ in range(depth):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for part in level:
             for child in gc.get_referents(part):
                 if isinstance(child, jax.core.Tracer):
                     return True
+                # Globals of a function reach the whole program, and no trace stores tracers there unnoticed.
                 is_scope = isinstance(part, types.FunctionType) and child is part.__globals__
-                if is_scope or id(child) in seen or isinstance(child, _NO_TRACERS):
+                if is_scope or id(child) in visited or isinstance(child, _NO_TRACERS):
                     continue
-                seen.add(id(child))
-                below.append(child)
-        level = below[:_MOST_SEEN]
+                visited.add(id(child))
+                next_level.append(child)
+        level = next_level[:_MAX_LEVEL]
     return False
 
 
 _NO_TRACERS = (type, types.ModuleType, types.CodeType, str, bytes, int, float)
-_MOST_SEEN = 2000  # objects a level
+_MAX_LEVEL = 2000  # objects examined at each depth

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One node as JAX sees it: its treedef, the key of a child, whether it is a leaf."""
+"""A single node as JAX sees it: its treedef, the key entries of its children, whether it is a leaf."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ _LEAF = tree_util.tree_structure(0)
 
 
 def is_leaf(value: object) -> bool:
-    """Does JAX count this value as a leaf?"""
+    """Is this value a leaf for JAX?"""
     return tree_util.all_leaves([value])
 
 
 def is_tracer(value: object) -> bool:
-    """Is it an array of a running transform, which has no value yet?"""
+    """Is it a tracer?"""
     return isinstance(value, jax.core.Tracer)
 
 
 def one_level_treedef(cls: type, aux: Any, children: int) -> Any:
-    """JAX's treedef of one registered node over `children` leaves: what its registered unflatten is called through."""
+    """JAX's treedef of a registered node with this many leaves: its unflatten calls the registered function."""
+    # Jaxprs are not registered with JAX.
     if is_jaxpr(aux):
         return JaxprTreeDef(cls, aux)
     return treedef_of_node(tree_util.default_registry, (cls, aux), [_LEAF] * children)
 
 
 class NoneKey:
-    """The key path entry of a dict's key None, where JAX's own `DictKey` (before 0.10) takes no None."""
+    """The key entry of the dict key None, which JAX's own `DictKey` does not take before 0.10."""
 
     key = None
 
@@ -49,7 +50,8 @@ class NoneKey:
 
 
 def dict_key(key: Any) -> Any:
-    """The key path entry of a dict's key."""
+    """The key entry of a dict key."""
+    # JAX before 0.10 raises for None.
     try:
         return tree_util.DictKey(key)
     except TypeError:

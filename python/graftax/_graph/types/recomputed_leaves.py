@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves that a registered class makes anew each time that it is flattened: no identity tells whether one was changed.
+"""Leaves that a registered class computes in every flatten, so that identity cannot tell whether one changed.
 
-A flatten that computes is asked once more after a trace, in `jax.ensure_compile_time_eval`: there it computes at once,
-and not in the trace that runs, where it would give tracers.
+The core flattens such an object once more after a trace, in `jax.ensure_compile_time_eval`: within the trace, the
+computation would give tracers.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ import jax.core
 import numpy as np
 
 
-def made_alike(leaf: Any, again: Any) -> bool:
-    """Is what a flatten made after the trace the same as before? Of tracers only the type can tell.
-
-    A tracer where there was an array is one that the trace has put there; the other way round, an outer trace has
-    recorded the flatten.
-    """
-    if np.shape(leaf) != np.shape(again) or jax.numpy.result_type(leaf) != jax.numpy.result_type(again):
+def equal_leaves(leaf: Any, recomputed: Any) -> bool:
+    """Does a leaf that was recomputed after the trace equal the earlier one? Tracers are compared by type only."""
+    if np.shape(leaf) != np.shape(recomputed) or jax.numpy.result_type(leaf) != jax.numpy.result_type(recomputed):
         return False
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, jax.core.Tracer):  # an outer trace had recorded the computation
         return True
-    return not isinstance(again, jax.core.Tracer) and _bits(leaf) == _bits(again)
+    # A tracer in place of an array was put there by the trace.
+    return not isinstance(recomputed, jax.core.Tracer) and _bits(leaf) == _bits(recomputed)
 
 
 def _bits(leaf: Any) -> bytes:

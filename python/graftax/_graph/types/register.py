@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes read by their attributes: `register` and `field`."""
+"""`register` and `field`: classes that are pytree nodes by their attributes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     """`dataclasses.field`, for fields of a `graftax.Module` or of a class given to `graftax.register`.
 
     Args:
-        static: the field is part of the structure: no leaf for `jax.tree`, and a new value compiles anew.
+        static: the field is part of the structure: not a leaf for `jax.tree`, and a new value compiles again.
         kwargs: as for `dataclasses.field`; `metadata` is kept.
 
     Example:
@@ -86,21 +86,21 @@ def register(
     unflatten: Callable[[Any, Any], Any] | None = None,
     names: Iterable[str] | None = None,
 ) -> Any:
-    """Makes a class a node of JAX's trees: it works in `jax.tree`, `jax.jit`, Optax, and stays what it is in graftax.
+    """Makes a class a pytree node of JAX: it works in `jax.tree`, `jax.jit` and Optax, and in graftax as before.
 
-    Its attributes are its children, those of a dataclass in the order of its fields. An instance is made anew without
-    `__init__` and `__setattr__`: a constructor that checks its arguments is never given the placeholders that
-    `jax.vmap` and `jax.jacobian` put in the place of arrays. A decorator, with and without arguments.
+    Its attributes are its children, those of a dataclass in the order of its fields. Instances are rebuilt without
+    `__init__` and `__setattr__`: a constructor that checks its arguments never sees the placeholders that `jax.vmap`
+    and `jax.jacobian` put in place of arrays. A decorator, with and without arguments.
 
     Args:
         cls: a class that is not registered with JAX yet.
         static: attributes that are part of the structure, besides fields declared with `field(static=True)`.
-            Their values may be any that graftax takes for static; they are compared with their types.
+            Their values may be anything that graftax treats as static; they are compared with their types.
         dynamic: the attributes that are children; all others are static then.
         flatten: a function from an instance to (children, aux data), instead of the attributes. Needs `unflatten`.
         unflatten: a function from (aux data, children) to an instance.
-        names: the attributes that the children of `flatten` are, in its order: in key paths they go by them. Without
-            these, children of `flatten` go by number.
+        names: the names of the children of `flatten` for key paths, in its order. Without them, these children have
+            numbers.
 
     Returns:
         the class.
@@ -119,65 +119,80 @@ def register(
         'first'
     """
     if cls is None:
-        given = {"static": static, "dynamic": dynamic, "flatten": flatten, "unflatten": unflatten, "names": names}
-        return functools.partial(register, **given)
-    static, dynamic, names = _listed(static), _listed(dynamic), _listed(names)
-    _check(cls, static, dynamic, flatten, unflatten, names)
+        arguments = {
+            "static": static,
+            "dynamic": dynamic,
+            "flatten": flatten,
+            "unflatten": unflatten,
+            "names": names,
+        }
+        return functools.partial(register, **arguments)
+    static, dynamic, names = _as_list(static), _as_list(dynamic), _as_list(names)
+    _check_arguments(cls, static, dynamic, flatten, unflatten, names)
     if flatten is not None:
-        made = cast("Callable[[Any, Any], Any]", unflatten)
+        rebuild = cast("Callable[[Any, Any], Any]", unflatten)
         if names is None:
-            tree_util.register_pytree_node(cls, flatten, made)
+            tree_util.register_pytree_node(cls, flatten, rebuild)
         else:
             child_names[cls] = tuple(names)
-            with_keys = functools.partial(_with_names, flatten, tuple(map(GetAttrKey, names)))
-            tree_util.register_pytree_with_keys(cls, with_keys, made, flatten)
+            with_keys = functools.partial(_flatten_with_names, flatten, tuple(map(GetAttrKey, names)))
+            tree_util.register_pytree_with_keys(cls, with_keys, rebuild, flatten)
         _core.forget_kind(cls)
         return cls
     return register_by_fields(cls, static, dynamic)
 
 
 def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[str] | None, numbers: bool = True) -> C:
-    """`register` without a flatten: by attributes. What `register` was told of base classes holds here, too.
+    """`register` by attributes. Static and dynamic attributes of registered base classes are inherited.
 
-    Without `numbers` a field that is annotated as a Python number or a dtype has to be declared as static or dynamic.
+    Args:
+        cls, static, dynamic: as in `register`.
+        numbers: False refuses a number or a dtype in a field that its annotation means for one: the field has to be
+            declared as static or dynamic.
     """
-    static, dynamic = _listed(static), _listed(dynamic)
-    _check(cls, static, dynamic)
-    bases = [given[base] for base in cls.__mro__[1:] if base in given]
+    static, dynamic = _as_list(static), _as_list(dynamic)
+    _check_arguments(cls, static, dynamic)
+    # JAX does not inherit registrations, so every subclass is registered with the options of its bases.
+    bases = [fields_of_class[base] for base in cls.__mro__[1:] if base in fields_of_class]
     statics = {*(static or ()), *(name for base in bases for name in base.static)}
     if dynamic is None and any(base.dynamic is not None for base in bases):
-        above = {name for base in cls.__mro__[1:] for name in _names(base)}
-        dynamic = [name for name in _names(cls) if name not in above]
+        inherited = {name for base in cls.__mro__[1:] for name in _field_names(base)}
+        dynamic = [name for name in _field_names(cls) if name not in inherited]
     if dynamic is not None:
         dynamic = ({*dynamic} | {name for base in bases for name in base.dynamic or ()}) - statics
     fields = _Fields(cls, frozenset(statics), None if dynamic is None else frozenset(dynamic), numbers)
-    given[cls] = fields
+    fields_of_class[cls] = fields
     tree_util.register_pytree_with_keys(cls, fields.with_keys, fields.unflatten, fields.flatten)
-    order = _names(cls) or None
+    order = _field_names(cls) or None
+    # Only then can the core read the attributes from the instance's dict by itself.
     if not fields.slots and "number" not in fields.undeclared.values():
         schemas[cls] = fields.by_names
-    by_fields[cls] = Description("node", is_frozen(cls), static_fields=fields if fields.some else None, order=order)
+    by_fields[cls] = Description(
+        "node", is_frozen(cls), static_fields=fields if fields.has_static else None, order=order
+    )
     _core.forget_kind(cls)
     return cls
 
 
-def _listed(names: Iterable[str] | None) -> Iterable[str] | None:
+def _as_list(names: Iterable[str] | None) -> Iterable[str] | None:
     return names if names is None or isinstance(names, str) else list(names)
 
 
-def _with_names(flatten: Callable[[Any], Any], keys: tuple[Any, ...], obj: Any) -> Any:
-    """The flatten with keys that JAX wants: the children of `flatten` under their names."""
-    opened = flatten(obj)
-    children, aux = tuple(opened[0]), opened[1]
+def _flatten_with_names(flatten: Callable[[Any], Any], keys: tuple[Any, ...], obj: Any) -> Any:
+    """The flatten function with keys that JAX expects: the children of `flatten`, each with its name."""
+    flat = flatten(obj)
+    children, aux = tuple(flat[0]), flat[1]
     if len(children) != len(keys):
-        known = ", ".join(repr(key.name) for key in keys)
+        names = ", ".join(repr(key.name) for key in keys)
         raise ValueError(
-            REGISTERED_CHILDREN.format(cls=type(obj).__qualname__, count=len(children), wanted=len(keys), names=known)
+            REGISTERED_CHILDREN.format(cls=type(obj).__qualname__, count=len(children), wanted=len(keys), names=names)
         )
     return list(zip(keys, children, strict=True)), aux
 
 
-def _check(cls: Any, static: Any, dynamic: Any, flatten: Any = None, unflatten: Any = None, named: Any = None) -> None:
+def _check_arguments(
+    cls: Any, static: Any, dynamic: Any, flatten: Any = None, unflatten: Any = None, given_names: Any = None
+) -> None:
     if not isinstance(cls, type):
         raise TypeError(f"register expects a class, got {cls!r}")
     if issubclass(cls, enum.Enum):
@@ -188,52 +203,56 @@ def _check(cls: Any, static: Any, dynamic: Any, flatten: Any = None, unflatten: 
         raise TypeError("register needs flatten= and unflatten= together")
     if flatten is not None and (static is not None or dynamic is not None):
         raise TypeError("flatten= says what is static: leave out static= and dynamic=")
-    if named is not None and flatten is None:
+    if given_names is not None and flatten is None:
         raise TypeError("names= names the children of flatten=: without it, children go by their attributes anyway")
-    if named is not None and (len(set(named)) < len(named) or not all(isinstance(name, str) for name in named)):
-        raise TypeError(f"names= takes a different text for each child, got {named!r}")
+    if given_names is not None and (
+        len(set(given_names)) < len(given_names) or not all(isinstance(name, str) for name in given_names)
+    ):
+        raise TypeError(f"names= takes a different text for each child, got {given_names!r}")
     if static is not None and dynamic is not None:
         raise TypeError("give static= or dynamic=: what is not the one is the other")
-    for names in (static, dynamic, named):
+    # A text is an iterable of letters, which is never meant.
+    for names in (static, dynamic, given_names):
         if isinstance(names, str):
             raise TypeError(f"give a list of names: [{names!r}]")
-    known = _names(cls)
-    unknown = [name for name in (*(static or ()), *(dynamic or ())) if known and name not in known]
+    field_names = _field_names(cls)
+    unknown = [name for name in (*(static or ()), *(dynamic or ())) if field_names and name not in field_names]
     if unknown:
-        texts = [", ".join(map(repr, names)) for names in (unknown, known)]
+        texts = [", ".join(map(repr, names)) for names in (unknown, field_names)]
         raise TypeError(REGISTERED_NAMES.format(cls=cls.__qualname__, names=texts[0], known=texts[1]))
+    # A built-in base class, such as list, keeps items outside of the attributes.
     if flatten is None and any(base.__flags__ & _HEAP_TYPE == 0 for base in cls.__mro__[:-1]):
         raise TypeError(REGISTERED_ITEMS.format(cls=cls.__qualname__))
 
 
-_HEAP_TYPE = 1 << 9
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made the class
 
 
-def _names(cls: Any) -> tuple[str, ...]:
+def _field_names(cls: Any) -> tuple[str, ...]:
     """The fields of a dataclass."""
     return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
 
 
-given: weakref.WeakKeyDictionary[type, _Fields] = weakref.WeakKeyDictionary()
+fields_of_class: weakref.WeakKeyDictionary[type, _Fields] = weakref.WeakKeyDictionary()
 
 
 class _Fields:
-    """How instances of one class are opened and made. `name in fields` says whether the attribute is static."""
+    """Flattens and unflattens the instances of a class. `name in fields` tells whether an attribute is static."""
 
     def __init__(self, cls: type, static: frozenset[str], dynamic: frozenset[str] | None, numbers: bool) -> None:
         declared: dict[str, Any] = getattr(cls, "__dataclass_fields__", {})
-        marked = frozenset(name for name, field in declared.items() if field.metadata.get("static", False))
-        # What `Cls[int](...)` leaves on an instance of a generic class.
+        declared_static = frozenset(name for name, field in declared.items() if field.metadata.get("static", False))
+        # `Cls[int](...)` sets this attribute on an instance of a generic class.
         generic = frozenset({"__orig_class__"} if issubclass(cls, Generic) else ())  # type: ignore[arg-type]
-        self._cls, self.static, self.dynamic = cls, static | marked | generic, dynamic
-        self._declared = _names(cls)
+        self._cls, self.static, self.dynamic = cls, static | declared_static | generic, dynamic
+        self._declared = _field_names(cls)
         bases = [base for base in reversed(cls.__mro__)]
-        found = [(n, v) for base in bases for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
-        self.slots = {name: member for name, member in found}
-        self.some = bool(self.static) or dynamic is not None
+        members = [(n, v) for base in bases for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
+        self.slots = {name: member for name, member in members}
+        self.has_static = bool(self.static) or dynamic is not None
         open_fields = () if numbers or dynamic is not None else (f for f in declared.values() if f.name not in self)
-        self.undeclared = {f.name: means for f in open_fields if (means := _meant_by(f.type))}
-        # Which of the names are children, by all the names that an instance has.
+        self.undeclared = {f.name: means for f in open_fields if (means := _annotation_meaning(f.type))}
+        # By the names of all attributes of an instance.
         self._schemas: dict[tuple[str, ...], _Schema] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -245,17 +264,19 @@ class _Fields:
             self._refuse_numbers(values)
         schema = self._schema(values)
         children = [values[name] for name in schema.children]
-        return children, _Aux(schema, tuple(values[name] for name in schema.others)) if schema.others else schema
+        return children, _Aux(
+            schema, tuple(values[name] for name in schema.static_names)
+        ) if schema.static_names else schema
 
     def _refuse_numbers(self, values: dict[str, Any]) -> None:
-        for name, means in self.undeclared.items():
+        for name, meaning in self.undeclared.items():
             value = values.get(name)
-            a_dtype = _is_dtype(value)
+            is_dtype = _is_dtype(value)
             annotation = self._cls.__dataclass_fields__[name].type  # type: ignore[attr-defined]
-            a_mask = isinstance(value, bool) and "bool" not in str(annotation)  # of a tree that jax.tree.map made
-            if a_dtype or (means == "number" and value.__class__ in _NUMBERS and not a_mask):
+            is_mask = isinstance(value, bool) and "bool" not in str(annotation)  # from `jax.tree.map` with a predicate
+            if is_dtype or (meaning == "number" and value.__class__ in _NUMBERS and not is_mask):
                 text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-                message = UNDECLARED_DTYPE if a_dtype else UNDECLARED
+                message = UNDECLARED_DTYPE if is_dtype else UNDECLARED
                 cls = self._cls.__qualname__
                 raise UnsupportedValueError(message.format(cls=cls, name=name, value=value, annotation=text))
 
@@ -266,8 +287,9 @@ class _Fields:
 
     def unflatten(self, aux: _Schema | _Aux, children: Iterable[Any]) -> Any:
         obj = object.__new__(self._cls)
-        schema, others = (aux.schema, aux.values) if isinstance(aux, _Aux) else (aux, ())
-        values = dict(zip((*schema.children, *schema.others), (*children, *others), strict=True))
+        schema, static_values = (aux.schema, aux.values) if isinstance(aux, _Aux) else (aux, ())
+        values = dict(zip((*schema.children, *schema.static_names), (*children, *static_values), strict=True))
+        # Written directly: neither `__init__` nor a frozen class's `__setattr__` runs.
         for name in schema.names:
             if name in self.slots:
                 self.slots[name].__set__(obj, values[name])
@@ -275,20 +297,22 @@ class _Fields:
                 obj.__dict__[name] = values[name]
         return obj
 
-    def by_names(self, given: tuple[str, ...]) -> tuple[Any, ...]:
-        """What `flatten` and `unflatten` do with an instance that has these attributes, in this order.
+    def by_names(self, attribute_names: tuple[str, ...]) -> tuple[Any, ...]:
+        """How the core flattens and unflattens instances with these attributes, in this order, by itself.
 
         Returns:
-            (aux data where nothing is static, class of the aux data where something is, key entries of the children;
-            numbers of the names that are children, of the others, and in which order both are assigned).
+            (aux data if no attribute is static, class of the aux data otherwise, key entries of the children, indices
+            of the attributes that are children, indices of the static ones, the order in which all are assigned).
         """
-        schema = self._schema(dict.fromkeys(given))
-        children, others = (tuple(map(given.index, names)) for names in (schema.children, schema.others))
-        order = tuple(map((*schema.children, *schema.others).index, schema.names))
-        return schema, _Aux, schema.keys, children, others, order
+        schema = self._schema(dict.fromkeys(attribute_names))
+        children, statics = (
+            tuple(map(attribute_names.index, group)) for group in (schema.children, schema.static_names)
+        )
+        order = tuple(map((*schema.children, *schema.static_names).index, schema.names))
+        return schema, _Aux, schema.keys, children, statics, order
 
     def values(self, obj: Any) -> dict[str, Any]:
-        """The attributes of an instance, in slots too."""
+        """The attributes of an instance, those in slots included."""
         values: dict[str, Any] = getattr(obj, "__dict__", {})
         if not self.slots:
             return values
@@ -302,15 +326,16 @@ class _Fields:
         return values
 
     def _schema(self, values: dict[str, Any]) -> _Schema:
-        given = tuple(values)
-        schema = self._schemas.get(given)
+        attribute_names = tuple(values)
+        schema = self._schemas.get(attribute_names)
         if schema is None:
+            # Declared fields first, in their order, so that instances agree however they were assigned.
             declared = [name for name in self._declared if name in values]
-            names = (*declared, *(name for name in given if name not in self._declared))
+            names = (*declared, *(name for name in attribute_names if name not in self._declared))
             children = tuple(name for name in names if name not in self)
             schema = _Schema(names, children, tuple(name for name in names if name in self))
-            if len(self._schemas) < 64:  # instances with ever new names are not worth remembering
-                self._schemas[given] = schema
+            if len(self._schemas) < 64:  # instances that keep having new names do not fill the memory
+                self._schemas[attribute_names] = schema
         return schema
 
 
@@ -319,10 +344,11 @@ _NUMBER_NAMES = {"bool", "int", "float", "complex", "dtype", "DType", "DTypeLike
 _ANYTHING = {"Any", "object", "type"}
 
 
-def _meant_by(annotation: Any) -> str:
-    """`number` where an annotation allows Python numbers and dtypes alone, `anything` where it says nothing, or ``."""
+def _annotation_meaning(annotation: Any) -> str:
+    """`number` if an annotation allows only Python numbers and dtypes, `anything` if it allows all, otherwise ``."""
     if annotation is Any or annotation in (object, type):
         return "anything"
+    # Annotations are often texts (PEP 563), and evaluating them may fail: names have to do.
     if isinstance(annotation, str):
         names = {part.strip().partition("[")[0].rpartition(".")[2] for part in annotation.strip("'\"").split("|")} - {
             "None"
@@ -333,25 +359,25 @@ def _meant_by(annotation: Any) -> str:
     if annotation == DTypeLike:
         return "number"
     if isinstance(annotation, types.UnionType) or get_origin(annotation) is Union:
-        found = {_meant_by(part) for part in get_args(annotation) if part is not types.NoneType}
-        return found.pop() if len(found) == 1 else ""
+        meanings = {_annotation_meaning(part) for part in get_args(annotation) if part is not types.NoneType}
+        return meanings.pop() if len(meanings) == 1 else ""
     return "number" if (get_origin(annotation) or annotation) in (*_NUMBERS, np.dtype) else ""
 
 
 def _is_dtype(value: Any) -> bool:
-    """Also a type of NumPy's or JAX's that stands for one."""
+    """Is it a dtype, or a scalar type of NumPy or JAX that is used as one?"""
     return isinstance(value, np.dtype) or (
         isinstance(value, type) and (issubclass(value, np.generic) or hasattr(value, "dtype"))
     )
 
 
 class _Schema:
-    """Which attributes of an instance are children, and which not. The aux data of one with children alone."""
+    """Which attributes of an instance are children and which are static; the aux data if none is static."""
 
-    __slots__ = ("children", "keys", "names", "others")
+    __slots__ = ("children", "keys", "names", "static_names")
 
-    def __init__(self, names: tuple[str, ...], children: tuple[str, ...], others: tuple[str, ...]) -> None:
-        self.names, self.children, self.others = names, children, others
+    def __init__(self, names: tuple[str, ...], children: tuple[str, ...], static_names: tuple[str, ...]) -> None:
+        self.names, self.children, self.static_names = names, children, static_names
         self.keys = tuple(map(GetAttrKey, children))
 
     def __eq__(self, other: object) -> bool:
@@ -361,22 +387,23 @@ class _Schema:
         return hash(self._key())
 
     def _key(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self.names, self.others
+        return self.names, self.static_names
 
     def __reduce__(self) -> Any:
-        return _Schema, (self.names, self.children, self.others)
+        return _Schema, (self.names, self.children, self.static_names)
 
     def __repr__(self) -> str:
         return ", ".join(self.names)
 
 
 class _Aux:
-    """The aux data of an instance with static attributes, compared by what they were then, as graftax does."""
+    """The aux data of an instance with static attributes. These are compared as graftax compares statics."""
 
     __slots__ = ("key", "schema", "values")
 
     def __init__(self, schema: _Schema, values: tuple[Any, ...]) -> None:
-        self.schema, self.values = schema, values
+        self.schema, self.values = schema, values  # the core reads both by these names
+        # The structure now: a value that changes in place later must not change the comparison.
         self.key = _core.flatten(Static(values))[1]
 
     def __eq__(self, other: object) -> bool:
@@ -389,15 +416,15 @@ class _Aux:
         return _Aux, (self.schema, self.values)
 
     def __repr__(self) -> str:
-        shown = [f"{name}={value!r}" for name, value in zip(self.schema.others, self.values, strict=True)]
+        shown = [f"{name}={value!r}" for name, value in zip(self.schema.static_names, self.values, strict=True)]
         return ", ".join([*self.schema.children, *shown])
 
 
 def register_static(cls: C) -> C:
-    """Makes every instance of a class one static value, which is never opened.
+    """Makes every instance of a class a static value, which is never traversed.
 
     Instances are compared with the class's own `__eq__` and `__hash__`, or by identity where it has none; a change in
-    place is not seen. The class is registered with JAX too (`jax.tree_util.register_static`). A decorator.
+    place is not noticed. The class is registered with JAX too (`jax.tree_util.register_static`). A decorator.
 
     Args:
         cls: a class that is not registered with JAX yet.
@@ -407,7 +434,7 @@ def register_static(cls: C) -> C:
 
     Raises:
         ValueError: where the class is registered with JAX already.
-        TypeError: where it is no class.
+        TypeError: where it is not a class.
 
     Example:
         >>> @graftax.register_static

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain values by which the core compares statics of known types, and new ones made from such values."""
+"""Statics of known types: the plain values by which the core compares them, and copies built from such values."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def subclass_value(base: type) -> Callable[[Any], Any]:
+    """A function that gives the value of an instance of a subclass: its base value and its attributes."""
+
     def value(obj: Any) -> tuple[Any, ...]:
         attributes = getattr(obj, "__dict__", {})
         return (
@@ -31,35 +33,38 @@ def subclass_value(base: type) -> Callable[[Any], Any]:
 
 
 def known_value(obj: Any) -> bytes:
-    """The state of a date, a decimal and the like, without the name of its class: a local class has none."""
+    """The pickled state of a date, a decimal and the like, without its class, which may be a local one."""
+    # Protocol 4 gives the same bytes on all supported Pythons.
     content = io.BytesIO()
     _StatePickler(content, 4).dump(obj.__reduce_ex__(4)[1:])
     return content.getvalue()
 
 
 class _StatePickler(pickle.Pickler):
-    """Spells a class that has no name to import it by as a number."""
+    """Pickles a class that cannot be imported by name as its id."""
 
     def persistent_id(self, obj: Any) -> int | None:
         if not isinstance(obj, type):
             return None
-        found: Any = sys.modules.get(obj.__module__)
+        candidate: Any = sys.modules.get(obj.__module__)
         for part in obj.__qualname__.split("."):
-            found = getattr(found, part, None)
-        return None if found is obj else id(obj)
+            candidate = getattr(candidate, part, None)
+        return None if candidate is obj else id(obj)
 
 
-def remade(obj: Any) -> Any:
-    """A new instance of the class of a date, a fraction or the like, of equal value, without its attributes."""
+def copied_value(obj: Any) -> Any:
+    """A copy of a date, a fraction or the like, without the attributes that a subclass has."""
+    # `copy.copy` would copy the attributes too.
     make, args = obj.__reduce_ex__(4)[:2]
     return make(*args)
 
 
 def exception_value(error: BaseException) -> tuple[Any, ...]:
-    """What an exception is that the core does not make: a group, a SyntaxError, or one that others wrote in C."""
+    """The value of an exception that the core does not open: a group, a SyntaxError, one written in C."""
     parts: list[Any] = [*error.args, *_fields_in_c(error)]
     if isinstance(error, BaseExceptionGroup):
         parts = [error.message, *((e, exception_value(e)) for e in error.exceptions)]
+    # Notes and other attributes are part of the value.
     parts += [x for item in vars(error).items() for x in item]
     return tuple(_part_of_exception(error, part) for part in parts)
 
@@ -67,12 +72,12 @@ def exception_value(error: BaseException) -> tuple[Any, ...]:
 def _fields_in_c(error: BaseException) -> list[Any]:
     classes = type(error).__mro__[: type(error).__mro__.index(BaseException)]
     kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
-    found = {n: field for c in classes for n, field in vars(c).items() if isinstance(field, kinds)}
-    out: list[Any] = []
-    for name in sorted(found.keys() - {"__dict__", "__weakref__"}):
-        with contextlib.suppress(AttributeError):  # it is not set
-            out += [name, found[name].__get__(error)]
-    return out
+    fields = {n: field for c in classes for n, field in vars(c).items() if isinstance(field, kinds)}
+    names_and_values: list[Any] = []
+    for name in sorted(fields.keys() - {"__dict__", "__weakref__"}):
+        with contextlib.suppress(AttributeError):  # not set
+            names_and_values += [name, fields[name].__get__(error)]
+    return names_and_values
 
 
 def _part_of_exception(error: BaseException, part: Any) -> Any:
@@ -88,7 +93,7 @@ def _part_of_exception(error: BaseException, part: Any) -> Any:
 
 
 def text_array(content: tuple[str, tuple[int, ...], bytes]) -> np.ndarray[Any, Any]:
-    """A new NumPy array of text, bytes or dates, or JAX's zeros of no dtype, from (dtype, shape, bytes)."""
+    """A NumPy array of texts, bytes or dates, or JAX's float0 zeros, from (dtype, shape, bytes)."""
     dtype, shape, data = content
     if dtype == "|V0":
         return np.zeros(shape, jax.dtypes.float0)
@@ -96,10 +101,12 @@ def text_array(content: tuple[str, tuple[int, ...], bytes]) -> np.ndarray[Any, A
 
 
 def write_text_array(array: np.ndarray[Any, Any], content: tuple[str, tuple[int, ...], bytes]) -> None:
-    new = text_array(content)
-    if array.shape != new.shape:
-        array.shape = new.shape  # pyright: ignore[reportDeprecated]  (as the function did)
-    array[...] = new
+    """Writes such content to an existing array, in place."""
+    source = text_array(content)
+    # The shape of an array may change in place; its dtype does not.
+    if array.shape != source.shape:
+        array.shape = source.shape  # pyright: ignore[reportDeprecated]  (the traced function did the same)
+    array[...] = source
 
 
 def is_structseq(cls: type) -> bool:
@@ -107,11 +114,11 @@ def is_structseq(cls: type) -> bool:
 
 
 def structseq_value(obj: Any) -> tuple[Any, ...]:
-    """All fields of a structseq, those too that are no items."""
-    items, more = obj.__reduce__()[1]
-    if any(isinstance(v, (jax.Array, np.ndarray)) for v in (*items, *more.values())):
+    """All fields of a structseq, also those that are not items."""
+    items, unnamed_fields = obj.__reduce__()[1]
+    if any(isinstance(v, (jax.Array, np.ndarray)) for v in (*items, *unnamed_fields.values())):
         raise UnsupportedValueError("a structseq with arrays cannot be compared. Pass them in a tuple or a namedtuple.")
-    return (*items, *more.values())
+    return (*items, *unnamed_fields.values())
 
 
 def slice_value(s: slice) -> tuple[Any, ...]:
@@ -123,6 +130,7 @@ def slice_value(s: slice) -> tuple[Any, ...]:
 
 def treedef_value(treedef: Any) -> tuple[Any, ...]:
     data = treedef.node_data()
+    # The keys of a dict are a list, which has no hash.
     if data is not None and isinstance(data[1], list):  # the keys of a dict
         data = (data[0], tuple(data[1]))
     return (data, treedef.num_leaves, *map(treedef_value, treedef.children()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused: values whose state a compiled program can neither see nor repeat, each with the way out."""
+"""Unsupported values: those whose state a compiled program can neither see nor replay, and what to pass instead."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ IN_C = (
 )
 _TABLE = "a compiled program cannot follow what is done to a table. Pass its columns as arrays: t['x'].to_numpy()."
 
-# Classes that nothing here imports: (package, name of the class).
-_REFUSED_NAMES = {
+# (package, class name) of classes that are not imported here.
+_REFUSED_BY_NAME = {
     ("pandas", "NDFrame"): _TABLE,
     ("pandas", "Index"): _TABLE,
     ("pandas", "ExtensionArray"): _TABLE,
@@ -58,8 +58,8 @@ _REFUSED_NAMES = {
 }
 
 
-# Extension types without `==` whose instances do not change, or stand for a function or a lock.
-_LASTING = (
+# Extension types without `==` whose instances have no state that changes, or are functions or locks.
+_STATELESS = (
     re.Match,
     struct.Struct,
     operator.itemgetter,
@@ -68,34 +68,34 @@ _LASTING = (
     types.TracebackType,
     _CFuncPtr,
 )
-_LASTING_NAMES = {
+_STATELESS_NAMES = {
     ("builtins", "PyCapsule"),
     ("builtins", "fortran"),  # a function that f2py made
     ("typing", "TypeAliasType"),
     ("_multiprocessing", "SemLock"),
 }
-_LASTING_PACKAGES = ("graftax", "jax", "jaxlib", "nanobind")  # nanobind's own types are functions
+_STATELESS_PACKAGES = ("graftax", "jax", "jaxlib", "nanobind")  # nanobind's own types are functions
 
 
 def why_refused(obj: Any) -> str:
-    """Why a value of a known type is refused; empty where it is not."""
+    """Why a value is refused by its type; empty where it is not."""
     if isinstance(obj, _CData):
         return "" if isinstance(obj, _CFuncPtr) else _C_DATA
-    named = (_REFUSED_NAMES.get((_package(base), base.__name__), "") for base in type(obj).__mro__)
-    known = (reason for classes, reason in _REFUSED if isinstance(obj, classes))
-    return next(known, "") or next(filter(None, named), "")
+    reasons_by_name = (_REFUSED_BY_NAME.get((_package(base), base.__name__), "") for base in type(obj).__mro__)
+    reasons = (reason for classes, reason in _REFUSED if isinstance(obj, classes))
+    return next(reasons, "") or next(filter(None, reasons_by_name), "")
 
 
 def hides_state(obj: Any, solid: type) -> bool:
-    """Does an object that is no node and has no value keep state in C?
+    """May an object that is neither a node nor compared by value keep state in C?
 
-    Functions, descriptors, what is known not to change, and what has no memory for state keep none.
+    Functions, descriptors, types known to be stateless, and objects without memory of their own do not.
     """
     size = solid.__basicsize__ - object.__basicsize__ or solid.__itemsize__ or solid.__dictoffset__
-    lasting = isinstance(obj, _LASTING) or (solid.__module__, solid.__name__) in _LASTING_NAMES
-    lasting = lasting or _package(solid) in _LASTING_PACKAGES
+    stateless = isinstance(obj, _STATELESS) or (solid.__module__, solid.__name__) in _STATELESS_NAMES
+    stateless = stateless or _package(solid) in _STATELESS_PACKAGES
     is_function = callable(obj) and any("__name__" in vars(base) for base in solid.__mro__)
-    return bool(size) and not (lasting or is_function or hasattr(solid, "__get__"))
+    return bool(size) and not (stateless or is_function or hasattr(solid, "__get__"))
 
 
 def _package(cls: type) -> str:

@@ -290,7 +290,9 @@ class LoopAttempt:
             changed = differing & numbers_in(program, loop.carry)
             if changed - self._facts.numbers:
                 if not loop.differing and differing - changed:  # with a traced number, the message would be less clear
-                    loop.differing = differences_text(expected, actual, program.names, orders=False, known=changed)
+                    loop.differing = differences_text(
+                        expected, actual, program.names, orders=False, ignored_paths=changed
+                    )
                 loop.fixpoint.restart(numbers=changed)
         text = loop.differing or differences_text(expected, actual, program.names, orders=False)
         raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
@@ -352,7 +354,7 @@ def _recipe_of(leaf: int, sources: dict[int, Source | None], state: StateAfter, 
 
     def describe_source(value: Any) -> Hashable:
         source = sources.get(id(value))
-        return None if source is None else (source.way, *map(describe, source.inputs))
+        return None if source is None else (source.operation, *map(describe, source.inputs))
 
     description = describe_source(state.values[leaf])
     return None if description is None else (description, tuple(first_seen))

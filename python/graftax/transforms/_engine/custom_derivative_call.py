@@ -16,7 +16,7 @@ from graftax import _core
 from graftax._base.errors import MutationError, StructureError
 from graftax._capture.numbers.symbols import NUMBERS, FloatSymbol
 from graftax._graph.structure import path_text, place_name
-from graftax._graph.structure_diff import differences_text, like_but_for_jaxprs
+from graftax._graph.structure_diff import differ_only_in_jaxprs, differences_text
 from graftax._jax.compat import is_of_differentiated_callback, is_of_symbolic_zeros
 from graftax.transforms._engine.dce import without_dead_code
 from graftax.transforms._engine.lift import Output, call_first, named
@@ -299,7 +299,7 @@ class CustomCall:
         value, auxiliary = results[0]
         if value.graphdef != traced.graphdef:
             value = traced.with_numbers(value)
-        if not like_but_for_jaxprs(traced.graphdef, value.graphdef):
+        if not differ_only_in_jaxprs(traced.graphdef, value.graphdef):
             text = differences_text(traced.graphdef, value.graphdef, ("value",))
             raise StructureError(RULE_RETURNS.format(name=self.name, differences=text))
         for leaf, expected_type, dtype in zip(value.leaves, traced.types, traced.dtypes, strict=True):

@@ -15,8 +15,8 @@ from graftax._base.errors import StructureError
 from graftax._base.key_path import keystr
 from graftax._capture.numbers.symbols import NUMBERS
 from graftax._graph.array_aliases import Source
-from graftax._graph.structure import Place, Structure, place_name
-from graftax._graph.structure_diff import only_order
+from graftax._graph.structure import RootPath, Structure, place_name
+from graftax._graph.structure_diff import differ_only_in_order
 from graftax.transforms._engine.program import Program, Recipe
 
 HIDDEN_FROM_FLATTEN = (
@@ -38,12 +38,12 @@ class Provenance(NamedTuple):
     graphdef: _core.GraphDef
     origins: list[int | None]  # for each tracked node; None for a new object
 
-    def node_path(self, node: int) -> Place:
+    def node_path(self, node: int) -> RootPath:
         """The key path of a node. It is computed on demand: the paths of all nodes are quadratic in the depth."""
         return self.graphdef._node_place(node)  # pyright: ignore[reportPrivateUsage]
 
     @property
-    def node_paths(self) -> list[Place]:
+    def node_paths(self) -> list[RootPath]:
         return [self.node_path(node) for node in range(len(self.origins))]
 
     def correspondence(self, reference: Provenance) -> tuple[list[int], list[int]] | None:
@@ -53,7 +53,7 @@ class Provenance(NamedTuple):
         """
         if self.graphdef == reference.graphdef:
             return list(range(self.graphdef.num_leaves)), list(range(len(self.origins)))
-        if not only_order(reference.graphdef, self.graphdef):
+        if not differ_only_in_order(reference.graphdef, self.graphdef):
             return None
         indices: list[list[int]] = []
         # Leaves or nodes that share a key path cannot be matched.
@@ -205,7 +205,7 @@ def numbers_in(program: Program, root: int) -> set[str]:
     """The key paths of the static Python numbers that are recorded below a root."""
     structure = Structure(program.graphdef)
     number_rows = (row for row, value in structure.statics() if row.root == root and type(value) in NUMBERS)
-    return {place_name(structure.place(row), program.names) for row in number_rows}
+    return {place_name(structure.root_path(row), program.names) for row in number_rows}
 
 
 class EndedTracer(NamedTuple):
@@ -220,7 +220,7 @@ class EndedTracer(NamedTuple):
     def recipe(self) -> Recipe:
         """(how it was computed, from which input leaves): equal recipes give one array if the inputs are one array."""
         if self.source_op is not None:
-            return self.source_op.way, self.source_op.inputs
+            return self.source_op.operation, self.source_op.inputs
         return (self.first_leaf, ()) if self.source is None else ("input", (self.source,))
 
 

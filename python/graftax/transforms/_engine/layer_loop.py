@@ -13,7 +13,7 @@ from graftax import _core, interop
 from graftax._base.errors import StructureError, type_name
 from graftax._base.key_path import entry_text, keystr
 from graftax._graph.edit import update
-from graftax._graph.stack import Each, Flat, is_layer, mismatch, stacked, stacked_flat
+from graftax._graph.stack import Each, Flat, is_layer, mismatch_text, stack_flat, stack_named
 from graftax._graph.structure import Structure
 from graftax._graph.structure_diff import differences_text
 from graftax._jax.compat import ref_types, tree_functions
@@ -79,7 +79,7 @@ class Layers:
 
     def __init__(self, name: str, objects: list[Any], flat: list[Flat] | None = None) -> None:
         self._name, self.objects = name, objects
-        self.stacked = stacked(name, objects) if flat is None else stacked_flat(flat)
+        self.stacked = stack_named(name, objects) if flat is None else stack_flat(flat)
         self._flat = flat or [_core.flatten(obj) for obj in objects]
         self._initial_leaves, self._structure = _core.flatten(self.stacked)
         self._spec = self._shared()
@@ -205,7 +205,7 @@ def layers_in(name: str, xs: Any, length: int | None = None) -> Layers | str | N
         if rows not in (None, 1):
             return ONE_OBJECT.format(name=name, cls=type_name(objects[0]), rows=rows)
     flat = [_core.flatten(obj) for obj in objects]
-    text = mismatch(name, flat)
+    text = mismatch_text(name, flat)
     return Layers(name, objects, flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
 
 
@@ -227,7 +227,7 @@ def _goes_by_object(objects: list[Any], sizes: set[Any]) -> bool:
     JAX opens no object of a class that it does not know. One list of them may still have rows: where the other
     arguments have as many.
     """
-    if mismatch("vmap", [_core.flatten(obj) for obj in objects]) is not None or _rows_for_jax(objects) is not None:
+    if mismatch_text("vmap", [_core.flatten(obj) for obj in objects]) is not None or _rows_for_jax(objects) is not None:
         return False
     rows = _rows(objects)
     return rows != sizes or rows == {len(objects)} or None in rows

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from graftax import _core, interop
 from graftax._base.errors import StructureError
 from graftax._base.handles import handle_classes
-from graftax._graph.filters import Recorded
+from graftax._graph.filters import RecordedView
 from graftax._graph.structure import path_text
 from graftax.transforms._engine.lift import call_first
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
@@ -115,14 +115,14 @@ class Outputs:
             call: calls the function with the operands.
         """
         results: list[Any] = []
-        operands_after: list[Recorded] = []
+        operands_after: list[RecordedView] = []
 
         def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
             result = call(functions, operands)
             results.append(result)
             if self._broadcast.has_filters:  # filters also decide about new leaves in the operands
                 leaves, graphdef = _core.record(tuple(operands))
-                operands_after.append(Recorded(graphdef, leaves))
+                operands_after.append(RecordedView(graphdef, leaves))
             return result
 
         outcome, outputs = self._program.trace(self._leaves, body, arrays=True)

@@ -17,7 +17,7 @@ from graftax._base.errors import CHANGE_LOST, ConcurrentChangeError, GraftaxErro
 from graftax._capture.namespaces import seen
 from graftax._capture.numbers.symbols import NUMBERS
 from graftax._capture.signature import Signature, call_opaque, refuse_generators, resolve
-from graftax._graph.array_aliases import Source, noting, together
+from graftax._graph.array_aliases import Source, merge_aliases, recording_aliases
 from graftax._graph.structure import Structure, place_name
 from graftax._graph.structure_diff import differences
 from graftax._jax.tracebacks import caller_level
@@ -220,9 +220,9 @@ class Program:
         trace_args = (self.name, recording, self.roots, input_leaves, call, mutation)
         # An active call, as in `graftax.jit`: a jitted function that the body calls must not change what it captures,
         # because that is not rebuilt.
-        with noting(self.leaves, input_leaves) as ties:
+        with recording_aliases(self.leaves, input_leaves) as aliases:
             outcome, outputs, changed, lost = _core.run_active(None, self.roots, [], None, run, *trace_args)
-            self.sources = ties.sources(outputs)
+            self.sources = aliases.sources(outputs)
         if lost:
             paths = ", ".join(changed)
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
@@ -283,14 +283,14 @@ class Program:
             (description, tuple(self.leaves[index] for index in inputs), values[i])
             for i, (description, inputs) in recipes.items()
         ]
-        for i, value in zip(recipes, together(rows), strict=True):
+        for i, value in zip(recipes, merge_aliases(rows), strict=True):
             values[i] = value
         return values
 
     def tied(self, outputs: Iterable[Any]) -> list[Any]:
         """The output leaves of the last trace, with one array in place of those that were computed alike."""
         return self.with_ties(
-            outputs, {i: (source.way, source.inputs) for i, source in enumerate(self.sources) if source}
+            outputs, {i: (source.operation, source.inputs) for i, source in enumerate(self.sources) if source}
         )
 
     def _leaves_before_rules(self, outcomes: Sequence[_core.Outcome]) -> tuple[Sequence[Any], list[Any]]:
@@ -352,7 +352,7 @@ class Program:
         reached = [numbers.get(id(leaf)) for leaf in _core.flatten([built[root] for root in roots])[0]]
         if None in reached:  # a registered class has computed other arrays from them
             structure = Structure(self.graphdef)
-            return structure.leaves_reached([structure.roots[root] for root in roots])
+            return structure.reachable_leaves([structure.roots[root] for root in roots])
         return {leaf for leaf in reached if leaf is not None}
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 
 from graftax import _core, interop
 from graftax._base.errors import StructureError
-from graftax._graph.structure_diff import differences_text, only_order
+from graftax._graph.structure_diff import differ_only_in_order, differences_text
 from graftax.transforms._engine.carry import LOOP_STRUCTURE, MOVED
 from graftax.transforms._engine.graph_after import StateAfter, node_name, state_after, type_text, with_arrays
 from graftax.transforms._engine.leaf_specs import OutputLeaf, Outputs, as_positional, broadcast_of
@@ -205,7 +205,7 @@ class _AxesScan:
         expected, actual = (
             _core.record(tuple(graph[i] for i in self._constant_roots), names)[1] for graph in (roots, state.roots)
         )
-        if not only_order(expected, actual):
+        if not differ_only_in_order(expected, actual):
             text = differences_text(expected, actual, names, orders=False)
             raise StructureError(LOOP_STRUCTURE.format(name=program.name, differences=text))
         self._check_places(state)

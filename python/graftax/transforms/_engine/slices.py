@@ -15,7 +15,7 @@ from jax.core import Tracer
 from graftax import _core
 from graftax._base.errors import StructureError
 from graftax._graph.stack import is_layer
-from graftax._graph.structure import Place, place_name
+from graftax._graph.structure import RootPath, place_name
 from graftax._graph.structure_diff import differences, differences_text
 from graftax._jax.compat import is_dimension
 from graftax.transforms._engine.graph_after import type_text, with_arrays
@@ -180,7 +180,7 @@ def _stacked_results(name: str, ys: list[tuple[list[Any], _core.GraphDef]]) -> A
     changing = {d.path for _, graphdef in ys for d in differences(ys[0][1], graphdef, ("y",))}
     if changing:  # numbers that differ between steps become arrays, because a compiled loop would trace them
 
-        def changes(key_path: Place) -> bool:
+        def changes(key_path: RootPath) -> bool:
             return place_name(key_path, ("y",)) in changing
 
         ys = [_core.record((_core.unflatten(g, y),), ("y",), dynamic=changes) for y, g in ys]

@@ -12,9 +12,9 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from graftax import _core, interop
 from graftax._base.errors import StructureError
-from graftax._graph.filters import Filter, Recorded, filter_of
-from graftax._graph.patterns import Pattern, Positions, of_arguments, refuse_unused, root_entries
-from graftax._graph.prefix_tree import ABSENT, part_of
+from graftax._graph.filters import Filter, RecordedView, as_filter
+from graftax._graph.patterns import Pattern, Positions, argument_pattern, refuse_unused, root_entries
+from graftax._graph.prefix_tree import ABSENT, child_spec
 from graftax._graph.structure import Chain, Op, Row, Structure, place_name, plain_key, walk
 
 NOT_AN_ENTRY = "{name}: {option} gives {entry!r} for {path}. Give {what} there, or a tree of them like the argument."
@@ -68,10 +68,10 @@ class SpecOption(NamedTuple):
 
     def choice(self, key: Any, value: Any) -> Choice:
         """Reads one item of a dict of patterns and filters."""
-        leaf_filter = filter_of(key)
+        leaf_filter = as_filter(key)
         if leaf_filter is None and not isinstance(key, str):
             raise TypeError(self.text(NO_TEXT, given=key))
-        pattern = NOWHERE if leaf_filter is not None else of_arguments(key, self.name, self.keyword)
+        pattern = NOWHERE if leaf_filter is not None else argument_pattern(key, self.name, self.keyword)
         return Choice(pattern, leaf_filter, self.read(value))
 
     def text(self, message: str, **fields: Any) -> str:
@@ -182,7 +182,7 @@ class Prefix(Spec):
         return self
 
     def child(self, key: Any) -> Spec:
-        part = part_of(self.tree, key)
+        part = child_spec(self.tree, key)
         if isinstance(part, type):  # never a function of the leaf; checked when it reaches a leaf
             return Constant(self.option, part)
         return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
@@ -209,7 +209,7 @@ NOWHERE = Pattern("")  # takes the place of the pattern in a choice by a filter
 
 
 def _are_choices(mapping: dict[Any, Any]) -> bool:
-    return all(isinstance(key, str) or filter_of(key) is not None for key in mapping)
+    return all(isinstance(key, str) or as_filter(key) is not None for key in mapping)
 
 
 class Choice(NamedTuple):
@@ -260,7 +260,7 @@ class Patterns(Spec):
     def child(self, key: Any) -> Patterns:
         pairs = zip(self.choices, self._positions, strict=True)
         positions_below = (
-            choice.pattern.below(positions, key) if positions else positions for choice, positions in pairs
+            choice.pattern.advance_covering(positions, key) if positions else positions for choice, positions in pairs
         )
         return Patterns(self.option, self.choices, self.use, tuple(positions_below))
 
@@ -273,7 +273,7 @@ class Patterns(Spec):
         return [
             i
             for i, (choice, positions) in enumerate(pairs)
-            if (choice.pattern.ends(positions) if choice.leaf_filter is None else is_selected(choice.leaf_filter))
+            if (choice.pattern.is_match(positions) if choice.leaf_filter is None else is_selected(choice.leaf_filter))
         ]
 
     def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
@@ -384,7 +384,9 @@ class Broadcast:
         def is_selected(leaf_filter: Filter) -> bool:
             leaves = self._chosen.get(id(leaf_filter))
             if leaves is None:
-                leaves = self._chosen[id(leaf_filter)] = Recorded(self.graphdef, self.leaves).chosen(leaf_filter)
+                leaves = self._chosen[id(leaf_filter)] = RecordedView(self.graphdef, self.leaves).selected_leaves(
+                    leaf_filter
+                )
             return leaf in leaves
 
         def key_entries() -> Sequence[Any]:
@@ -416,7 +418,7 @@ class Broadcast:
         return [leaf for row in self._rows if row.type is cls for leaf in self._leaves(row)]
 
     def _leaves(self, row: Row) -> list[int]:
-        return [descendant.leaf for descendant in self._structure.below(row) if descendant.op is Op.leaf]
+        return [descendant.leaf for descendant in self._structure.subtree(row) if descendant.op is Op.leaf]
 
     def leaf_at(self, track: int, path: tuple[Any, ...]) -> int | None:
         """The leaf at a key path below a tracked node; None if there is none."""
@@ -444,7 +446,7 @@ class Broadcast:
         return any(choice.leaf_filter is not None for spec in self._patterns.values() for choice in spec.choices)
 
     def spec_of_written(
-        self, track: int, path: tuple[Any, ...], leaf: Any, graph_after: Recorded | None = None
+        self, track: int, path: tuple[Any, ...], leaf: Any, graph_after: RecordedView | None = None
     ) -> tuple[str, Any]:
         """(the key path as text, the spec) of a leaf that a function wrote into a node of the graph.
 
@@ -497,7 +499,9 @@ class Broadcast:
             row = self._structure.target(child_row) if child_row.op is Op.ref else child_row
         return row.leaf if row.op is Op.leaf else None
 
-    def _resolve(self, spec: Spec, chain: Chain, path: tuple[Any, ...], leaf: Any, graph_after: Recorded | None) -> Any:
+    def _resolve(
+        self, spec: Spec, chain: Chain, path: tuple[Any, ...], leaf: Any, graph_after: RecordedView | None
+    ) -> Any:
         for key in path:
             spec = spec.child(key)
         if isinstance(spec, Prefix):
@@ -505,7 +509,7 @@ class Broadcast:
 
         def is_selected(leaf_filter: Filter) -> bool:
             return graph_after is not None and any(
-                graph_after.leaves[i] is leaf for i in graph_after.chosen(leaf_filter)
+                graph_after.leaves[i] is leaf for i in graph_after.selected_leaves(leaf_filter)
             )
 
         context = LeafContext(

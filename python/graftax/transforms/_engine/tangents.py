@@ -152,7 +152,7 @@ def entries_by_path(graphs: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]
     structure = Structure(graphdef)
 
     def path_of(row: Row) -> tuple[Any, ...]:
-        root, path = structure.place(row)
+        root, path = structure.root_path(row)
         return root, *path
 
     for row in structure.rows:

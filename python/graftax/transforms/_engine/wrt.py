@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 
 from graftax import _core, interop
-from graftax._graph.filters import Recorded, filter_of
-from graftax._graph.patterns import Covering, nearest, of_arguments
+from graftax._graph.filters import RecordedView, as_filter
+from graftax._graph.patterns import CoverFinder, argument_pattern, nearest
 from graftax._jit.options import is_path
 from graftax.transforms._engine.lift import Make, name_of
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions
@@ -96,7 +96,7 @@ def differentiable_program(
 
 def parse_wrt(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
     """Reads `argnums` and `wrt`: (positions, names and patterns; whether a single one was passed)."""
-    option = "argnums" if wrt is None or callable(wrt) or filter_of(wrt) is not None else "wrt"
+    option = "argnums" if wrt is None or callable(wrt) or as_filter(wrt) is not None else "wrt"
     selection: Any = argnums if option == "argnums" else wrt
     single = isinstance(selection, str) or not isinstance(selection, Iterable)
     selectors: list[int | str] = []
@@ -125,7 +125,7 @@ def choose_leaves(
         allow_int: integer arrays are chosen as well.
         like_equinox: nothing that functions capture is chosen, and it is not an error to choose no leaf.
     """
-    leaf_filter = filter_of(wrt, of_path=True)
+    leaf_filter = as_filter(wrt, allow_path_functions=True)
     predicate = wrt if callable(wrt) and leaf_filter is None else None
     selectors, single = parse_wrt(program.name, argnums, wrt)
     if wrt is not None and leaf_filter is None and predicate is None and argnums != 0:
@@ -142,7 +142,7 @@ def choose_leaves(
     if like_equinox:
         candidates = candidates - leaves_in_functions(program.graphdef)
     if leaf_filter is not None:
-        candidates = candidates & Recorded(program.graphdef, program.leaves).chosen(leaf_filter)
+        candidates = candidates & RecordedView(program.graphdef, program.leaves).selected_leaves(leaf_filter)
     if wrt is None:
         candidates = _filter_by_library(program, argnums, candidates)
     for i in usable:
@@ -164,11 +164,11 @@ def _filter_by_library(program: Program, argnums: Any, candidates: set[int]) -> 
     adapted = [(entry, interop.differentiated(entry)) for entry in entries]
     if not any(library for _, library in adapted):
         return candidates
-    recorded, leaves = Recorded(program.graphdef, program.leaves), set[int]()
+    recorded, leaves = RecordedView(program.graphdef, program.leaves), set[int]()
     for entry, library in adapted:
         part = program.leaves_below([program.operand(entry if library is None else library[0])])
-        leaf_filter = None if library is None else filter_of(library[1])
-        leaves |= part if leaf_filter is None else part & recorded.chosen(leaf_filter)
+        leaf_filter = None if library is None else as_filter(library[1])
+        leaves |= part if leaf_filter is None else part & recorded.selected_leaves(leaf_filter)
     return leaves
 
 
@@ -178,14 +178,14 @@ def _covered(program: Program, patterns: Sequence[str], usable: set[int]) -> dic
     Raises:
         ValueError: if a pattern chooses nothing. A misspelled name would be ignored silently otherwise.
     """
-    covering = Covering(program.graphdef, program.names)
+    finder = CoverFinder(program.graphdef, program.names)
     operands_of: dict[int, set[int]] = {}
     for text in patterns:
-        pattern = of_arguments(text, program.name, "wrt=")
+        pattern = argument_pattern(text, program.name, "wrt=")
         missed = True
         for root in range(program.operands):
-            for index in covering.of(pattern, (root,)).leaves:
-                leaf = covering.leaf(index)
+            for index in finder.cover(pattern, (root,)).leaves:
+                leaf = finder.leaf(index)
                 operands_of.setdefault(leaf, set()).add(root)
                 missed = missed and leaf not in usable
         if missed:
