@@ -143,6 +143,10 @@ class Replayer {
 
   bool match_ignored(PyObject* obj, const Instr& in) {
     if (obj == Py_None) return false;
+    if (in.flags & REFUSED) {
+      if (!static_matches(p_, in.node->payload, reinterpret_cast<PyObject*>(Py_TYPE(obj)))) return false;
+      if (!ids_->insert(obj, in.node->track)) return false;
+    }
     walk_.nodes.set(in.node->track, obj);
     return true;
   }

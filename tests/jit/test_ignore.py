@@ -4,6 +4,7 @@
 import logging
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -256,3 +257,26 @@ def test_a_pattern_of_an_argument_that_means_nothing_is_an_error():
         graftax.jit(lambda b: b.w, ignore="b.histroy")(bag())
     with pytest.raises(TypeError, match="ignore=5"):
         graftax.jit(lambda b: b.w, ignore=5)
+
+
+@pytest.mark.parametrize("other", [True, 3, "text", jnp.ones(()), (), iter(())], ids=lambda v: type(v).__name__)
+def test_a_value_of_another_type_in_the_place_of_a_refused_one_is_another_program(other: Any):
+    @graftax.jit
+    def f(x: Any, source: Any) -> Any:
+        return x if source is True else x * 2
+
+    assert f(jnp.ones(()), iter([1])) == f(jnp.ones(()), iter([2])) == 2
+    assert f(jnp.ones(()), other) == (1 if other is True else 2)
+
+
+def test_which_refused_values_are_one_object_is_part_of_the_program():
+    a, b = iter([1]), iter([2])
+    f = graftax.jit(lambda first, second, x: x if first is second else x * 2)
+    assert [f(*pair, 1.0) for pair in ((a, b), (a, a), (b, a), (b, b))] == [2.0, 1.0, 2.0, 1.0]
+
+
+def test_arrays_can_be_passed_where_a_refused_value_raised():
+    step, batches = graftax.jit(lambda x: x.sum()), iter([jnp.ones(3), jnp.zeros(3)])
+    with pytest.raises(graftax.UnsupportedValueError, match="list"):
+        step(batches)
+    assert [step(batch) for batch in batches] == [3, 0]

@@ -31,7 +31,8 @@ bool Recorder::is_ignored(PyObject* obj) {
   return answer.get() == Py_True;
 }
 
-// A tracked node that replay takes whatever it finds for, so that an Outcome can name it.
+// A tracked node that replay takes whatever it finds for, so that an Outcome can name it; where it is refused, whatever
+// is of the same type.
 void Recorder::add_ignored(PyObject* obj, uint16_t flags) {
   Program& p = out_.program;
   auto* type = reinterpret_cast<PyTypeObject*>(hooks::ignored.get());
@@ -72,6 +73,8 @@ void Recorder::add_refused(PyObject* obj, const Kind& kind, const Below& below) 
   }
   seen_->insert(obj, position());
   add_ignored(obj, REFUSED);
+  // Code may ask whether it is None, True or another object that it knows: a value of another type is another program.
+  out_.program.code.back().node->payload = add_identity(out_.program, reinterpret_cast<PyObject*>(Py_TYPE(obj)));
 }
 
 }  // namespace graftax

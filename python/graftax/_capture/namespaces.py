@@ -283,7 +283,7 @@ class Views:
             self._patching.callback(_PATCHING.release)
         return is_free
 
-    def extend(self, found: list[tuple[Origin, Any, Any]], first: int) -> None:
+    def extend(self, reads: ReadSet, found: list[tuple[Origin, Any, Any]], first: int) -> None:
         """The trace has more roots by now, from number `first` on: (origin, its rebuilt value, the caller's)."""
         before = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
         patched = set(self._classes)
@@ -298,10 +298,8 @@ class Views:
             names = self._begun.setdefault(i, {})
             held = before.get(i, {})
             names.update({name: value for name, value in seen.items() if held.get(name, MISSING) is not value})
-            if self._reads is not None:
-                self._reads.builtins.now.originals[id(seen)] = scope
-        if self._reads is not None:
-            self._reads.show({origin.key for origin, _ in self._shown})
+            reads.builtins.now.originals[id(seen)] = scope
+        reads.show({origin.key for origin, _ in self._shown})
         _core.sees_too(list(self._scopes.values()), self.functions)
 
     def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:

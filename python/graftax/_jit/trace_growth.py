@@ -117,13 +117,13 @@ class Growth:
             new = running.trace.as_begun(self._record)
         except GraftaxError:  # the call that begins anew raises it, where it is expected
             return False
-        if new is None or not running.trace.begins(new[2]) or not views.can_extend():
-            return False
-        if self._is_held_inside(*new):
-            return False
-        if contextvars.ContextVar in new[2].named - self.recording.named:  # the trace needs a context of its own
+        if new is None or not running.trace.begins(new[2]) or self._is_held_inside(*new):
             return False
         plan, roots, recording = new
+        if contextvars.ContextVar in recording.named - self.recording.named:  # the trace needs a context of its own
+            return False
+        if not views.can_extend():
+            return False
         added = recording.leaves[len(self.leaves) :]
         with within_trace(self._jax_trace):
             leaves = [*self.leaves, *(add_argument(self._jax_trace, leaf) for leaf in added)]
@@ -137,14 +137,15 @@ class Growth:
         if self.aliases is not None:
             self.aliases.extend(recording.leaves, leaves)
         self.rebuilt.begin(running.trace)
-        views.extend(list(zip(origins, values, roots[first:], strict=True)), first)
+        views.extend(reads, list(zip(origins, values, roots[first:], strict=True)), first)
         return True
 
     def _is_held_inside(self, plan: Plan, roots: tuple[Any, ...], recording: _core.Recording) -> bool:
         """Has a transform that runs in the trace taken some of the new roots as they are? It would go on with that."""
         inner = running_traces()[1:]
-        new = plan.signature.origins[len(self.plan.signature.origins) :]
-        if inner and any(origin.assigned for origin in new):
+        if not inner:
+            return False
+        if any(origin.assigned for origin in plan.signature.origins[len(self.plan.signature.origins) :]):
             return True
         nodes, leaves = recording.nodes[len(self.recording.nodes) :], recording.leaves[len(self.leaves) :]
         added = {*map(id, nodes), *map(id, leaves), *map(id, roots[len(self.roots) :])}
