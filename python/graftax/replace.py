@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -31,7 +31,25 @@ _patched: list[tuple[types.ModuleType, str, Any]] = []
 _counts = {True: 0, False: 0}  # of replaced functions: were they refused?
 
 
-class Replacement:
+class StandsForCompiled:
+    """What a program gets in place of a compiled function: it is a method where that is one, and has its attributes."""
+
+    _compiled: Any
+
+    if TYPE_CHECKING:
+
+        def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_compiled":  # a copy asks before it has its attributes
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self._compiled, name)
+
+
+class Replacement(StandsForCompiled):
     """A function compiled by graftax, or by its original `jit` once graftax has refused it.
 
     A call that graftax refuses has changed nothing, so the original can make it anew.
@@ -66,14 +84,6 @@ class Replacement:
                 raise
             self._fall_back(error)
         return self._compiled(*args, **kwargs)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_compiled":  # a copy asks before it has its attributes
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        return getattr(self._compiled, name)
 
     def __repr__(self) -> str:
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"

@@ -21,7 +21,7 @@ from graftax._cli.watch.record import Compilation, Record
 from graftax._cli.watch.signature import CallSignature, Parameters, cause
 from graftax._cli.watch.snapshot import Snapshot, captured
 from graftax._jax import compat
-from graftax.replace import Request, patch_names, restore_names
+from graftax.replace import Request, StandsForCompiled, patch_names, restore_names
 
 _KEPT_PROGRAMS = 64  # programs of one function whose snapshots are kept
 _WALKED_CALL = 3  # the call whose arguments graftax walks, to measure the time
@@ -86,7 +86,7 @@ class Call:
         self.stages: dict[str, float] = {}
 
 
-class Watched:
+class Watched(StandsForCompiled):
     """A function compiled by its own `jit`."""
 
     def __init__(self, watch: Watch, function: Any, request: Request) -> None:
@@ -117,14 +117,6 @@ class Watched:
         self._note(call, elapsed, args, kwargs)
         self._note_result(named, result)
         return result
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_compiled":  # a copy asks before it has its attributes
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        return getattr(self._compiled, name)
 
     def __repr__(self) -> str:
         return repr(self._compiled)
