@@ -124,6 +124,7 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
   kind.reason = answer.text("reason");
   kind.sentinel = answer.is_true("sentinel");
   kind.own_equality = answer.is_true("own_equality");
+  kind.unique = answer.is_true("unique");
   kind.expires = answer.is_true("expires");
   kind.reduce = answer.kept("reduce");
   if (role == "array") {

@@ -62,6 +62,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool scalar = false;        // or for a NumPy scalar, which is an array to a transform inside
   // Its type was registered, or described anew, since: what was recorded with it matches nothing.
   mutable bool stale = false;
+  bool unique = false;            // never copied: an instance stands for itself wherever it is rebuilt
   bool expires = false;           // changes only by being used up, which a call by value may drop
   bool immortal_value = false;    // an immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;  // whose tp_new makes an empty shell

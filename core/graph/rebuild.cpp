@@ -162,6 +162,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   if (n.node->kind->node->is_ignored && sources_.replaced && sources_.replaced[pc])  // the stand-in, met again
     return push(at, Owned::borrow(sources_.replaced[pc]));
   if (sources_.live && (n.flags & HANDED_OVER)) return push(at, Owned::borrow(sources_.live[pc]));
+  if (PyObject* unique = n.node->kind->node->unique_object(program_, n)) return push(at, Owned::borrow(unique));
   if (n.node->track != NONE && nodes_[n.node->track]) {
     if (registered_ && is_waiting(n.node->track)) queue_.push_back(pc);  // unflatten reads it
     return push(at, Owned::borrow(nodes_[n.node->track]));

@@ -316,6 +316,7 @@ def test_an_integer_that_does_not_fit_a_dtype_is_the_error_that_it_is_in_jax(n: 
     assert f(4) == 4
 
 
+@pytest.mark.quick(0)
 def test_more_inputs_than_were_expected():
     def f(x: Any, n: Any) -> Any:
         return [x * (n + i) for i in range(50)], [x * (n / (i + 1)) for i in range(50)]

@@ -62,7 +62,7 @@ REACHED = {
     "a partial": ("kept = functools.partial(h, 1.0)\n", "kept.func"),
     "a static method": ("class C:\n    h = staticmethod(h)\n", "C.h"),
     "a closure": ("def make():\n    k = h\n    def get(): return k\n    return get\nget = make()\n", "get()"),
-    "an object": ("class S:\n    def __init__(self): self.h = h\nkept = S()\n", "graph/structure_cache.h"),
+    "an object": ("class S:\n    def __init__(self): self.h = h\nkept = S()\n", "kept.h"),
 }
 ASKED = ["getattr({o}, 'm', 0)", "(5 if hasattr({o}, 'm') else 2)", "tried({o})", "vars({o}).get('m', 0)", "asks({o})"]
 SET = [

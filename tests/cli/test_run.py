@@ -73,6 +73,7 @@ def test_libraries_are_patched_when_they_are_imported(tmp_path):
     assert done.stdout.split() == ["<graftax.jit", "<graftax.jit", "2.0", "(1,", "1)"], done.stderr
 
 
+@pytest.mark.quick(0)
 def test_a_script_that_is_not_there_is_named(tmp_path):
     done = run("-m", "graftax", "run", "nowhere.py", cwd=tmp_path)
     assert done.returncode == 2 and "nowhere.py" in done.stderr

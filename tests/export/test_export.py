@@ -401,6 +401,7 @@ def test_symbolic_shapes_stand_for_all():
         pair({"x": jnp.zeros(3)}, jnp.zeros(4))
 
 
+@pytest.mark.quick(0)
 def test_loops_and_branches_run_over_symbolic_shapes():
     exported = reloaded(graftax.export(looped)(symbolic("b", 2)))
     for size in (1, 4):

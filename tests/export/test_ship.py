@@ -87,7 +87,7 @@ def test_loading_tells_how_far_it_is(tmp_path, monkeypatch):
     assert "1/2 programs" in sys.stderr.getvalue() and sys.stderr.getvalue().endswith(" s\n")
 
 
-@pytest.mark.quick(1)  # an interpreter each; nothing else shows what code of another process reads
+@pytest.mark.quick(0)  # an interpreter each; nothing else shows what code of another process reads
 @pytest.mark.parametrize("saved", FUNCTIONS, indirect=True)
 def test_a_fresh_process_traces_and_compiles_nothing(saved):
     name, path, expected = saved
@@ -180,6 +180,7 @@ def test_what_is_no_file_of_programs_is_refused(tmp_path, saved):
         assert shipped_functions.wide.load_compiled(saved[1]) == 0
 
 
+@pytest.mark.quick(0)
 def test_a_sentinel_goes_by_the_name_that_leads_to_it(tmp_path):
     f, x, path = shipped_functions.with_sentinels, jnp.arange(3.0), tmp_path / "programs"
     options = {"scale": shipped_functions.UNSET, "mode": shipped_functions.Modes.AUTO}

@@ -493,6 +493,7 @@ def test_an_nnx_model_and_optimizer_are_trained_packed():
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick(0)
 def test_replicated_arrays_are_packed_where_they_are_and_sharded_ones_stand_apart():
     python(
         textwrap.dedent(

@@ -517,6 +517,7 @@ def optax_in_place(optimizer):
     return [trainer.model, jax.tree.leaves(trainer.state), losses]
 
 
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("make", [lambda: optax.adam(1e-2), lambda: optax.chain(optax.clip(0.1), optax.adamw(1e-2))])
 def test_training_with_optax_gives_the_numbers_of_flarejax(make):
     theirs, _ = optax_by_leaves(flr.filter_jit, make())

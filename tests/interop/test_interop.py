@@ -29,7 +29,7 @@ def loaded(code):
     return result.stdout.split()
 
 
-@pytest.mark.quick("equinox")  # each starts an interpreter
+@pytest.mark.quick(0)  # each starts an interpreter
 @pytest.mark.parametrize("library", ["none", "equinox", "nnx", "flarejax"])
 def test_an_adapter_is_loaded_once_its_library_is(library):
     if library == "flarejax":

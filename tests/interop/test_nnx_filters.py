@@ -52,6 +52,7 @@ def expected(model: Any, wanted: Any) -> list[str]:
     return sorted("." + ".".join(map(str, path)) for path, _ in flat)
 
 
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("wanted", FILTERS, ids=[f"{i}" for i in range(len(FILTERS))])
 def test_a_filter_means_what_it_means_to_nnx(wanted: Any):
     model = Net(nnx.Rngs(0))

@@ -62,6 +62,7 @@ def trained(make):
     return model, step(model, state)[1]
 
 
+@pytest.mark.quick(0)
 def test_a_model_and_its_state_come_back(path, make, trained):
     graftax.save(path, trained)
     for like in (make(1), graftax.load(path, make(2))):

@@ -38,7 +38,7 @@ MODES = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the advice on lost changes
 def test_a_call_returns_before_its_own_input_is_computed(mode):

@@ -165,3 +165,23 @@ def test_a_numpy_array_that_only_a_helper_reads_has_values():
     assert f(jnp.arange(3)).tolist() == [2, 0, 1]
     table[0] = 1
     assert f(jnp.arange(3)).tolist() == [1, 0, 1]
+
+
+def hooked(y):
+    return y * 2
+
+
+def put(function, value):
+    function.hook = value
+
+
+def test_what_the_body_put_into_a_helper_before_it_was_read_is_no_input():
+    def f(x):
+        put(hooked, x + 1)
+        return hooked(x) * hooked.hook
+
+    for jitted in (f, graftax.jit(f), graftax.jit(f)):
+        vars(hooked).clear()
+        assert jitted(jnp.ones(2)).tolist() == jitted(jnp.ones(2)).tolist() == [4, 4]
+        assert hooked.hook.tolist() == [2, 2]
+    vars(hooked).clear()

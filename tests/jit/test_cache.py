@@ -162,6 +162,7 @@ def test_structures_that_differ_in_two_statics_are_found_too(monkeypatch):
     assert not recorded and traces(f) == 25
 
 
+@pytest.mark.quick(0)
 @pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
 def test_a_structure_that_was_forgotten_is_not_found_by_its_hint():
     f = graftax.jit(lambda x, n: x + len(n), cache_size=4)

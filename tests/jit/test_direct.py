@@ -117,6 +117,7 @@ def test_an_array_at_the_address_of_one_that_is_gone_is_looked_at():
         del x, out
 
 
+@pytest.mark.quick(0)
 @pytest.mark.parametrize(("shapes", "kept"), [(4, 4), (12, 12), (20, 0)])
 def test_shapes_in_turn_go_direct_until_there_are_more_than_it_keeps(shapes, kept):
     f = graftax.jit(lambda t: t["a"].sum() + t["b"].sum())
@@ -126,6 +127,7 @@ def test_shapes_in_turn_go_direct_until_there_are_more_than_it_keeps(shapes, kep
     assert f.cache_info().traces == shapes and directs(f) == kept
 
 
+@pytest.mark.quick(0)
 def test_a_structure_with_many_shapes_is_looked_at_again_after_a_pause():
     f = graftax.jit(lambda x: x * 2)
     many = [jnp.ones(n) for n in range(1, 21)]

@@ -37,7 +37,7 @@ def test_hosts_that_agree_compare_once_for_each_structure(hosts: Any):
     assert on_all(hosts, "nothing_is_lowered_or_traced_twice") == [1, 1]
 
 
-@pytest.mark.quick(1)  # one worker starts the hosts
+@pytest.mark.quick(0)  # one worker starts the hosts
 @pytest.mark.parametrize(
     ("scenario", "said"),
     [

@@ -42,7 +42,7 @@ def test_there_are_files_to_read():
     assert FILES
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_pyright_knows_what_the_file_says(path, tmp_path):
     expected = {

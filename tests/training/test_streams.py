@@ -118,6 +118,7 @@ def test_they_are_copied_saved_and_loaded(tmp_path):
     assert numbers(streams("data")) == numbers(loaded("data"))
 
 
+@pytest.mark.quick(0)
 def test_old_keys_and_equinox():
     streams = graftax.Streams(params=jax.random.PRNGKey(0))
     layer = eqx.nn.Linear(2, 2, key=streams("params"))

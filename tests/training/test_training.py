@@ -182,6 +182,7 @@ def test_a_train_state_with_a_loss_made_for_every_step(donate):
     assert step.cache_info().traces == 2  # an int, then an array
 
 
+@pytest.mark.quick(0)
 def test_a_chex_dataclass_that_the_step_changes():
     @chex.dataclass
     class State:

@@ -66,6 +66,7 @@ def test_a_model_that_holds_one_is_trained(library: Any, make: Any):
     np.testing.assert_allclose(model.layers[1](X), make()(X))
 
 
+@pytest.mark.quick(0)
 @LIBRARIES
 @EACH
 def test_derivatives_have_none_in_their_place(library: Any, make: Any):

@@ -134,6 +134,7 @@ def test_a_captured_number_that_changes_is_seen():
     assert [run(n) for n in (1, 2, 1, 3, 2)] == [66, 132, 66, 198, 132]
 
 
+@pytest.mark.quick(0)
 def test_the_number_of_structures_that_are_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(eager_compile, "_OPTIONS", Options(cache_size=4))
 
@@ -454,6 +455,7 @@ def test_functions_of_one_code_and_other_kind_differ():
         assert float(graftax.scan(Bound.__call__.__get__(bound), 0.0, ROWS)[0]) == -66  # type: ignore[attr-defined]
 
 
+@pytest.mark.quick(0)
 def test_many_functions_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(eager_compile, "_MAX_FUNCTIONS", 4)
 

@@ -213,6 +213,7 @@ def test_an_nnx_module_keeps_its_statistics_and_random_counts_through_a_scan(cap
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(0)
 def test_only_the_branch_that_runs_changes_an_nnx_module():
     model, looped, fresh = (Network(nnx.Rngs(0)) for _ in range(3))
     looped(BATCHES[0])

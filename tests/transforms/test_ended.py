@@ -100,6 +100,7 @@ def test_the_path_is_that_of_the_place():
     assert model.held["last"] is None
 
 
+@pytest.mark.quick(0)
 def test_what_still_runs_is_no_error():
     """Tracers of transforms around, and of those of this package, mean something."""
     model = Norm()

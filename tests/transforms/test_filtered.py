@@ -348,6 +348,7 @@ def test_a_converted_closure_holds_what_it_closed_over():
         assert jax.grad(f)(1.0, jnp.asarray(2.0)) == 2
 
 
+@pytest.mark.quick(0)
 def test_a_converted_module_holds_its_arrays():
     model = mlp()
     converted = graftax.filter_closure_convert(model, X)

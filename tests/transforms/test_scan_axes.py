@@ -165,6 +165,7 @@ def test_a_number_in_a_variable_is_an_array_in_each_step():
     assert graftax.vmap(lambda c, x: c[...] * x, in_axes=(None, 0))(nnx.BatchStat(2), jnp.ones(3)).sum() == 6
 
 
+@pytest.mark.quick(0)
 def test_filters_choose_what_is_made_inside():
     axes = nnx.StateAxes({(nnx.Param, nnx.RngState): 0, ...: None})
 

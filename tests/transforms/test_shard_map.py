@@ -362,7 +362,7 @@ def test_over_eight_devices(name: str, found: dict[str, str]) -> None:
     assert not found[name], found[name]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("name", FAILS)
 def test_a_case_can_fail(name: str, found: dict[str, str]) -> None:
     assert "AssertionError" in found[name]

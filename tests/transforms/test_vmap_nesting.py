@@ -261,6 +261,7 @@ def test_a_constructor_can_be_mapped() -> None:
 # ---- Equinox
 
 
+@pytest.mark.quick(0)
 def test_an_ensemble_is_made_and_run_as_by_equinox() -> None:
     def make(key: Any) -> Any:
         return eqx.nn.MLP(2, 1, 4, 1, key=key)

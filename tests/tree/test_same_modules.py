@@ -349,11 +349,22 @@ def test_instances_do_not_outlive_a_walk():
     assert [ref() for ref in refs] == [None] * 5
 
 
+def chain(levels: int) -> Any:
+    value: Any = 1
+    for i in range(levels):
+        value = Named(value, f"layer {i % 5}") if i % 2 else Plain(value)
+    return value
+
+
 @isolated()
 def test_a_chain_of_a_hundred_thousand_modules():
-    value: Any = 1
-    for i in range(sized(100_000, 20_000)):
-        value = Named(value, f"layer {i % 5}") if i % 2 else Plain(value)
+    value = chain(sized(100_000, 20_000))
     leaves, treedef = tree.flatten(value)
-    assert tree.structure(treedef.unflatten(leaves)) == treedef
-    assert tree.from_jax(tree.to_jax(treedef)) == treedef and tree.leaves(value) == leaves
+    assert tree.structure(treedef.unflatten(leaves)) == treedef and tree.leaves(value) == leaves
+
+
+@isolated()
+def test_the_treedef_of_a_deep_chain_is_jaxs_and_back():
+    # Each level of one is asked by itself, so the time grows with the square of the depth.
+    treedef = tree.structure(chain(sized(2000, 500)))
+    assert tree.from_jax(tree.to_jax(treedef)) == treedef

@@ -122,6 +122,8 @@ class NodeKind {
 
   // Can an instance with arrays among its attributes be made anew?
   virtual bool can_hold_arrays(const Kind& kind) const;
+  // The one object that is never copied, and stands for itself wherever it is rebuilt; null where there is none.
+  virtual PyObject* unique_object(const Program&, const Instr&) const { return nullptr; }
   // An empty mutable node: its items are filled in later. `live` is the object that was recorded, or null.
   virtual Owned shell(const Program& program, const Instr& n, PyObject* live) const;
   // An immutable node from its items.

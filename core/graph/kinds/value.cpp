@@ -45,6 +45,10 @@ struct ValueKind final : NodeKind {
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
     return static_matches(p, n.node->payload, plain_value(obj, *n.node->kind).get());
   }
+  // An enum member is itself in a copy, too, with the attributes that it has by then.
+  PyObject* unique_object(const Program& p, const Instr& n) const override {
+    return n.node->kind->unique ? p.statics[n.node->payload].snapshot : nullptr;
+  }
   bool is_valid(const Program&, const Instr& n) const override { return n.node->payload != NONE; }
   std::string content_text(const Program& p, const Instr& n) const override {
     return static_text(p, n.node->payload) + (n.node->fields + n.node->slots ? ", " : "");

@@ -29,6 +29,7 @@ class Description:
     own_equality: bool = False  # the class defines `__eq__` and `__hash__`, which decide where it is declared static
     order: tuple[str, ...] | None = None  # of fields; registered classes and named tuples: names of the items
     absent: Any = None  # a field with this value counts as missing
+    unique: bool = False  # role value: never copied, an instance stands for itself wherever it is rebuilt
     expires: bool = False  # can only be used up, which a by-value call may ignore
     by_name: bool = False  # role node: its attributes are walked sorted by name, whatever their order
     arrays_only: bool = False  # role node: attributes that are no arrays are part of the node for JAX, no leaves

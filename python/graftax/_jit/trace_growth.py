@@ -125,6 +125,8 @@ class Growth:
         if not views.can_extend():
             return False
         added = recording.leaves[len(self.leaves) :]
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in added):  # the function has put it there before it was read
+            return False
         with within_trace(self._jax_trace):
             leaves = [*self.leaves, *(add_argument(self._jax_trace, leaf) for leaf in added)]
             values = running.trace.extend(recording, leaves)

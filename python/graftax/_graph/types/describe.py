@@ -275,13 +275,12 @@ def _defines_equality(cls: type) -> bool:
     return all(code is not None and not code.co_filename.startswith(("<string>", "<attrs")) for code in codes)
 
 
-def _nothing(obj: Any) -> tuple[()]:
-    del obj
-    return ()
+def _member_name(member: enum.Enum) -> str | None:
+    return member._name_
 
 
 # Always the caller's own object; its attributes are compared, and what is set there is brought back.
-_OPENED = Description("value", frozen=False, handed=True, reduce=_nothing)
+_OPENED = Description("value", frozen=False, handed=True, unique=True, reduce=_member_name)
 
 
 def _is_of_python(cls: type) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import io
 import pickle
 import sys
@@ -53,7 +54,9 @@ class _StatePickler(pickle.Pickler):
 
 
 def copied_value(obj: Any) -> Any:
-    """A copy of a date, a fraction or the like, without the attributes that a subclass has."""
+    """A copy of a date, a fraction or the like, without the attributes that a subclass has; an enum member itself."""
+    if isinstance(obj, enum.Enum):
+        return obj
     # `copy.copy` would copy the attributes too.
     make, args = obj.__reduce_ex__(4)[:2]
     return make(*args)

@@ -225,12 +225,12 @@ def _goes_by_object(objects: list[Any], sizes: set[Any]) -> bool:
     """Are the layers alike, and is there no axis of theirs that JAX would map?
 
     JAX opens no object of a class that it does not know. One list of them may still have rows: where the other
-    arguments have as many.
+    arguments have as many. Objects without arrays have nothing to be mapped.
     """
     if mismatch_text("vmap", [_core.flatten(obj) for obj in objects]) is not None or _rows_for_jax(objects) is not None:
         return False
     rows = _rows(objects)
-    return rows != sizes or rows == {len(objects)} or None in rows
+    return bool(rows) and (rows != sizes or rows == {len(objects)} or None in rows)
 
 
 def _rows_for_jax(objects: list[Any]) -> int | None:
