@@ -324,3 +324,27 @@ def test_a_report_has_a_table_and_a_page():
     assert row["role"] == "cause" and row["operation"] == "log" and isinstance(report, graftax.NonfiniteReport)
     assert "<table>" in report._repr_html_() and "&lt;lambda&gt;" in report._repr_html_()
     assert str(graftax.nonfinite(lambda x: x, jnp.ones(2))) == "<lambda>: all results are finite"
+
+
+@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no jax.new_ref")
+def test_what_is_written_into_a_ref_is_followed_and_the_callers_ref_stays():
+    ref = jax.new_ref(jnp.ones(2))
+
+    def write(ref: Any, x: Any) -> Any:
+        ref[...] = jnp.log(ref[...] - 2)  # HERE ref
+        return ref[...] * x
+
+    report = graftax.nonfinite(write, ref, jnp.ones(2))
+    assert report.cause is not None and report.cause.operation == "log" and not report.masked
+    assert report.cause.line == line_of("ref", write) and report.results == ["result", "ref"]
+    assert (ref[...] == 1).all()
+
+
+def test_what_the_function_prints_is_not_repeated(capfd: pytest.CaptureFixture[str]):
+    def prints(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        return jnp.log(x)
+
+    assert graftax.nonfinite(prints, jnp.zeros(2)).cause is not None
+    jax.effects_barrier()
+    assert capfd.readouterr().out == ""

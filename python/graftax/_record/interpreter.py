@@ -10,7 +10,7 @@ import jax
 import jax.extend.core
 import numpy as np
 
-from graftax._jax.compat import run_equation, scan_parts
+from graftax._jax.compat import ref_types, run_equation, scan_parts
 from graftax._record.consumers import is_of_derivative
 from graftax._record.marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
 from graftax._record.origin import Enclosing, Origin, origin_of_constant, origin_of_equation
@@ -28,6 +28,7 @@ class Interpreter:
     def __init__(self) -> None:
         self.origins: list[Origin] = []
         self.causes: list[int] = []  # for each origin the bits of the infinities that it was computed from
+        self.in_refs: dict[int, int] = {}  # id of a Ref -> the bits of what was written into it
         self._numbers: dict[Any, int] = {}  # what an origin is known by -> its number
         self._levels: list[tuple[Jaxpr, Enclosing | None]] = []
 
@@ -60,11 +61,15 @@ class Interpreter:
 
     def argument(self, name: str, data: Any) -> Value:
         """An argument of the program; one that is not finite is an origin."""
-        if are_finite(data):
+        content = data[...] if isinstance(data, ref_types) else data
+        if are_finite(content):
             return Value(data)
-        host = np.asarray(data)
+        host = np.asarray(content)
         kind = "nan" if np.isnan(host).any() else "inf"
         bit = self._bit(("argument", name), lambda: Origin("argument", kind, path=name))
+        if content is not data:
+            self.in_refs[id(data)] = bit
+            return Value(data)
         return Value(data, np.where(np.isfinite(host), 0, bit).astype(np.uint32))
 
     def _bit(self, key: Any, describe: Callable[[], Origin], causes: int = 0) -> int:
@@ -92,7 +97,7 @@ class Interpreter:
 
     def _equation(self, jaxpr: Jaxpr, equation: Any, inputs: list[Value]) -> list[Value]:
         name, params = equation.primitive.name, equation.params
-        if name == "debug_callback":  # it has printed when the call was made
+        if name in ("debug_callback", "debug_print"):  # it has printed when the call was made
             return []
         if name in _CALLS or name in _WITH_RULES:
             inner = _first(params, "jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -102,10 +107,13 @@ class Interpreter:
             number = int(np.clip(int(inputs[0].data), 0, len(params["branches"]) - 1))
             branch = params["branches"][number]
             return self._inside(jaxpr, Enclosing(equation, number), lambda: self._closed(branch, inputs[1:]))
+        has_refs = any(isinstance(x.data, ref_types) for x in inputs)
+        if has_refs:
+            inputs = self._with_refs(inputs)
         outputs = run_equation(equation, [x.data for x in inputs])
         if all(map(are_finite, outputs)):
             return [Value(x) for x in outputs]
-        if name in ("scan", "while"):
+        if name in ("scan", "while") and not has_refs:  # with one, a second run would write again
             loop = self._scan if name == "scan" else self._while
             found = loop(jaxpr, equation, inputs)
             outputs = [Value(x, _only_non_finite(x, y.marks)) for x, y in zip(outputs, found, strict=True)]
@@ -114,6 +122,20 @@ class Interpreter:
         if moved is None:
             moved = [merge(equation, inputs, np.shape(x)) for x in outputs]
         return [self._marked(jaxpr, equation, inputs, x, m) for x, m in zip(outputs, moved, strict=True)]
+
+    def _with_refs(self, inputs: Sequence[Value]) -> list[Value]:
+        """The inputs, with marks for each Ref, which may take in those of the other inputs."""
+        written = 0
+        for x in inputs:
+            written |= bits(x.marks)
+        values: list[Value] = []
+        for x in inputs:
+            if isinstance(x.data, ref_types):
+                before = self.in_refs.get(id(x.data), 0)
+                self.in_refs[id(x.data)] = before | written
+                x = Value(x.data, np.asarray(before, np.uint32))
+            values.append(x)
+        return values
 
     def _closed(self, closed: Jaxpr, inputs: Sequence[Value]) -> list[Value]:
         return self.run(getattr(closed, "jaxpr", closed), getattr(closed, "consts", ()), inputs)

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from graftax._jax.compat import ref_types
+
 MOST_BITS = 31  # further origins share the last one
 
 # Equations that move elements and compute none: applied to the marks, they move these in the same way. For each, how
@@ -39,6 +41,8 @@ class Value(NamedTuple):
 
 
 def is_floating(x: Any) -> bool:
+    if isinstance(x, ref_types):
+        return False
     dtype = getattr(x, "dtype", None)
     return dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
 

@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
+import numpy as np
 
 from graftax import _core
 from graftax._base.key_path import keystr
 from graftax._graph.structure import place_name
+from graftax._jax.compat import new_ref, ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.api import jit
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.stages import Staging, copy_numpy_leaves, match_structure
 from graftax._record.interpreter import Interpreter
-from graftax._record.marks import Value, bits
+from graftax._record.marks import Value, are_finite, bits
 from graftax._record.origin import Origin
 
 ALL_FINITE = "{name}: all results are finite"
@@ -109,7 +111,11 @@ def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Non
     names = leaf_names(staging.graphdef, staging.names)
     inputs = [interpreter.argument(name, x) for name, x in zip(names, leaves, strict=True)]
     outputs = interpreter.run(jaxpr.jaxpr, jaxpr.consts, inputs)
-    return _report(interpreter, staging, traced, outputs)
+    named = [*zip(_result_names(staging, traced, len(outputs)), outputs, strict=True)]
+    for name, value in zip(names, inputs, strict=True):
+        if isinstance(value.data, ref_types) and not are_finite(value.data[...]):
+            named.append((name, Value(value.data, np.asarray(interpreter.in_refs.get(id(value.data), 0)))))
+    return _report(interpreter, staging.plan.name, named)
 
 
 def _leaves(staging: Staging, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -117,13 +123,14 @@ def _leaves(staging: Staging, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     roots, layout = staging.caller._bind_arguments(args, kwargs, plan)
     match = (plan.name, staging.graphdef, staging.layout, staging.names, roots, layout, plan.record)
     leaves = copy_numpy_leaves(match_structure(*match)[0])
-    return [x if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in leaves]
+    # A Ref is copied, so that the caller's own stays as it is.
+    copies = [new_ref(x[...]) if isinstance(x, ref_types) else x for x in leaves]
+    return [x if isinstance(x, (jax.Array, *ref_types)) else jax.numpy.asarray(x) for x in copies]
 
 
-def _report(interpreter: Interpreter, staging: Staging, traced: Any, outputs: Sequence[Value]) -> NonfiniteReport:
+def _report(interpreter: Interpreter, function: str, outputs: Sequence[tuple[str, Value]]) -> NonfiniteReport:
     reached, results = 0, list[str]()
-    names = _result_names(staging, traced, len(outputs))
-    for name, value in zip(names, outputs, strict=True):
+    for name, value in outputs:
         if value.marks is not None and value.marks.any():
             reached |= bits(value.marks)
             results.append(name)
@@ -134,7 +141,7 @@ def _report(interpreter: Interpreter, staging: Staging, traced: Any, outputs: Se
             reached |= interpreter.causes[number]
     reaching = [origin for origin in interpreter.origins if origin.reaches_result]
     masked = [o for o in interpreter.origins if not o.reaches_result and o.kind != "constant"]
-    return NonfiniteReport(staging.plan.name, results, reaching, masked)
+    return NonfiniteReport(function, results, reaching, masked)
 
 
 def _result_names(staging: Staging, traced: Any, count: int) -> list[str]:
