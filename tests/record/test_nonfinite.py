@@ -21,11 +21,10 @@ import graftax
 f32 = jnp.float32
 
 
-class Scale:
-    """Plain, with one array."""
+class Faults:
+    """Methods of a layer with one array, each with a fault for some of its values."""
 
-    def __init__(self, w: Any) -> None:
-        self.w = w
+    w: Any
 
     def exp(self, x: Any) -> Any:
         return jnp.exp(x * self.w)  # HERE exp
@@ -73,11 +72,28 @@ class Scale:
         return jax.vmap(lambda y: jnp.log(y * self.w))(x)  # HERE mapped
 
 
+class Scale(Faults):
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+
+class ScaleModule(Faults, eqx.Module):
+    w: Any
+
+
+class ScaleNNX(Faults, nnx.Module):
+    def __init__(self, w: Any) -> None:
+        self.w = nnx.Param(w)
+
+
+KINDS = {"plain": Scale, "equinox": ScaleModule, "nnx": ScaleNNX}
+
+
 class Net:
     """Three layers by their method; the second is at fault."""
 
-    def __init__(self, method: str, weights: Any) -> None:
-        self.layers = [Scale(w) for w in weights]
+    def __init__(self, kind: str, method: str, weights: Any) -> None:
+        self.layers = [KINDS[kind](w) for w in weights]
         self.method = method
 
     def __call__(self, x: Any) -> Any:
@@ -86,8 +102,8 @@ class Net:
         return x * self.layers[2].w
 
 
-def net(method: str, w: float) -> Net:
-    return Net(method, [jnp.ones(()), jnp.asarray(w), jnp.ones(())])
+def net(method: str, w: float, kind: str = "plain") -> Net:
+    return Net(kind, method, [jnp.ones(()), jnp.asarray(w), jnp.ones(())])
 
 
 FORWARD = {  # method: (weight, input, operation, loops)
@@ -123,28 +139,30 @@ CALLS: dict[str, Callable[..., Any]] = {"forward": loss, "gradient": graftax.gra
 CASES = [(call, method) for call in CALLS for method in FORWARD if (call, method) != ("gradient", "until")]
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("call", "method"), CASES)  # JAX has no gradient of a while loop
-def test_a_fault_of_a_method_is_named_by_object_line_and_operation(call: str, method: str):
+def test_a_fault_of_a_method_is_named_by_object_line_and_operation(call: str, method: str, kind: str):
     w, x, operation, loops = FORWARD[method]
-    report = graftax.nonfinite(CALLS[call], net(method, w), jnp.full(3, x))
+    report = graftax.nonfinite(CALLS[call], net(method, w, kind), jnp.full(3, x))
     cause = report.cause
     assert report and cause is not None
-    assert cause.path.endswith("model.layers[1]") and cause.line == line_of(method, Scale)
+    assert cause.path.endswith("model.layers[1]") and cause.line == line_of(method, Faults)
     assert cause.operation in operation.split() and len(cause.loops) == loops
     assert call == "gradient" or not cause.is_backward
     assert str(cause).startswith("model.layers[1]: ") and f"test_nonfinite.py:{cause.line}" in str(report)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", BACKWARD)
-def test_a_fault_of_the_derivative_is_named_by_the_line_of_the_function(method: str):
+def test_a_fault_of_the_derivative_is_named_by_the_line_of_the_function(method: str, kind: str):
     w, x = BACKWARD[method]
-    model, data = net(method, w), jnp.full(3, x)
+    model, data = net(method, w, kind), jnp.full(3, x)
     assert not graftax.nonfinite(loss, model, data)
     report = graftax.nonfinite(graftax.value_and_grad(loss), model, data)
     cause = report.cause
     assert cause is not None and cause.path == "model.layers[1]"
-    assert cause.line == line_of(method, Scale) and cause.is_backward and "result[0]" not in report.results
+    assert cause.line == line_of(method, Faults) and cause.is_backward and "result[0]" not in report.results
 
 
 def test_the_iteration_and_the_operand_are_told():
@@ -174,6 +192,7 @@ class Tower(nnx.Module):
         return x
 
 
+@pytest.mark.quick(0)  # the table above has Equinox modules, too
 def test_equinox_modules_are_named():
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     model = [Dense(linear, 0.0), Dense(linear, 99.0)]
@@ -182,6 +201,7 @@ def test_equinox_modules_are_named():
     assert report.cause.path == "model[1]" and report.cause.line == line_of("eqx", Dense)
 
 
+@pytest.mark.quick(0)  # the optimizer is one, too
 def test_a_fault_inside_of_a_library_names_your_line_and_its_own():
     model = Tower()
     model.layers[1].kernel[...] = jnp.full((2, 2), 3e38)
