@@ -11,6 +11,7 @@ from graftax._graph.path import Path, Ref
 from graftax._jit.cache import CacheInfo
 from graftax._jit.jitted import Jitted
 from graftax._jit.stages import Compiled, Lowered, Traced
+from graftax._record.nonfinite import NonfiniteReport
 from graftax._training.optimizer import Optimizer
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "GraphDef",
     "Jitted",
     "Lowered",
+    "NonfiniteReport",
     "Optimizer",
     "Packed",
     "Path",

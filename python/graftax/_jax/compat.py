@@ -489,6 +489,39 @@ def filtering_mode() -> str:
     return _traceback_util._filtering_mode()
 
 
+def source_frames(equation: Any) -> list[tuple[str, int, str]]:
+    """(file, line, function) of the code that made an equation, innermost first, without that of JAX and graftax."""
+    frames = getattr(equation.source_info.traceback, "frames", None) or ()
+    own = str(Path(jax.__file__).parent)  # of which JAX itself shows some
+    users = [f for f in frames if not is_hidden_file(f.file_name) and not f.file_name.startswith(own)]
+    return [(f.file_name, f.line_num, f.function_name) for f in users]
+
+
+def run_equation(equation: Any, operands: list[Any]) -> list[Any]:
+    """The outputs of one equation. JAX 0.12 has the functions of a custom rule among the parameters."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions, params = params if isinstance(params, tuple) else ([], params)
+    with equation.ctx.manager:
+        outputs = equation.primitive.bind(*functions, *operands, **params)
+    return list(outputs) if equation.primitive.multiple_results else [outputs]
+
+
+def scan_parts(equation: Any) -> tuple[int, int]:
+    """(how many operands of a scan are constants, how many are carried). JAX 0.12 says it with trees."""
+    params = equation.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].update(list(range(len(equation.invars)))).unpack()
+    return len(list(constants)), len(list(carried))
+
+
+def name_scopes(equation: Any) -> tuple[list[str], list[str]]:
+    """(transforms, named scopes) that an equation was made in, outermost first."""
+    stack = getattr(equation.source_info.name_stack, "stack", ())
+    transforms = [part.name for part in stack if type(part).__name__ == "Transform"]
+    return transforms, [part.name for part in stack if type(part).__name__ != "Transform"]
+
+
 # ---- compilation
 
 _STAGES = {

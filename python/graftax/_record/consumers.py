@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does an equation belong to the function itself, or to its derivative alone?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graftax._jax.compat import name_scopes
+from graftax._record.origin import Enclosing
+
+
+def is_of_derivative(equation: Any, levels: Sequence[tuple[Any, Enclosing | None]]) -> bool:
+    """Do the outputs of an equation reach transposed equations alone?
+
+    A linearization computes its factors, such as 1 / (2 sqrt(x)), beside the function; only transposed code uses them.
+
+    Args:
+        levels: the programs around the equation, outermost first, each with the equation in it that is run.
+    """
+    inner, is_transposed = equation, False
+    for index in reversed(range(len(levels))):
+        jaxpr = levels[index][0]
+        reached, has_transposed, has_dead_end = _reach(jaxpr, inner)
+        is_transposed |= has_transposed
+        if has_dead_end:
+            return False
+        enclosing = levels[index - 1][1] if index else None
+        if enclosing is None:
+            return is_transposed and not reached
+        if not reached:
+            return is_transposed
+        inner = _Part([enclosing.equation.outvars[i] for i in reached if i < len(enclosing.equation.outvars)])
+    return False
+
+
+class _Part:
+    """Some outputs of an equation."""
+
+    def __init__(self, outvars: list[Any]) -> None:
+        self.outvars = outvars
+
+
+def _reach(jaxpr: Any, equation: Any) -> tuple[list[int], bool, bool]:
+    """(outputs that are reached without transposed equations, is one of these met, does a way end nowhere)."""
+    todo = {id(v) for v in equation.outvars}
+    outputs = {id(v) for v in jaxpr.outvars}
+    has_transposed = has_dead_end = False
+    used: set[int] = set()
+    reached: list[Any] = [equation]
+    for other in jaxpr.eqns:
+        operands = {id(v) for v in other.invars} & todo
+        if not operands:
+            continue
+        used |= operands
+        if "transpose" in name_scopes(other)[0]:
+            has_transposed = True
+        else:
+            todo |= {id(v) for v in other.outvars}
+            reached.append(other)
+    for part in reached:
+        has_dead_end |= not any(id(v) in used or id(v) in outputs for v in part.outvars)
+    return [i for i, v in enumerate(jaxpr.outvars) if id(v) in todo], has_transposed, has_dead_end
