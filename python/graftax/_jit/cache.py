@@ -96,11 +96,12 @@ class FunctionTable(_core.Table):
         self.requested_ids: dict[int, dict[int, int]] = {}  # ids that user code read in a trace, by id(Outcome)
         self.blocking_outcomes: set[int] = set()  # id(Outcome): an error check of a library needs its result
         self.original: weakref.ref[Any] | None = None  # the first live jitted function: unpickling returns it
-        self._roots: tuple[Any, ...] = (0,)  # the origins that are roots now, and the number of hidden ones
+        self._roots = self._known_roots()  # the origins that are roots now, and the number of hidden ones
 
     def _join(self, sharing: Sharing) -> None:
         self.sharing, self.reads, self.numbers = sharing, sharing.reads, sharing.numbers
         self.numpy_is_constant = any(table.numpy_is_constant for table in list(sharing.tables))
+        self.inherited = list(sharing.impersonal)  # a function that replaces an equal one runs what that has compiled
         sharing.tables.add(self)
 
     def stop_sharing(self) -> None:
@@ -119,6 +120,10 @@ class FunctionTable(_core.Table):
             self.clear_entries()
             self.stop_sharing()
 
+    def _known_roots(self) -> tuple[Any, ...]:
+        reads = self.reads
+        return (0,) if reads is None else (*(origin.what for origin in reads.origins), len(reads.hidden))
+
     @property
     def origins(self) -> list[Origin]:
         """The globals and captures that traced code reads: they are roots of every call.
@@ -127,7 +132,7 @@ class FunctionTable(_core.Table):
         """
         if self.reads is None:
             return []
-        roots = *(origin.what for origin in self.reads.origins), len(self.reads.hidden)
+        roots = self._known_roots()
         if self._roots != roots:
             self._roots = roots
             self.generation += 1
@@ -198,6 +203,7 @@ class FunctionTable(_core.Table):
         if entry is not None:
             self.history.dropped(entry, reason)
             self.sharing.discard(entry)
+            self.inherited = [known for known in self.inherited if known is not entry]
             self._forget(entry)
 
     def clear_entries(self, reason: str = NEW_READS_FOUND) -> None:
@@ -206,6 +212,7 @@ class FunctionTable(_core.Table):
             self.loaded.forget_unbound()
         for entry in list(self.entries.values()):
             self.sharing.discard(entry)
+        self.inherited.clear()
         self.entries.clear()
         self._forget_all()
 

@@ -123,6 +123,7 @@ class Sharing:
         self.numbers = Numbers()
         self.tables: weakref.WeakSet[FunctionTable] = weakref.WeakSet()
         self._entries: weakref.WeakValueDictionary[tuple[Any, ...], _core.Entry] = weakref.WeakValueDictionary()
+        self.impersonal: weakref.WeakSet[_core.Entry] = weakref.WeakSet()  # they hold no more than the read set does
 
     @property
     def is_shareable(self) -> bool:
@@ -149,6 +150,7 @@ class Sharing:
         """No other function takes over this entry from now on: a table has dropped it."""
         for key in [key for key, known in self._entries.items() if known is entry]:
             self._entries.pop(key, None)
+        self.impersonal.discard(entry)
         idle = _IDLE.get(self)
         if idle is not None:
             idle[0][:] = [known for known in idle[0] if known is not entry]
@@ -200,6 +202,10 @@ def keep(sharing: Sharing, entry: _core.Entry, reads: Any) -> None:
         scopes = {id(vars(module)) for module in modules if isinstance(module, types.ModuleType)}
         for idle in [idle for idle, (_, held) in _IDLE.items() if not held.is_there(scopes)]:
             del _IDLE[idle]
+        if _Held.of([entry], scopes, besides=_core.Reads) is None:
+            sharing.impersonal.discard(entry)
+        else:
+            sharing.impersonal.add(entry)
         before = _IDLE.pop(sharing, None)
         entries = [*(known for known in (before[0] if before else []) if known is not entry), entry]
         held = _Held.of((sharing.reads, sharing.numbers, reads, entries := entries[-_MOST_IDLE_ENTRIES:]), scopes)
@@ -250,13 +256,16 @@ class _Held:
         )
 
     @staticmethod
-    def of(roots: Iterable[Any], scopes: set[int]) -> _Held | None:
-        """What these objects hold, in modules with these dicts. None if they hold anything else of the user's."""
+    def of(roots: Iterable[Any], scopes: set[int], besides: type = types.NoneType) -> _Held | None:
+        """What these objects hold, in modules with these dicts. None if they hold anything else of the user's.
+
+        Objects of the class `besides` are not looked into.
+        """
         held, seen, todo = _Held(), dict[int, Any](), list(roots)
         while todo:
             value = todo.pop()
             value = vars(value) if isinstance(value, types.ModuleType) else value
-            if isinstance(value, _ATOMS) or id(value) in seen:
+            if isinstance(value, (*_ATOMS, besides)) or id(value) in seen:
                 continue
             seen[id(value)] = value
             if len(seen) > _MOST_PARTS:
