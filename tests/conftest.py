@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from graftax._jax import fast_dispatch
+from graftax._jit.same_function import forget_idle
 from sizes import QUICK
 
 # What a test compiles runs a few times on a few numbers: to optimize it takes longer. With XLA_FLAGS= it is optimized.
@@ -95,7 +96,11 @@ def sample(name: str, cases: list, most: int) -> list:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is there before the first test of a file stays there: its collections of garbage need not look at it."""
+    """What is there before the first test of a file stays there: its collections of garbage need not look at it.
+
+    No test finds the programs of another one.
+    """
+    forget_idle()
     if item.config.stash.get(FILE, None) != item.path:
         item.config.stash[FILE] = item.path
         gc.collect()

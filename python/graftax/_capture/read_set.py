@@ -229,6 +229,12 @@ class ReadSet:
             self.known.add(code)
         self.add(code, function.__globals__, function, False)
 
+    @alone
+    def note_closure(self, function: types.FunctionType) -> None:
+        """Notes what another function of known code names through its own variables of an enclosing call."""
+        if function.__closure__:
+            self.add(function.__code__, function.__globals__, function, False)
+
     def _is_jitted_inside(self, code: types.CodeType, function: Any, present: set[int]) -> bool:
         """Does JAX jit code that reads a root, for the first time? Its caches are to be ours alone then."""
         reads_root = code in self._rooted or (code.co_freevars and id(function) in present)

@@ -177,6 +177,11 @@ class Signature:
             binding,
         )
 
+    @staticmethod
+    def nothing() -> Signature:
+        """That of a function without parameters."""
+        return Signature.of_parameters(inspect.Signature())
+
     def has_roots_of(self, reads: ReadSet) -> bool:
         """Has it the roots that are known by now?"""
         known = [origin.what for origin in reads.origins]

@@ -76,9 +76,9 @@ class History:
         self._calls = calls
         log.compiled(variant)
 
-    def loaded(self, variant: Variant) -> None:
-        """Adds a program that was loaded from a file."""
-        variant.causes = (Cause("loaded", ""),)
+    def add_ready(self, variant: Variant, cause: str) -> None:
+        """Adds a program that was not compiled here: `loaded` from a file, or `shared` with an equal function."""
+        variant.causes = (Cause(cause, ""),)
         self.count += 1
         variant.number = self.count
         self.variants.append(variant)

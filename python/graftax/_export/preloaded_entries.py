@@ -162,7 +162,7 @@ class ProgramsOfFiles:
         table._promote(table.store(key, entry))
         for variant in loaded.variants:
             variant.set_entry(entry)
-            table.history.loaded(variant)
+            table.history.add_ready(variant, "loaded")
 
 
 def _variant(caller: Any, graphdef: _core.GraphDef, saved: Any, program: Program) -> Variant:

@@ -15,10 +15,11 @@ from graftax._capture.impure_calls import Overheard
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.read_set_numbers import OfSymbols
-from graftax._explain import History
+from graftax._explain import History, compile_events
 from graftax._jit.advice import Advice
-from graftax._jit.number_policy import Numbers, SymbolicNumbers
+from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options
+from graftax._jit.same_function import Sharing, leave, sharing_of
 
 IDENTITY_COLLECTED = "an object that was compared by identity no longer exists"
 CACHE_FULL = "there were more structures than cache_size={size}"
@@ -32,13 +33,17 @@ _TABLES = "__graftax_tables__"
 
 
 class CacheInfo(NamedTuple):
-    """The result of `Jitted.cache_info`: hits and misses of calls, the cache's sizes, and the number of traces."""
+    """The result of `Jitted.cache_info`: hits and misses of calls, the cache's sizes, and the number of traces.
+
+    `shared` counts the programs that were taken over from an equal function. They count as hits.
+    """
 
     hits: int
     misses: int
     maxsize: int
     currsize: int
     traces: int
+    shared: int = 0
 
 
 class LoadedPrograms(Protocol):
@@ -72,7 +77,7 @@ class LoadedPrograms(Protocol):
 class FunctionTable(_core.Table):
     """The entries of one function under one set of options. The least recently used entry is dropped first."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, function: Any = None) -> None:
         super().__init__()
         self.maxsize = options.cache_size
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
@@ -82,17 +87,42 @@ class FunctionTable(_core.Table):
         self.frozen = False  # a call that would compile raises instead
         self.numpy_is_constant = False  # of captured arrays: the code asks for their values
         self.warned_of_lost_sharing = False
-        self.numbers = Numbers()
         self._make_read_set = read_set_factory(options)
-        self.reads = self._make_read_set()
+        self._join(sharing_of(function, options, self._make_read_set))
         self.impure_calls_only = Overheard()
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
-        self.misses = self.slow_hits = self.traces = 0
+        self.misses = self.slow_hits = self.traces = self.shared = 0
         self.requested_ids: dict[int, dict[int, int]] = {}  # ids that user code read in a trace, by id(Outcome)
         self.blocking_outcomes: set[int] = set()  # id(Outcome): an error check of a library needs its result
         self.original: weakref.ref[Any] | None = None  # the first live jitted function: unpickling returns it
-        self._roots: tuple[Any, ...] = (0,)  # the origins that are roots now, and the number of hidden ones
+        self._roots = self._known_roots()  # the origins that are roots now, and the number of hidden ones
+
+    def _join(self, sharing: Sharing) -> None:
+        self.sharing, self.reads, self.numbers = sharing, sharing.reads, sharing.numbers
+        self.numpy_is_constant = any(table.numpy_is_constant for table in list(sharing.tables))
+        self.inherited = list(sharing.impersonal)  # a function that replaces an equal one runs what that has compiled
+        sharing.tables.add(self)
+
+    def stop_sharing(self) -> None:
+        """From now on the function shares nothing: neither programs nor what its code reads."""
+        leave(self.sharing)
+        self.sharing.tables.discard(self)
+        self._join(Sharing(self._make_read_set))
+
+    def check_sharing(self) -> None:
+        """Leaves what it shares, in which variables were found that are compared for one function alone."""
+        if self.sharing.is_shareable or self.reads is None:
+            return
+        leave(self.sharing)
+        if len(self.sharing.tables) > 1:
+            self.generation += 1
+            self.clear_entries()
+            self.stop_sharing()
+
+    def _known_roots(self) -> tuple[Any, ...]:
+        reads = self.reads
+        return (0,) if reads is None else (*(origin.what for origin in reads.origins), len(reads.hidden))
 
     @property
     def origins(self) -> list[Origin]:
@@ -102,7 +132,7 @@ class FunctionTable(_core.Table):
         """
         if self.reads is None:
             return []
-        roots = *(origin.what for origin in self.reads.origins), len(self.reads.hidden)
+        roots = self._known_roots()
         if self._roots != roots:
             self._roots = roots
             self.generation += 1
@@ -132,7 +162,9 @@ class FunctionTable(_core.Table):
         too_many = len(entries) + 1 - self.maxsize
         for oldest in sorted(entries, key=lambda k: entries[k].used)[:too_many] if too_many > 0 else ():
             self.drop(oldest, CACHE_FULL.format(size=self.maxsize))
-        return self.entries.setdefault(key, entry)
+        stored = self.entries.setdefault(key, entry)
+        self.sharing.add(key, stored)
+        return stored
 
     def find(self, recording: _core.Recording, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
         """(entry, key): the entry that serves this recording, or None and the key to store a new one under."""
@@ -147,6 +179,18 @@ class FunctionTable(_core.Table):
             self.drop((graphdef, context, number), TOO_MANY_VARIANTS)
         return None, (graphdef, context, 1)
 
+    def share(self, recording: _core.Recording, context: Any, name: str) -> _core.Entry | None:
+        """Takes over the entry of an equal function that serves this recording, if there is one."""
+        entry = self.sharing.entry_for(recording, context)
+        if entry is None or self.loaded is not None:
+            return None
+        key = self.find(recording, context)[1]
+        entry = self.store((entry.graphdef, *key[1:]), entry)
+        self.slow_hits += 1
+        self.shared += 1
+        compile_events.record_shared(self, entry, name, recording)
+        return entry
+
     def has_entry_for(self, recording: _core.Recording, context: Any) -> bool:
         """Is there an entry that serves it?"""
         try:
@@ -158,12 +202,17 @@ class FunctionTable(_core.Table):
         entry = self.entries.pop(key, None)
         if entry is not None:
             self.history.dropped(entry, reason)
+            self.sharing.discard(entry)
+            self.inherited = [known for known in self.inherited if known is not entry]
             self._forget(entry)
 
     def clear_entries(self, reason: str = NEW_READS_FOUND) -> None:
         self.history.all_dropped(reason)
         if self.loaded is not None:
             self.loaded.forget_unbound()
+        for entry in list(self.entries.values()):
+            self.sharing.discard(entry)
+        self.inherited.clear()
         self.entries.clear()
         self._forget_all()
 
@@ -184,16 +233,16 @@ class FunctionTable(_core.Table):
         """Drops all entries, because the function's `__code__` was replaced."""
         self.generation += 1
         self.clear_entries(CODE_REPLACED)
+        self.stop_sharing()
 
     def clear(self) -> None:
         self.clear_entries()
-        self.reads = self._make_read_set()  # a new one, because the old one keeps classes and functions alive
+        self.stop_sharing()  # for a new read set, because the old one keeps classes and functions alive
         self.advice, self.warned_of_lost_sharing = Advice(), False
         self.history = self.history.fresh()
         self.loaded = None
         self.numpy_is_constant = False
-        self.numbers = Numbers()
-        self.misses = self.slow_hits = self.traces = 0
+        self.misses = self.slow_hits = self.traces = self.shared = 0
 
 
 def read_set_factory(options: Options) -> Callable[[], ReadSet | None]:
@@ -232,7 +281,8 @@ def table_of(function: types.FunctionType, can_hold_table: bool, options: Option
         source, transform = tables.transform_of
         tables, key = _tables_of(source), (*transform, *key)
     try:
-        return tables.tables.setdefault((options, key), FunctionTable(options))
+        known = tables.tables.get((options, key))
+        return known or tables.tables.setdefault((options, key), FunctionTable(options, function))
     except TypeError:  # an unhashable option
         return FunctionTable(options)
 

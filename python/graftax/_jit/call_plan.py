@@ -39,7 +39,7 @@ class Plan:
         definition: types.FunctionType,
         signature: Signature,
         options: Options,
-        on_trace: Callable[[list[str]], None],
+        on_trace: Callable[[Any, list[str]], None],
     ) -> None:
         self.name = name
         self.definition = definition
@@ -52,6 +52,11 @@ class Plan:
         self.dynamic_patterns = [argument_pattern(text, name, "dynamic=") for text in patterns]
         self.ignoring = IgnoreOption(options.ignore, name)
         self._layouts: dict[Layout, tuple[tuple[str, ...], list[int]]] = {}
+
+    def without_objects(self) -> Plan:
+        """The same for a program that other functions run too: it does not hold what this one captures."""
+        signature = dataclasses.replace(self.signature, binding=Signature.nothing().binding, code=None)
+        return Plan(self.name, self.definition, signature, self.options, self.on_trace)
 
     def record(
         self,

@@ -47,6 +47,7 @@ from graftax._jit.compile_progress import report_stages
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
+from graftax._jit.same_function import keep
 from graftax._jit.stages import Lowered, Staging, Traced
 from graftax._jit.trace import context_of, definition_of, flat_function
 from graftax._jit.warm import warm
@@ -121,11 +122,12 @@ class Jitted(_core.Caller, Generic[P, R]):
     ) -> None:
         self._configure(plain, prefix, table, signature.binding, is_method)
         self._options = options
-        on_trace = functools.partial(_on_trace, name, options, weakref.ref(table))
+        on_trace = functools.partial(_on_trace, name, options)
         self._plan = Plan(name, definition, signature, options, on_trace)
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
+        table.check_sharing()
         reads = table.reads
         if reads is None:
             return Signature.of(plain, skip, options.captured, table.origins)
@@ -257,6 +259,9 @@ class Jitted(_core.Caller, Generic[P, R]):
         if entry is not None:
             table.slow_hits += 1
             return entry
+        entry = table.share(recording, context, name)
+        if entry is not None:
+            return entry
         table.misses += 1
         loaded = table.loaded_for(recording, context, name, numbers)
         if table.frozen and loaded is None:
@@ -349,7 +354,11 @@ class Jitted(_core.Caller, Generic[P, R]):
             self._table.numbers.settle()
         else:
             entry.evaluate = entry.host.compiled(len(entry.outcomes))
-        return self._table.reads.reads() if self._table.reads is not None else None
+        if self._table.reads is None:
+            return None
+        reads = self._table.reads.reads()
+        keep(self._table.sharing, entry, reads)
+        return reads
 
     @boundary
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
@@ -578,7 +587,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def cache_info(self) -> CacheInfo:
         """The number of hits and misses, the maximal and the current number of structures, and the number of traces."""
         t = self._table
-        return CacheInfo(t.hits + t.slow_hits, t.misses, t.maxsize, len(t.entries), t.traces)
+        return CacheInfo(t.hits + t.slow_hits, t.misses, t.maxsize, len(t.entries), t.traces, t.shared)
 
     # ---- as a method, a pickle, a copy
 
@@ -699,9 +708,7 @@ def _bind_to(jitted: Jitted[P, R], instance: Any) -> Jitted[Any, R]:
     return jitted.__get__(instance)
 
 
-def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | None], lost: list[str]) -> None:
-    live_table = table()
-    if live_table is not None:
-        live_table.traces += 1
+def _on_trace(name: str, options: Options, table: FunctionTable, lost: list[str]) -> None:
+    table.traces += 1
     if lost and options.warn_lost:
         warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

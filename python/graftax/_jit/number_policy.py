@@ -266,7 +266,7 @@ class SymbolicNumbers:
         def forget() -> None:
             here = alive()
             if here is not None:
-                here.drop(key)
+                here.sharing.forget(here.entries.get(key))
 
         self._forget = forget
 

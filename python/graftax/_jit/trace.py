@@ -263,7 +263,7 @@ def _trace_once(
     _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)
     if not (by_value or caller._table.warned_of_lost_sharing):
         caller._table.warned_of_lost_sharing = warn_of_lost_sharing(plan.name, recording, outcome, leaves, outputs)
-    plan.on_trace(changed if lost else [])
+    plan.on_trace(caller._table, changed if lost else [])
     if growth is not None and growth.is_used:
         raise TraceFinished(growth.finished(outcome, outputs))
     return outcome, outputs

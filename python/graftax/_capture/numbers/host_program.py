@@ -43,7 +43,7 @@ def item(scalar: Any) -> Any:
     return scalar.item()
 
 
-_KNOWN = {"math": math, "np": np, "total": total, "item": item}
+_KNOWN = {"__name__": __name__, "math": math, "np": np, "total": total, "item": item}
 
 
 def _keep(error: BaseException) -> None:

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that mean the same share their programs: a lambda in a loop, or a cell that is run again, compiles once.
+
+Each function has its own table, with its own counts. What tables of equal functions have in common is a `Sharing`: what
+their code reads, which of their numbers change, and their entries. `docs/internals/same-function.md` has the rules.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import gc
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from graftax import _core
+from graftax._capture.bytecode import has_defaults, is_empty, is_of_module, nested_codes
+from graftax._capture.function_attributes import attribute_names
+from graftax._capture.read_set import ReadSet
+from graftax._jit.multihost_rendezvous import compares_hosts
+from graftax._jit.number_policy import Numbers
+from graftax._jit.options import Options
+
+if TYPE_CHECKING:
+    from graftax._jit.cache import FunctionTable
+
+_MOST_IDLE_SHARINGS = 64
+_MOST_IDLE_ENTRIES = 16  # of one sharing
+_MOST_PARTS = 20_000  # objects to look at before one counts as one that may hold the user's objects
+_HAS_DOCSTRING = 0x4000000  # a flag of code objects from Python 3.13 on
+_CONSTANT = set(dis.hasconst)
+
+# Code with these names may see its own text, its lines or its docstring.
+_SEES_ITSELF = {
+    *("__code__", "__doc__", "__annotations__", "__wrapped__", "__name__", "__qualname__", "__signature__"),
+    *("_getframe", "currentframe", "f_back", "f_code", "f_lineno", "tb_lineno", "co_firstlineno", "__traceback__"),
+    *("stack", "extract_stack", "format_exc", "print_exc", "warn", "signature", "getdoc", "getsource"),
+    *("getsourcelines", "getsourcefile", "get_annotations", "get_type_hints"),
+}
+# Of these libraries nothing is the user's, whatever their objects are.
+_LIBRARIES = {"graftax", "jax", "jaxlib", "numpy", *sys.stdlib_module_names}
+_PROCESS_WIDE = type(jax.tree_util.default_registry)  # every `jax.jit` object refers to it
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, types.CodeType, types.BuiltinFunctionType, _PROCESS_WIDE)
+
+
+# ---- what makes two functions equal
+
+_MEANINGS: weakref.WeakKeyDictionary[types.CodeType, dict[str, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+
+
+def meaning_of(code: types.CodeType) -> tuple[Any, ...]:
+    """What code does: equal for code that differs only in its file, its lines and its docstring.
+
+    Code that may look at these itself has them in its meaning.
+    """
+    by_file = _MEANINGS.setdefault(code, {})  # code of two files may be equal
+    meaning = by_file.get(code.co_filename)
+    if meaning is None:
+        meaning = by_file[code.co_filename] = _read_meaning(code)
+    return meaning
+
+
+def _read_meaning(code: types.CodeType) -> tuple[Any, ...]:
+    sees_itself = any(not _SEES_ITSELF.isdisjoint(part.co_names) for part in nested_codes(code))
+    constants, flags = code.co_consts, code.co_flags
+    where = (code.co_filename, code.co_firstlineno, tuple(code.co_positions()), constants) if sees_itself else ()
+    return (
+        tuple((at.opcode, _meaning_of_argument(at)) for at in dis.get_instructions(code)),
+        code.co_name,
+        code.co_qualname,
+        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags & ~_HAS_DOCSTRING),
+        (code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars),
+        code.co_exceptiontable,
+        where,
+    )
+
+
+def _meaning_of_argument(instruction: dis.Instruction) -> Any:
+    """Of a constant its value, since a docstring shifts the numbers of constants."""
+    return _meaning_of_constant(instruction.argval) if instruction.opcode in _CONSTANT else instruction.arg
+
+
+def _meaning_of_constant(constant: Any) -> Any:
+    if isinstance(constant, types.CodeType):
+        return meaning_of(constant)
+    if isinstance(constant, tuple | frozenset):
+        return type(constant), *map(_meaning_of_constant, constant)
+    return type(constant), repr(constant) if type(constant) in (float, complex) else constant
+
+
+def _key_of(function: Any, options: Options) -> tuple[Any, ...] | None:
+    """Equal for functions that share programs; None for one that shares none."""
+    if not isinstance(function, types.FunctionType) or not options.captured or compares_hosts():
+        return None
+    if not is_of_module(function.__globals__) or attribute_names(function) or has_defaults(function):
+        return None
+    for cell in function.__closure__ or ():  # what code reads of a class or a module is noted for that class alone
+        if is_empty(cell) or isinstance(cell.cell_contents, (type, types.ModuleType)):
+            return None
+    names = function.__name__, function.__qualname__, function.__module__
+    key = meaning_of(function.__code__), id(function.__globals__), names, options, options.check
+    try:
+        hash(key)
+    except TypeError:  # an unhashable option
+        return None
+    return key
+
+
+# ---- what equal functions have in common
+
+
+class Sharing:
+    """What the tables of equal functions have in common. The tables own it."""
+
+    def __init__(self, make_read_set: Callable[[], ReadSet | None]) -> None:
+        self.reads = make_read_set()
+        self.numbers = Numbers()
+        self.tables: weakref.WeakSet[FunctionTable] = weakref.WeakSet()
+        self._entries: weakref.WeakValueDictionary[tuple[Any, ...], _core.Entry] = weakref.WeakValueDictionary()
+        self.impersonal: weakref.WeakSet[_core.Entry] = weakref.WeakSet()  # they hold no more than the read set does
+
+    @property
+    def is_shareable(self) -> bool:
+        """Variables that only host functions read are found, and compared, for one function alone."""
+        return self.reads is not None and not self.reads.hidden
+
+    def add(self, key: tuple[Any, ...], entry: _core.Entry) -> None:
+        """An entry that a function of the sharing may run."""
+        for number in range(_MOST_IDLE_ENTRIES):
+            if self._entries.setdefault((*key[:2], number), entry) is entry:
+                return
+
+    def entry_for(self, recording: _core.Recording, context: Any) -> _core.Entry | None:
+        """An entry of another function of the sharing that serves this recording."""
+        if not self.is_shareable:
+            return None
+        for number in range(_MOST_IDLE_ENTRIES):
+            entry = self._entries.get((recording.graphdef, context, number))
+            if entry is not None and entry.serves(recording):
+                return entry
+        return None
+
+    def discard(self, entry: _core.Entry) -> None:
+        """No other function takes over this entry from now on: a table has dropped it."""
+        for key in [key for key, known in self._entries.items() if known is entry]:
+            self._entries.pop(key, None)
+        self.impersonal.discard(entry)
+        idle = _IDLE.get(self)
+        if idle is not None:
+            idle[0][:] = [known for known in idle[0] if known is not entry]
+
+    def forget(self, entry: _core.Entry | None) -> None:
+        """Drops an entry from every table that runs it."""
+        for table in list(self.tables):
+            for key in [key for key, known in list(table.entries.items()) if known is entry]:
+                table.drop(key)
+
+
+_LOCK = threading.RLock()
+_SHARINGS: weakref.WeakValueDictionary[tuple[Any, ...], Sharing] = weakref.WeakValueDictionary()
+# What functions that may be gone have shared: the entries, and what they hold besides.
+_IDLE: collections.OrderedDict[Sharing, tuple[list[_core.Entry], _Held]] = collections.OrderedDict()
+
+
+def sharing_of(function: Any, options: Options, make_read_set: Callable[[], ReadSet | None]) -> Sharing:
+    """The sharing of a function under these options: that of an equal one, if there is one."""
+    key = _key_of(function, options)
+    if key is None:
+        return Sharing(make_read_set)
+    with _LOCK:
+        sharing = _SHARINGS.get(key)
+        if sharing is None or not sharing.is_shareable:
+            sharing = _SHARINGS[key] = Sharing(make_read_set)
+        elif sharing.reads is not None:
+            sharing.reads.note_closure(function)
+        return sharing
+
+
+def leave(sharing: Sharing) -> None:
+    """No function joins this sharing from now on."""
+    with _LOCK:
+        for key in [key for key, known in _SHARINGS.items() if known is sharing]:
+            del _SHARINGS[key]
+        _IDLE.pop(sharing, None)
+
+
+def keep(sharing: Sharing, entry: _core.Entry, reads: Any) -> None:
+    """Keeps an entry that was just traced for equal functions to come, if it holds no object of the user's.
+
+    A function or a class that a module has under its own name may be held, for as long as the module has it.
+    """
+    with _LOCK:
+        if not any(known is sharing for known in _SHARINGS.values()):
+            return
+        modules: list[Any] = list(sys.modules.values())  # code may put anything there
+        scopes = {id(vars(module)) for module in modules if isinstance(module, types.ModuleType)}
+        for idle in [idle for idle, (_, held) in _IDLE.items() if not held.is_there(scopes)]:
+            del _IDLE[idle]
+        if _Held.of([entry], scopes, besides=_core.Reads) is None:
+            sharing.impersonal.discard(entry)
+        else:
+            sharing.impersonal.add(entry)
+        before = _IDLE.pop(sharing, None)
+        entries = [*(known for known in (before[0] if before else []) if known is not entry), entry]
+        held = _Held.of((sharing.reads, sharing.numbers, reads, entries := entries[-_MOST_IDLE_ENTRIES:]), scopes)
+        if held is None:
+            return
+        _IDLE[sharing] = entries, held
+        while len(_IDLE) > _MOST_IDLE_SHARINGS:
+            _IDLE.popitem(last=False)
+
+
+def forget_idle() -> None:
+    """Forgets the programs of functions that are gone."""
+    with _LOCK:
+        _IDLE.clear()
+
+
+# ---- does one hold objects of the user's?
+
+
+def _found_under(module: Any, name: Any) -> Any:
+    value: Any = sys.modules.get(module) if isinstance(module, str) else None
+    for part in name.split(".") if isinstance(name, str) else ():
+        value = None if value is None else vars(value).get(part) if hasattr(value, "__dict__") else None
+        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    return value
+
+
+def _is_of_library(value: Any) -> bool:
+    module = getattr(value, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
+
+
+def _is_ours(function: types.FunctionType) -> bool:
+    return _is_of_library(function) or not function.__globals__  # as `definition_of` makes
+
+
+class _Held:
+    """Modules, and functions and classes that modules have under their own names: all of the user's that is held."""
+
+    def __init__(self) -> None:
+        self._scopes: set[int] = set()  # ids of the dicts of modules
+        self._named: list[tuple[str, str, weakref.ref[Any]]] = []
+
+    def is_there(self, scopes: set[int]) -> bool:
+        """Have these modules, and they alone, still what is held?"""
+        return self._scopes <= scopes and all(
+            (value := ref()) is not None and _found_under(module, name) is value for module, name, ref in self._named
+        )
+
+    @staticmethod
+    def of(roots: Iterable[Any], scopes: set[int], besides: type = types.NoneType) -> _Held | None:
+        """What these objects hold, in modules with these dicts. None if they hold anything else of the user's.
+
+        Objects of the class `besides` are not looked into.
+        """
+        held, seen, todo = _Held(), dict[int, Any](), list(roots)
+        while todo:
+            value = todo.pop()
+            value = vars(value) if isinstance(value, types.ModuleType) else value
+            if isinstance(value, (*_ATOMS, besides)) or id(value) in seen:
+                continue
+            seen[id(value)] = value
+            if len(seen) > _MOST_PARTS:
+                return None
+            if id(value) in scopes:
+                held._scopes.add(id(value))
+            elif isinstance(value, type) and _is_of_library(value):
+                continue
+            elif isinstance(value, type) or (isinstance(value, types.FunctionType) and not _is_ours(value)):
+                if _found_under(value.__module__, value.__qualname__) is not value:
+                    return None
+                held._named.append((value.__module__, value.__qualname__, weakref.ref(value)))
+            elif _is_array(value) or not _is_of_library(type(value)):
+                return None
+            else:
+                todo += _parts_of(value)
+        return held
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(type(value), "__array__") and hasattr(value, "dtype")
+
+
+def _parts_of(value: Any) -> Iterator[Any]:
+    if isinstance(value, types.FunctionType):  # a library's: its module is nobody's
+        yield from (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
+    elif not isinstance(value, weakref.ref):
+        yield from gc.get_referents(value)
