@@ -90,7 +90,9 @@ class Replacement(StandsForCompiled):
             self._fall_back(error)
         except AttributeError as error:
             # `jax.jit` makes arrays of Python numbers; to graftax they stay numbers, without a shape or a dtype.
-            if self.refusal or not (isinstance(error.obj, (int, float, complex)) and hasattr(jax.Array, error.name)):
+            if self.refusal or not (
+                isinstance(error.obj, (int, float, complex)) and hasattr(jax.Array, error.name or "")
+            ):
                 raise
             self._fall_back(error)
         return self._compiled(*args, **kwargs)
