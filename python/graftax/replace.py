@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.export
 
 import graftax
 from graftax._base.errors import GraftaxError
@@ -39,6 +40,10 @@ class StandsForCompiled:
     if TYPE_CHECKING:
 
         def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    def as_written(self) -> Any:
+        """The function as the program would have compiled it."""
+        return self._compiled
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -83,7 +88,17 @@ class Replacement(StandsForCompiled):
             if self.refusal:  # of a function inside of it
                 raise
             self._fall_back(error)
+        except AttributeError as error:
+            # `jax.jit` makes arrays of Python numbers; to graftax they stay numbers, without a shape or a dtype.
+            if self.refusal or not (
+                isinstance(error.obj, (int, float, complex)) and hasattr(jax.Array, error.name or "")
+            ):
+                raise
+            self._fall_back(error)
         return self._compiled(*args, **kwargs)
+
+    def as_written(self) -> Any:
+        return self._original(self.__wrapped__)
 
     def __repr__(self) -> str:
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
@@ -111,6 +126,7 @@ def patch_names(wrap: Wrap) -> None:
     if _patched:
         return
     _patch(jax, wrap)
+    _patch_export()
     for library in _LIBRARIES:
         if library in sys.modules:
             _patch(sys.modules[library], wrap)
@@ -175,6 +191,20 @@ def _patch(module: types.ModuleType, wrap: Wrap) -> None:
     original = getattr(module, name)
     _patched.append((module, name, original))
     setattr(module, name, _replace(f"{module.__name__}.{name}", original, replacement, wrap, drop))
+
+
+def _patch_export() -> None:
+    """Makes `jax.export.export` take what stands for a function: it accepts nothing but what `jax.jit` returned."""
+    original = jax.export.export
+
+    @functools.wraps(original)
+    def export(function: Any, /, *args: Any, **options: Any) -> Any:
+        return original(
+            function.as_written() if isinstance(function, StandsForCompiled) else function, *args, **options
+        )
+
+    _patched.append((jax.export, "export", original))
+    jax.export.export = export
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):

@@ -89,3 +89,50 @@ def test_a_suite_of_tests_runs_with_the_names_replaced(tmp_path):
     )
     done = run("-m", "pytest", "-q", "-p", "graftax.replace", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path)
     assert done.returncode == 0 and "1 functions compiled by graftax" in done.stdout, done.stdout + done.stderr
+
+
+EXPORTING = """
+import jax, jax.export, jax.numpy as jnp
+
+@jax.jit
+def inner(x): return x * 2
+
+@jax.jit
+def f(x): return inner(x) + 1
+
+exported = jax.export.export(f)(jax.ShapeDtypeStruct((3,), jnp.float32))
+print(exported.fun_name, jax.export.deserialize(exported.serialize()).call(jnp.ones(3)).tolist())
+"""
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("options", [(), ("--watch",)])
+def test_a_script_exports_its_functions_by_jax(tmp_path, options):
+    (tmp_path / "script.py").write_text(EXPORTING)
+    done = run("-m", "graftax", "run", *options, "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "f [3.0, 3.0, 3.0]"
+
+
+NUMBERS = """
+import jax
+
+@jax.jit
+def half(x): return (x / 2).astype(x.dtype)
+
+@jax.jit
+def misspelled(x): return x.shap
+
+print(half(3.0), half(5.0))
+try: misspelled(3.0)
+except AttributeError: print("raised")
+"""
+
+
+def test_a_function_that_needs_arrays_where_it_is_given_numbers_stays_with_its_own_jit(tmp_path):
+    (tmp_path / "script.py").write_text(NUMBERS)
+    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["1.5 2.5", "raised"]
+    assert [line for line in done.stderr.splitlines() if "stays with jax.jit: " in line and "half" in line]
+    assert done.stderr.splitlines()[-1] == "graftax: 1 functions compiled by graftax, 1 by their own jit"
