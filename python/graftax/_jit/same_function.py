@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _MOST_IDLE_SHARINGS = 64
 _MOST_IDLE_ENTRIES = 16  # of one sharing
+_MOST_LEVELS = 4  # of containers and functions in a closure
 _MOST_PARTS = 20_000  # objects to look at before one counts as one that may hold the user's objects
 _HAS_DOCSTRING = 0x4000000  # a flag of code objects from Python 3.13 on
 _CONSTANT = set(dis.hasconst)
@@ -100,9 +101,8 @@ def _key_of(function: Any, options: Options) -> tuple[Any, ...] | None:
         return None
     if not is_of_module(function.__globals__) or attribute_names(function) or has_defaults(function):
         return None
-    for cell in function.__closure__ or ():  # what code reads of a class or a module is noted for that class alone
-        if is_empty(cell) or isinstance(cell.cell_contents, (type, types.ModuleType)):
-            return None
+    if not _has_plain_closure(function, function.__globals__):
+        return None
     names = function.__name__, function.__qualname__, function.__module__
     key = meaning_of(function.__code__), id(function.__globals__), names, options, options.check
     try:
@@ -110,6 +110,29 @@ def _key_of(function: Any, options: Options) -> tuple[Any, ...] | None:
     except TypeError:  # an unhashable option
         return None
     return key
+
+
+def _has_plain_closure(function: types.FunctionType, scope: dict[str, Any], depth: int = 0) -> bool:
+    """Is all that a closure holds data, or code of the same module?
+
+    A read set knows code by its text: it does not look again at equal code of another module, with other globals.
+    """
+    return function.__globals__ is scope and all(
+        not is_empty(cell) and _is_plain(cell.cell_contents, scope, depth) for cell in function.__closure__ or ()
+    )
+
+
+def _is_plain(value: Any, scope: dict[str, Any], depth: int) -> bool:
+    if isinstance(value, (types.NoneType, bool, int, float, complex, str, bytes)) or _is_array(value):
+        return True
+    if depth > _MOST_LEVELS:
+        return False
+    if isinstance(value, types.FunctionType):
+        return not attribute_names(value) and _has_plain_closure(value, scope, depth + 1)
+    if type(value) in (list, tuple, dict):
+        items = [*value, *value.values()] if type(value) is dict else value
+        return all(_is_plain(item, scope, depth + 1) for item in list(items))
+    return False
 
 
 # ---- what equal functions have in common
