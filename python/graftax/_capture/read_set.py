@@ -53,6 +53,7 @@ from graftax._capture.bytecode import (
     passed_on,
     resolve_lazy_imports,
 )
+from graftax._capture.code_set import CodeSet
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
 from graftax._capture.impure_calls import ImpureCalls
@@ -77,7 +78,7 @@ class ReadSet:
         self.impure = ImpureCalls()
         self.signals = Signals()
         self.builtins = StoodIn(self.signals)
-        self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+        self.known = CodeSet()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
         self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
@@ -89,22 +90,22 @@ class ReadSet:
         self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._hosts: dict[int, tuple[types.CellType, str]] = {}  # variables with functions that run on the host alone
-        self._on_host: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that code gives to callbacks
+        self._on_host = CodeSet()  # of functions that code gives to callbacks
         self._receivers: set[str] = set()  # those of `hidden` of which methods are given to callbacks
-        self._receiving: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # the code that gives them
+        self._receiving = CodeSet()  # the code that gives them
         self._scope: dict[str, Any] | None = None  # that of the function itself
         self._itself: Callable[[], Any] = lambda: None  # the function, where its defaults may change
-        self._own_codes: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # those that it had
+        self._own_codes = CodeSet()  # those that it had
         self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
         self._shared: set[str] = set()  # those of them that other code reads in a trace
         self._was_refused = False
         self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
         self._now = Now()
-        self._rooted: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code that reads a root by its name
-        self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
-        self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
-        self._scanned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that traces made
-        self._of_graph: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that were part of the roots
+        self._rooted = CodeSet()  # code that reads a root by its name
+        self._ran = CodeSet()  # code with variables of an enclosing call
+        self._inner = CodeSet()  # code of functions that known code makes
+        self._scanned = CodeSet()  # of functions that traces made
+        self._of_graph = CodeSet()  # of functions that were part of the roots
         self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
         self._attributes: set[str] = set()
         self._stored_attributes: set[str] = set()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import asyncio
 import concurrent.futures
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -170,7 +171,7 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, (type, types.ModuleType)):
         return Description("identity")
     if isinstance(obj, enum.Enum):
-        return _OPENED if solid is object and _has_state(type(obj)) else Description("identity")
+        return _OPENED_MEMBER if solid is object and _has_state(type(obj)) else Description("identity")
     if issubclass(cls, jax.core.Tracer):  # that of a jax.Ref as well: the answer holds for the whole class
         return Description("array")
     if isinstance(obj, ref_types):
@@ -275,12 +276,18 @@ def _defines_equality(cls: type) -> bool:
     return all(code is not None and not code.co_filename.startswith(("<string>", "<attrs")) for code in codes)
 
 
+def _nothing(obj: Any) -> tuple[()]:
+    del obj
+    return ()
+
+
 def _member_name(member: enum.Enum) -> str | None:
     return member._name_
 
 
 # Always the caller's own object; its attributes are compared, and what is set there is brought back.
-_OPENED = Description("value", frozen=False, handed=True, unique=True, reduce=_member_name)
+_OPENED = Description("value", frozen=False, handed=True, reduce=_nothing)
+_OPENED_MEMBER = dataclasses.replace(_OPENED, unique=True, reduce=_member_name)
 
 
 def _is_of_python(cls: type) -> bool:
