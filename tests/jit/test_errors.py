@@ -91,6 +91,8 @@ def test_an_exception_of_the_function_that_looks_like_jax_is_unchanged():
         ({"donate": 3}, r"donate=3: f has no positional argument 3; it takes 1"),
         ({"static_argnames": "sate"}, r"static_argnames='sate'"),
         ({"static_argnums": 3}, r"static_argnums=3"),
+        ({"static_argnums": 0, "donate_argnames": "state"}, r"f: the argument 'state' is static and donated"),
+        ({"static_argnames": "state", "donate_argnums": -1}, r"f: the argument 'state' is static and donated"),
     ],
 )
 def test_an_option_that_names_no_argument_is_refused_where_jit_is_called(options, message):

@@ -7,12 +7,13 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from graftax import _core
 from graftax._base.errors import StructureError
 from graftax._base.handles import is_donated_place
+from graftax._capture.signature import Signature
 from graftax._graph.structure import Structure, place_name
 from graftax._jax.compat import DONATION_UNUSED
 from graftax._jax.tracebacks import boundary
@@ -22,6 +23,30 @@ DONATED_AND_KEPT = (
     "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then "
     "passed once), pass a copy (jnp.copy) for one of them, or donate neither."
 )
+
+STATIC_AND_DONATED = (
+    "{name}: the argument {argument!r} is static and donated. A static argument is a constant of the program, which "
+    "has no buffer to give away. Leave it out of one of the two."
+)
+
+
+def refuse_static_donation(
+    name: str, signature: Signature, static: Sequence[int | str], donated: Sequence[int | str]
+) -> None:
+    """Raises where an argument is named as static and as donated.
+
+    Raises:
+        ValueError: with the argument's name.
+    """
+
+    def parameters(chosen: Sequence[int | str]) -> set[int | str]:
+        named = {which: i for i, which in enumerate(signature.names)}
+        count = signature.positional
+        return {named.get(w, w) if isinstance(w, str) else w + (count if w < 0 else signature.skip) for w in chosen}
+
+    for both in parameters(static) & parameters(donated):
+        argument = signature.names[both] if isinstance(both, int) and both < len(signature.names) else both
+        raise ValueError(STATIC_AND_DONATED.format(name=name, argument=argument))
 
 
 def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:

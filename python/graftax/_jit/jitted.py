@@ -44,6 +44,7 @@ from graftax._jit.build_entry import build_entry, leaf_options
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.compile_progress import report_stages
+from graftax._jit.donation import refuse_static_donation
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
@@ -106,6 +107,8 @@ class Jitted(_core.Caller, Generic[P, R]):
             chosen, patterns = split_patterns(getattr(options, option))
             signature.check(chosen, option, name, f" Words are {', '.join(DONATE)}." if option == "donate" else "")
             signature.check_patterns(patterns, option, name)
+            if option == "donate":
+                refuse_static_donation(name, signature, options.static, chosen)
         is_method = is_called_by_its_class(function)
         self._set_up(name, plain, prefix, table, options, definition_of(plain), signature, is_method)
 
