@@ -57,6 +57,7 @@ RESULTS = {
     "explain": ("Explanation", "CallExplanation"),
     "log_recompiles": ("RecompileLog",),
     "flatten": ("GraphDef",),
+    "memory": ("MemoryReport", "ArrayMemory"),
 }
 
 

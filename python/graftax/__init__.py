@@ -22,7 +22,7 @@ The public names, by what they are for:
 - Edit graphs:
   at, partition, combine, update, copy, equal, cast, map_leaves, flatten, unflatten, to_dict, from_dict, tree
 - Look:
-  show, explain, log_recompiles, assert_max_traces, find, shared, count, diff, nonfinite
+  show, explain, log_recompiles, assert_max_traces, find, shared, count, diff, nonfinite, memory
 - Save:
   save, load, peek, Checkpoints, export
 - Scale:
@@ -58,6 +58,7 @@ from graftax._io import Checkpoints, load, peek, save
 from graftax._jit.api import filter_jit, jit
 from graftax._jit.explain import assert_max_traces, explain
 from graftax._jit.multihost_check import check_hosts
+from graftax._memory.memory import memory
 from graftax._record.nonfinite import nonfinite
 from graftax._sharding.rules import Rules, fsdp
 from graftax._show import show
@@ -101,6 +102,7 @@ from graftax.transforms.staging import eval_shape, filter_eval_shape, filter_mak
 from graftax.transforms.vjp import filter_vjp, vjp
 from graftax.transforms.vmap import filter_vmap, vmap
 from graftax.transforms.while_loop import fori_loop, while_loop
+from graftax.types import ArrayMemory as ArrayMemory
 from graftax.types import CacheInfo as CacheInfo
 from graftax.types import CallExplanation as CallExplanation
 from graftax.types import Compiled as Compiled
@@ -109,6 +111,7 @@ from graftax.types import Exported as Exported
 from graftax.types import GraphDef as GraphDef
 from graftax.types import Jitted as Jitted
 from graftax.types import Lowered as Lowered
+from graftax.types import MemoryReport as MemoryReport
 from graftax.types import NonfiniteReport as NonfiniteReport
 from graftax.types import Optimizer as Optimizer
 from graftax.types import Packed as Packed
@@ -129,7 +132,7 @@ __all__ += ["optimizer", "labels", "Streams", "ema"]
 __all__ += ["at", "partition", "combine", "update", "copy", "equal", "cast", "map_leaves", "flatten", "unflatten"]
 __all__ += ["to_dict", "from_dict", "tree"]
 __all__ += ["show", "explain", "log_recompiles", "assert_max_traces", "find", "shared", "count", "diff"]
-__all__ += ["nonfinite"]
+__all__ += ["nonfinite", "memory"]
 __all__ += ["save", "load", "peek", "Checkpoints", "export"]
 __all__ += ["Rules", "fsdp", "shard", "pack", "check_hosts"]
 __all__ += ["Module", "field", "register", "register_static"]

@@ -11,10 +11,12 @@ from graftax._graph.path import Path, Ref
 from graftax._jit.cache import CacheInfo
 from graftax._jit.jitted import Jitted
 from graftax._jit.stages import Compiled, Lowered, Traced
+from graftax._memory.report import ArrayMemory, MemoryReport
 from graftax._record.nonfinite import NonfiniteReport
 from graftax._training.optimizer import Optimizer
 
 __all__ = [
+    "ArrayMemory",
     "CacheInfo",
     "CallExplanation",
     "Compiled",
@@ -23,6 +25,7 @@ __all__ = [
     "GraphDef",
     "Jitted",
     "Lowered",
+    "MemoryReport",
     "NonfiniteReport",
     "Optimizer",
     "Packed",

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own package and from those before it, also where only a type checker looks.
 PACKAGES = (
     *("_base", "interop", "_jax", "_graph", "_capture", "_sharding", "tree", "_explain", "_jit", "transforms"),
-    *("_export", "_training", "_io", "_show", "_record", "_setup"),
+    *("_export", "_training", "_io", "_show", "_record", "_memory", "_setup"),
     *("errors", "types", "__init__", "replace", "_cli", "__main__"),
 )
 LATE = {("_jit", "_export"), ("_jit", "transforms")}  # inside of methods of `Jitted`, for what needs all of that class

@@ -579,6 +579,7 @@ def _has_text(text: str, *kinds: type[BaseException]) -> Callable[[BaseException
 
 
 is_deleted_array_error = _has_text("delete", RuntimeError, ValueError)
+is_out_of_memory = _has_text("ut of memory", RuntimeError)  # of a device; its code differs between backends
 is_of_a_timeout = _has_text("DEADLINE_EXCEEDED")
 is_of_refused_arguments = _has_text("INVALID_ARGUMENT")  # by an executable, so that nothing has run
 is_of_reverse_loop = _has_text("Reverse-mode differentiation does not work for lax.while_loop")

@@ -34,6 +34,7 @@ from graftax._explain import compile_events, frozen
 from graftax._jax.compat import (
     is_deleted_array_error,
     is_mismatched_leaf,
+    is_out_of_memory,
     is_placement_error,
     is_sharding_mismatch,
     lacks_symbols,
@@ -47,6 +48,7 @@ from graftax._jit.compile_progress import report_stages
 from graftax._jit.donation import refuse_static_donation
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.options import DONATE, Options, split_patterns
+from graftax._jit.out_of_memory import note_largest
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.same_function import keep
 from graftax._jit.stages import Lowered, Staging, Traced
@@ -402,6 +404,8 @@ class Jitted(_core.Caller, Generic[P, R]):
                 if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                     error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
                     break
+        elif is_out_of_memory(error):
+            note_largest(error, self._plan.name, self._plan.record(roots, layout))
         elif is_placement_error(error):
             recording = self._plan.record(roots, layout)
             rename_leaves(error, leaf_names(recording.graphdef, recording.names))

@@ -5,14 +5,36 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graftax import _core
+from graftax._base.key_path import keystr
+from graftax._graph.structure import place_name
+
+if TYPE_CHECKING:
+    from graftax._jit.stages import Staging
 
 
 def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
     """One name a leaf: `params['w']`, `model.layers[0].bias`."""
     return graphdef._leaf_names(root_names)  # pyright: ignore[reportPrivateUsage]
+
+
+def output_names(staging: Staging, stage: Any) -> list[tuple[str, bool]]:
+    """(key path, is it written back) of each output of a JAX stage, in the result or in what the call changes."""
+    results, written, code = stage.out_info
+    count = len(results) + len(written)
+    outcome = staging.entry.outcomes[_core.decode(code)]
+    names: list[tuple[str, bool]] = []
+    for write, path in outcome.leaf_places():
+        if write == 0:
+            names.append((f"result{keystr(path)}", False))
+        else:
+            root, node = staging.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
+            names.append((place_name((root, (*node, *path)), staging.names), True))
+    host = {leaf for leaf, _ in outcome.numbers}
+    names = [name for i, name in enumerate(names) if i not in host]
+    return names if len(names) == count else [(f"output {i}", i >= len(results)) for i in range(count)]
 
 
 _TUPLED = [inspect.Parameter("leaves", inspect.Parameter.POSITIONAL_OR_KEYWORD)]

@@ -31,7 +31,7 @@ def info(staging: Staging, stage: Any, name: str) -> Any:
     """An attribute of a JAX stage, in the structure of the user function's arguments or result."""
     if name in _TREES:
         return jax.tree.structure(info(staging, stage, _TREES[name]))
-    flat: Callable[[str], list[Any]] = lambda attribute: _flat_arguments(staging, getattr(stage, attribute))  # noqa: E731
+    flat: Callable[[str], list[Any]] = lambda attribute: flat_arguments(staging, getattr(stage, attribute))  # noqa: E731
     if name in OF_ARGUMENTS:
         return _of_arguments(staging, flat(name))
     forwarded: list[Any] = flat(_OF_RESULT[name])
@@ -40,7 +40,8 @@ def info(staging: Staging, stage: Any, name: str) -> Any:
     return _of_result(staging, flat("args_info"), forwarded, getattr(stage, name))
 
 
-def _flat_arguments(staging: Staging, arguments: Any) -> list[Any]:
+def flat_arguments(staging: Staging, arguments: Any) -> list[Any]:
+    """What a JAX stage says of its arguments, one value a leaf."""
     return list(arguments[0][0] if staging.entry.tupled else arguments[0])
 
 

@@ -11,14 +11,11 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from graftax import _core
-from graftax._base.key_path import keystr
-from graftax._graph.structure import place_name
 from graftax._jax.compat import new_ref, ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.api import jit
 from graftax._jit.jitted import Jitted
-from graftax._jit.leaf_names import leaf_names
+from graftax._jit.leaf_names import leaf_names, output_names
 from graftax._jit.stages import Staging, copy_numpy_leaves, match_structure
 from graftax._record.interpreter import Interpreter
 from graftax._record.marks import Value, are_finite, bits
@@ -111,7 +108,8 @@ def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Non
     names = leaf_names(staging.graphdef, staging.names)
     inputs = [interpreter.argument(name, x) for name, x in zip(names, leaves, strict=True)]
     outputs = interpreter.run(jaxpr.jaxpr, jaxpr.consts, inputs)
-    named = [*zip(_result_names(staging, traced, len(outputs)), outputs, strict=True)]
+    result_names = [name for name, _ in output_names(staging, traced._stage)]  # pyright: ignore[reportPrivateUsage]
+    named = [*zip(result_names, outputs, strict=True)]
     for name, value in zip(names, inputs, strict=True):
         if isinstance(value.data, ref_types) and not are_finite(value.data[...]):
             named.append((name, Value(value.data, np.asarray(interpreter.in_refs.get(id(value.data), 0)))))
@@ -142,19 +140,3 @@ def _report(interpreter: Interpreter, function: str, outputs: Sequence[tuple[str
     reaching = [origin for origin in interpreter.origins if origin.reaches_result]
     masked = [o for o in interpreter.origins if not o.reaches_result and o.kind != "constant"]
     return NonfiniteReport(function, results, reaching, masked)
-
-
-def _result_names(staging: Staging, traced: Any, count: int) -> list[str]:
-    """The key path of each output of the program, in the result or in what the call changes."""
-    _, _, code = traced._stage.out_info
-    outcome = staging.entry.outcomes[_core.decode(code)]
-    names: list[str] = []
-    for write, path in outcome.leaf_places():
-        if write == 0:
-            names.append(f"result{keystr(path)}")
-        else:
-            root, node = staging.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
-            names.append(place_name((root, (*node, *path)), staging.names))
-    host = {leaf for leaf, _ in outcome.numbers}
-    names = [name for i, name in enumerate(names) if i not in host]
-    return names if len(names) == count else [f"output {i}" for i in range(count)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from graftax._base.amounts import count_text
 from graftax._graph.object_diff import diff
 from graftax._graph.path import Graph
-from graftax._show.format import count_text, cut, type_text
+from graftax._show.format import cut, type_text
 from graftax._show.model import Marks, Picture
 
 _SIDE = 60  # characters of each side

@@ -23,7 +23,6 @@ _WRITTEN = (bool, int, float, complex, str, bytes, bytearray, type(None), type(.
 _SHARDING_TYPES = (jax.sharding.AbstractMesh, jax.sharding.Mesh, jax.sharding.PartitionSpec, jax.sharding.Sharding)
 _REPR_TYPES = (*_WRITTEN, pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, *_SHARDING_TYPES)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-_UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def cut(text: str, length: int = _LONG) -> str:
@@ -188,29 +187,3 @@ def _numbers(array: Any) -> str:
         return f"= {mean:.3g} ± {std:.3g} in [{minimum:.3g}, {maximum:.3g}]"
     except Exception:  # a deleted array, or one that is only partly on this process
         return ""
-
-
-# ---- numbers
-
-
-def count_text(count: int, noun: str) -> str:
-    """1 array, 2 arrays."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def short_number(count: int) -> str:
-    """1,234,567 as 1.23 M."""
-    return _scaled(float(count), 1000, "") if count >= 10_000 else f"{count:,}"
-
-
-def short_bytes(count: int) -> str:
-    """1,234,567 as 1.23 MB."""
-    return _scaled(float(count), 1000, "B") if count >= 1000 else f"{count} B"
-
-
-def _scaled(count: float, factor: int, unit: str) -> str:
-    for prefix in _UNITS[:-1]:
-        if count < 999.5:
-            return f"{count:.3g} {prefix}{unit}"
-        count /= factor
-    return f"{count:.3g} {_UNITS[-1]}{unit}"

@@ -6,7 +6,8 @@ from __future__ import annotations
 import html
 from typing import NamedTuple
 
-from graftax._show.format import cut, short_bytes
+from graftax._base.amounts import short_bytes
+from graftax._show.format import cut
 from graftax._show.model import Picture
 
 TOO_MANY = "a drawing of {count} objects could not be read: use html(), or draw a part of it. At most {most} are drawn."

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that ran out of memory: the note that names its largest arguments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.core
+
+from graftax import _core
+from graftax._base.amounts import count_text, short_bytes
+from graftax._jit.leaf_names import leaf_names
+
+LARGEST = "{name} takes {arrays} of {size} on a device. The largest:\n{rows}\n{remedy}"
+REMEDY = (
+    "graftax.memory(f, *args) says what results and temporaries need; donate= gives the memory of arguments to results."
+)
+
+_ROWS = 10
+
+
+def note_largest(error: BaseException, name: str, recording: _core.Recording) -> None:
+    """Adds the largest arrays of a call to its error, each with its path."""
+    if any(REMEDY in note for note in getattr(error, "__notes__", ())):
+        return  # a call inside of this one has run out of memory
+    arrays: dict[int, tuple[int, str]] = {}
+    for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
+        if hasattr(leaf, "dtype"):
+            size = _bytes_on_a_device(leaf)
+            arrays.setdefault(id(leaf), (size, f"  {path}: {leaf.dtype}{list(leaf.shape)}, {short_bytes(size)}"))
+    ordered = sorted(arrays.values(), key=lambda array: -array[0])
+    total = short_bytes(sum(size for size, _ in ordered))
+    rows = "\n".join(row for _, row in ordered[:_ROWS])
+    if rows:
+        count = count_text(len(ordered), "array")
+        error.add_note(LARGEST.format(name=name, arrays=count, size=total, rows=rows, remedy=REMEDY))
+
+
+def _bytes_on_a_device(leaf: Any) -> int:
+    is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    shape = leaf.sharding.shard_shape(leaf.shape) if is_placed else leaf.shape
+    return math.prod(shape) * leaf.dtype.itemsize

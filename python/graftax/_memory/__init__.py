@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`graftax.memory`: how much memory a call needs, by path."""
