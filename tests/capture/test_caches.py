@@ -264,3 +264,39 @@ def test_what_a_cache_gave_out_is_changed_once_by_a_trace_that_begins_anew():
 
     assert graftax.jit(f)(jnp.ones(2)).tolist() == [2.0, 2.0]
     assert load().steps == 1
+
+
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_cache_of_a_method_keeps_its_entries_and_is_no_input(size):
+    class Scale:
+        def __init__(self, w, n):
+            self.w, self.n = w, n
+
+        @functools.lru_cache(size)  # noqa: B019 - what is tried
+        def scaled(self):
+            return self.w * self.n
+
+    jitted = graftax.jit(lambda scale: scale.scaled(), numbers="static")
+    for n in (1, 2, 3):
+        outside, given = Scale(jnp.ones(2), n), Scale(jnp.ones(2), n)
+        assert outside.scaled().tolist() == jitted(given).tolist() == jitted(given).tolist() == [n, n]
+
+
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_call_that_fails_leaves_a_cache_in_order(size):
+    @functools.lru_cache(size)
+    def double(n):
+        return {"w": jnp.ones(2) * n}
+
+    def f(x):
+        double(1)["w"] = x
+        double(5)
+        raise KeyError("mine")
+
+    kept = double(1)
+    with pytest.raises(KeyError, match="mine"):
+        graftax.jit(f)(jnp.ones(2))
+    assert kept["w"].tolist() == [1, 1]
+    for _ in range(2):
+        assert double(1)["w"].tolist() == [1, 1] and double(5)["w"].tolist() == [5, 5]
+    assert double.cache_info().currsize == 2

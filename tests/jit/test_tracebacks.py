@@ -12,6 +12,7 @@ import types
 import jax
 import jax.experimental
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -362,6 +363,61 @@ def test_a_transform_of_jax_that_refuses_an_object_says_whose_to_call(call):
     error = raised(graftax.jit(call), Plain())
     told = "JAX's own transforms do not open Plain: those of graftax do, such as graftax.grad in place of jax.grad."
     assert error.__notes__.count(told) == 1
+
+
+def branches(x):
+    return x if x.sum() > 0 else -x
+
+
+def writes(x):
+    x[0] = 1.0
+
+
+def fills(x):
+    x.fill(0.0)
+
+
+REMEDIES = {
+    "if": (branches, X, "To branch on a traced value, call graftax.cond(condition, if_true, if_false, *operands)"),
+    "float": (lambda x: float(x.sum()), X, "compute with the array itself and read it after the call"),
+    "numpy": (np.asarray, X, "call the function of jax.numpy instead"),
+    "range": (lambda x: [i for i in range(x)], jnp.array(3), "loop with graftax.fori_loop"),
+    "item": (writes, np.ones(3), "`model.w = model.w.at[i].set(x)`"),
+    "method": (fills, np.ones(3), "`model.w = model.w.at[i].set(x)`"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "argument", "remedy"), REMEDIES.values(), ids=REMEDIES)
+def test_an_error_of_a_traced_value_says_once_what_to_write_instead(wrong, argument, remedy):
+    for function in (wrong, lambda x: graftax.jit(wrong)(x)):
+        error = raised(graftax.jit(lambda x, f=function: f(x)), argument)
+        assert sum(remedy in note for note in error.__notes__) == 1
+
+
+def test_an_attribute_that_numpy_lacks_as_well_gets_no_remedy():
+    assert "NumPy" not in "".join(getattr(raised(graftax.jit(lambda x: x.fil(0)), X), "__notes__", ()))
+
+
+def test_an_error_of_a_traced_value_lists_ten_arguments_of_many():
+    model = [jnp.ones(()) for _ in range(40)]
+    text = str(raised(graftax.jit(lambda model: bool(sum(model))), model))
+    assert "the arguments model[0], model[1]" in text and "model[9] and 30 more." in text and "model[10]" not in text
+
+
+def test_ten_arguments_are_all_listed_and_so_are_keys_with_commas():
+    ten = [jnp.ones(()) for _ in range(10)]
+    assert "more" not in str(raised(graftax.jit(lambda model: bool(sum(model))), ten))
+    keys = {f"{i}, x": jnp.ones(()) for i in range(12)}
+    assert "11, x" in str(raised(graftax.jit(lambda model: bool(sum(model.values()))), keys))
+
+
+def test_a_mesh_of_explicit_axes_whose_shardings_do_not_fit_names_axis_types():
+    kinds = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=kinds, devices=jax.devices()[:1])
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "data"))
+    x, w = jax.device_put(jnp.ones((4, 4)), split), jax.device_put(jnp.ones((4, 4)), split)
+    error = raised(graftax.jit(lambda x, w: x.T @ w), x, w)
+    assert "axis_types=(jax.sharding.AxisType.Auto,)" in "".join(error.__notes__)
 
 
 @pytest.mark.parametrize("placed", [False, True])

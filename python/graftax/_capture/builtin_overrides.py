@@ -85,8 +85,8 @@ class StoodIn:
             self._passed.setdefault(id(scope), set()).update(classes & passed_on(code))
         for name in names.loaded:
             if scope.get(name) is np:
-                more = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)
-                self._passed.setdefault(id(scope), set()).update(more)
+                scalar_types = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)
+                self._passed.setdefault(id(scope), set()).update(scalar_types)
 
     def note_class_check(self, code: types.CodeType) -> bool:
         """Is it `isinstance` of `typing.Union`? Before Python 3.14 it asks by `type`, so numbers are static then."""
@@ -134,5 +134,5 @@ def _names_and_texts(code: types.CodeType) -> list[str]:
 
 
 def _is_of_a_serializer(value: Any) -> bool:
-    of = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-    return isinstance(of, str) and of.partition(".")[0] in _SERIALIZERS
+    module_name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return isinstance(module_name, str) and module_name.partition(".")[0] in _SERIALIZERS

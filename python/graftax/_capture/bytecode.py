@@ -56,8 +56,8 @@ def is_never_asked(filename: str) -> bool:
 
 def is_in_package(filename: str, *names: str) -> bool:
     """Is this a file of one of these installed packages?"""
-    own = str(Path(__file__).parents[1])
-    if "graftax" in names and filename.startswith(own):
+    package_folder = str(Path(__file__).parents[1])
+    if "graftax" in names and filename.startswith(package_folder):
         return True
     return filename.startswith(tuple(f"{f}{name}/" for f in _LIBRARIES if "-packages" in f for name in names))
 
@@ -138,10 +138,10 @@ _SETS_BY_TEXT = frozenset(("setattr", "delattr"))
 
 
 def names_of(code: types.CodeType) -> Names:
-    found = _NAMES.get(code)
-    if found is None:
-        found = _NAMES[code] = _Scan(code).names()
-    return found
+    names = _NAMES.get(code)
+    if names is None:
+        names = _NAMES[code] = _Scan(code).names()
+    return names
 
 
 class _Scan:
@@ -161,18 +161,18 @@ class _Scan:
         self._module = ""
 
     def names(self) -> Names:
-        instructions = [at for at in dis.get_instructions(self.code) if at.opname != "CACHE"]
-        for at in instructions:
-            if at.opname != "COPY":  # a copy is what was named last
-                self._read(at.opname, at.argval)
+        instructions = [instruction for instruction in dis.get_instructions(self.code) if instruction.opname != "CACHE"]
+        for instruction in instructions:
+            if instruction.opname != "COPY":  # a copy is what was named last
+                self._read(instruction.opname, instruction.argval)
         texts: set[str] = set()
-        matches = any(at.opname == "MATCH_CLASS" for at in instructions)
+        matches = any(instruction.opname == "MATCH_CLASS" for instruction in instructions)
         if matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
             texts = {text for text in _texts_in(self.code.co_consts) if text.isidentifier()}
             self.attributes |= texts
             self.stored_attributes |= texts if not _SETS_BY_TEXT.isdisjoint(self.loaded) else set()
-        found = self.chains
-        longest = [c for c in found if len(c) > 1 or not any(d[: len(c)] == c for d in found if len(d) > len(c))]
+        chains = self.chains
+        longest = [c for c in chains if len(c) > 1 or not any(d[: len(c)] == c for d in chains if len(d) > len(c))]
         return Names(
             tuple(longest),
             self.imports,
@@ -191,7 +191,7 @@ class _Scan:
     def _computes_names(self, instructions: list[dis.Instruction]) -> bool:
         if self.loaded.keys().isdisjoint(("getattr", "hasattr")):  # most code: nothing to look for
             return False
-        return _computes_names([at for at in instructions if at.opname not in _NO_PART])
+        return _computes_names([instruction for instruction in instructions if instruction.opname not in _NO_PART])
 
     def _read(self, op: str, name: Any) -> None:
         if op in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"):
@@ -238,8 +238,8 @@ class _Scan:
 
     def _imported(self, variable: str) -> None:
         if self._module:
-            inside = self._module.startswith(f"{variable}.")
-            self.imports[variable] = self._module.partition(".")[0] if inside else self._module
+            is_submodule = self._module.startswith(f"{variable}.")
+            self.imports[variable] = self._module.partition(".")[0] if is_submodule else self._module
             self._module = ""
 
 
@@ -253,18 +253,24 @@ def _texts_in(values: Iterable[Any]) -> Iterator[str]:
 
 def _computes_names(instructions: list[dis.Instruction]) -> bool:
     """Is there a `getattr(x, name)` or `hasattr(x, name)` whose name is no text in the code?"""
-    for i, at in enumerate(instructions):
-        if at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval in ("getattr", "hasattr"):
+    for i, instruction in enumerate(instructions):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in ("getattr", "hasattr"):
             depth = 0  # values on the stack since: the first is the object, the second the name
             for part in instructions[i + 1 :]:
                 if part.opname == "PUSH_NULL":
                     continue
-                before, depth = depth, depth + dis.stack_effect(part.opcode, part.arg if part.arg is not None else None)
-                if part.opname in ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW") and depth >= 2 > before:
+                depth_before, depth = (
+                    depth,
+                    depth + dis.stack_effect(part.opcode, part.arg if part.arg is not None else None),
+                )
+                if (
+                    part.opname in ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
+                    and depth >= 2 > depth_before
+                ):
                     return True
-                if before == 1 and depth == 2 and part.opname != "LOAD_CONST":
+                if depth_before == 1 and depth == 2 and part.opname != "LOAD_CONST":
                     return True
-                if before >= 2 >= depth:  # the call, or the name is a part of what is computed
+                if depth_before >= 2 >= depth:  # the call, or the name is a part of what is computed
                     if not (part.opname.startswith("CALL") and part.arg in (2, 3)):
                         return True
                     break
@@ -275,61 +281,73 @@ def _computes_names(instructions: list[dis.Instruction]) -> bool:
 
 def nested_codes(code: types.CodeType) -> list[types.CodeType]:
     """The code, and that of the functions inside of it."""
-    out = [code]
+    codes = [code]
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            out += nested_codes(constant)
-    return out
+            codes += nested_codes(constant)
+    return codes
 
 
 def globals_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The globals that the code, and code nested in it, loads and assigns."""
-    found = _ALL.get(code)
-    if found is None:
+    names = _ALL.get(code)
+    if names is None:
         parts = [names_of(part) for part in nested_codes(code)]
         loaded = dict.fromkeys(name for part in parts for name in part.loaded)
         stored = dict.fromkeys(name for part in parts for name in part.stored)
-        found = _ALL[code] = tuple(loaded), tuple(stored)
-    return found
+        names = _ALL[code] = tuple(loaded), tuple(stored)
+    return names
 
 
 def passed_on(code: types.CodeType) -> set[str]:
     """The globals that code does more with than to call them, and to give them to `isinstance` or `issubclass`."""
-    instructions = [at for at in dis.get_instructions(code) if at.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
-    loaded = [(i, at) for i, at in enumerate(instructions) if at.opname == "LOAD_GLOBAL" and not (at.arg or 0) & 1]
-    return {at.argval for i, at in loaded if not _is_class_asked_for(instructions, i)}
+    instructions = [
+        instruction
+        for instruction in dis.get_instructions(code)
+        if instruction.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")
+    ]
+    loaded = [
+        (i, instruction)
+        for i, instruction in enumerate(instructions)
+        if instruction.opname == "LOAD_GLOBAL" and not (instruction.arg or 0) & 1
+    ]
+    return {instruction.argval for i, instruction in loaded if not _is_class_asked_for(instructions, i)}
 
 
 def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
     """The attributes of this global that code does more with than to call them; the module's name where that is the
     module itself."""
-    instructions = [at for at in dis.get_instructions(code) if at.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
-    names = [at.opname for at in instructions]
-    found: set[str] = set()
-    for i, at in enumerate(instructions):
-        if at.argval != module or at.opname != "LOAD_GLOBAL":
+    instructions = [
+        instruction
+        for instruction in dis.get_instructions(code)
+        if instruction.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")
+    ]
+    names = [instruction.opname for instruction in instructions]
+    attributes: set[str] = set()
+    for i, instruction in enumerate(instructions):
+        if instruction.argval != module or instruction.opname != "LOAD_GLOBAL":
             continue
-        after = instructions[i + 1]
-        is_call = "PUSH_NULL" in (*names[max(i - 1, 0) : i], names[i + 2]) or (at.arg or 0) & 1
-        if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-            found.add(module)
-        elif after.opname == "LOAD_ATTR" and not is_call:
-            is_method = sys.version_info >= (3, 12) and (after.arg or 0) & 1
-            found |= set() if is_method else {after.argval}
-    return found
+        following = instructions[i + 1]
+        is_call = "PUSH_NULL" in (*names[max(i - 1, 0) : i], names[i + 2]) or (instruction.arg or 0) & 1
+        if following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.add(module)
+        elif following.opname == "LOAD_ATTR" and not is_call:
+            is_method = sys.version_info >= (3, 12) and (following.arg or 0) & 1
+            attributes |= set() if is_method else {following.argval}
+    return attributes
 
 
 def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
     """Is this load of a global in the second argument of `isinstance(x, (a, b))`?"""
-    for at in instructions[i + 1 :]:
-        if at.opname.startswith("CALL"):
+    for instruction in instructions[i + 1 :]:
+        if instruction.opname.startswith("CALL"):
             break
-        if at.opname not in ("LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE"):
+        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE"):
             return False
-    for at in reversed(instructions[:i]):
-        if at.opname == "LOAD_GLOBAL" and (at.arg or 0) & 1:
-            return at.argval in ("isinstance", "issubclass")
-        if not at.opname.startswith(("LOAD_", "BINARY_SUBSCR")):
+    for instruction in reversed(instructions[:i]):
+        if instruction.opname == "LOAD_GLOBAL" and (instruction.arg or 0) & 1:
+            return instruction.argval in ("isinstance", "issubclass")
+        if not instruction.opname.startswith(("LOAD_", "BINARY_SUBSCR")):
             return False
     return False
 

@@ -69,10 +69,10 @@ def may_be_of_a_symbol(error: BaseException, trace: types.TracebackType | None) 
     code = trace.tb_frame.f_code
     if code is operation.__code__ or code.co_name == "__getattr__":  # the guards stand already; of an attribute
         return False
-    at = code.co_code[trace.tb_lasti]
-    if at == _RAISES:
+    opcode = code.co_code[trace.tb_lasti]
+    if opcode == _RAISES:
         return not is_users(code.co_filename)
-    return not (isinstance(error, AttributeError) and at in _LOADS_ATTRIBUTE)
+    return not (isinstance(error, AttributeError) and opcode in _LOADS_ATTRIBUTE)
 
 
 class Caught:
@@ -204,12 +204,14 @@ def catching() -> Generator[Caught]:
 def tell_of_caught(name: str, raised: list[BaseException]) -> None:
     """Warns of errors about a tracer that were raised in a trace of the function `name`, and caught by its code."""
     for error in raised:
-        at, kind = error.__traceback__, type(error).__name__
-        if at is None or not _handles(at.tb_frame.f_code.co_filename):  # JAX itself has tried it
+        traceback, class_name = error.__traceback__, type(error).__name__
+        if traceback is None or not _handles(traceback.tb_frame.f_code.co_filename):  # JAX itself has tried it
             continue
-        code = at.tb_frame.f_code
-        if not any(hasattr(jax.errors, known) for known in code.co_names):  # else it knows that it runs under a trace
-            place = f"{code.co_filename}:{at.tb_lineno}"
-            message = ERROR_CAUGHT.format(name=name, error=kind, place=place)
-            warnings.warn_explicit(message, ImpureCallWarning, code.co_filename, at.tb_lineno)
+        code = traceback.tb_frame.f_code
+        if not any(
+            hasattr(jax.errors, error_name) for error_name in code.co_names
+        ):  # else it knows that it runs under a trace
+            location = f"{code.co_filename}:{traceback.tb_lineno}"
+            message = ERROR_CAUGHT.format(name=name, error=class_name, place=location)
+            warnings.warn_explicit(message, ImpureCallWarning, code.co_filename, traceback.tb_lineno)
     raised.clear()

@@ -27,22 +27,22 @@ class State(NamedTuple):
     @property
     def is_changed(self) -> bool:
         """Does the function hold something else by now?"""
-        now: Any = self.owner
+        function: Any = self.owner
         return (
-            now.__defaults__ is not self.defaults
-            or now.__kwdefaults__ is not self.keywords
+            function.__defaults__ is not self.defaults
+            or function.__kwdefaults__ is not self.keywords
             or not _same_items(self.keywords or {}, self.in_keywords)
-            or not _same_items(vars(now), self.attributes)
+            or not _same_items(vars(function), self.attributes)
         )
 
     def put_back(self) -> None:
         """Gives the function what it held."""
-        now: Any = self.owner
-        now.__defaults__, now.__kwdefaults__ = self.defaults, self.keywords
-        for held, before in ((self.keywords or {}, self.in_keywords), (vars(now), self.attributes)):
-            if not _same_items(held, before):
-                held.clear()
-                held.update(before)
+        function: Any = self.owner
+        function.__defaults__, function.__kwdefaults__ = self.defaults, self.keywords
+        for current, original in ((self.keywords or {}, self.in_keywords), (vars(function), self.attributes)):
+            if not _same_items(current, original):
+                current.clear()
+                current.update(original)
 
 
 def _same_items(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -75,8 +75,8 @@ class NamedFunctions:
 
     def note(self, function: FunctionType) -> bool:
         """True where it is new."""
-        known = self._functions.get(id(function))
-        if known is not None and known() is function:
+        reference = self._functions.get(id(function))
+        if reference is not None and reference() is function:
             return False
         self._functions[id(function)] = weakref.ref(function)
         return True
@@ -90,9 +90,14 @@ class NamedFunctions:
         return len(self._functions)
 
     def functions(self) -> list[FunctionType]:
-        return [function for known in list(self._functions.values()) if (function := known()) is not None]
+        return [function for reference in list(self._functions.values()) if (function := reference()) is not None]
 
     def places(self) -> list[Origin]:
-        held = [(at() if isinstance(at, weakref.ref) else at, name) for at, name in list(self._places.values())]
-        held = [(at.__globals__ if isinstance(at, FunctionType) else at, name) for at, name in held]
-        return [Origin(holder, name) for holder, name in held if holder is not None]
+        pairs = [
+            (guarded() if isinstance(guarded, weakref.ref) else guarded, name)
+            for guarded, name in list(self._places.values())
+        ]
+        pairs = [
+            (guarded.__globals__ if isinstance(guarded, FunctionType) else guarded, name) for guarded, name in pairs
+        ]
+        return [Origin(holder, name) for holder, name in pairs if holder is not None]

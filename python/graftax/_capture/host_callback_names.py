@@ -16,32 +16,39 @@ from graftax._capture.bytecode import is_empty, names_of, nested_codes
 
 def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
     """The variables and globals of a function that are read or assigned by these functions in it alone."""
-    own: set[str] = set()
+    outside_hosts: set[str] = set()
     theirs: set[str] = set()
     todo = [(code, False)]
     while todo:
         part, in_host = todo.pop()
         in_host |= part in hosts
-        (theirs if in_host else own).update(names_of(part).variables)
+        (theirs if in_host else outside_hosts).update(names_of(part).variables)
         todo += [(constant, in_host) for constant in part.co_consts if isinstance(constant, types.CodeType)]
-    return theirs - own
+    return theirs - outside_hosts
 
 
 def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> Iterator[tuple[types.CellType, str]]:
     """The variables of a function that hold one of these functions, which it names only to pass it on."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     filled = {name: cell for name, cell in cells if not is_empty(cell)}
-    asked, todo = set[str](), [function.__code__]
+    used_otherwise, todo = set[str](), [function.__code__]
     while todo:
         code = todo.pop()
         names = names_of(code)
-        asked |= {chain[0] for chain in names.chains if len(chain) > 1} | names.assigned
+        used_otherwise |= {chain[0] for chain in names.chains if len(chain) > 1} | names.assigned
         todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     for name, cell in filled.items():
         host = cell.cell_contents
-        if isinstance(host, types.FunctionType) and host.__code__ in hosts and not vars(host) and name not in asked:
+        if (
+            isinstance(host, types.FunctionType)
+            and host.__code__ in hosts
+            and not vars(host)
+            and name not in used_otherwise
+        ):
             theirs = {id(inner.cell_contents) for inner in host.__closure__ or () if not is_empty(inner)}
-            if not any(id(other.cell_contents) in theirs for other in filled.values() if other is not cell):
+            if not any(
+                id(other_cell.cell_contents) in theirs for other_cell in filled.values() if other_cell is not cell
+            ):
                 yield cell, name
 
 
@@ -75,50 +82,54 @@ def receivers(function: types.FunctionType) -> Iterator[tuple[types.CellType | N
 
 def _given_methods(code: types.CodeType) -> dict[str, list[tuple[str, ...]]]:
     """name -> what is called with `name.method` as its first argument, where the code does no more with the name."""
-    found = _GIVEN.get(code)
-    if found is None:
-        given: dict[str, list[tuple[str, ...]]] = {}
-        otherwise = set[str]()
+    chains_by_name = _GIVEN.get(code)
+    if chains_by_name is None:
+        calls_by_name: dict[str, list[tuple[str, ...]]] = {}
+        used_otherwise = set[str]()
         for part in nested_codes(code):
-            operations = [at for at in dis.get_instructions(part) if at.opname not in _NO_OPERATION]
-            for i, at in enumerate(operations):
-                if at.opname not in _OF_VARIABLES:
+            operations = [
+                instruction for instruction in dis.get_instructions(part) if instruction.opname not in _NO_OPERATION
+            ]
+            for i, instruction in enumerate(operations):
+                if instruction.opname not in _OF_VARIABLES:
                     continue
-                called = _called_with(operations, i) if at.opname in _BY_NAME else ()
+                called = _called_with(operations, i) if instruction.opname in _BY_NAME else ()
                 if called:
-                    given.setdefault(at.argval, []).append(called)
+                    calls_by_name.setdefault(instruction.argval, []).append(called)
                 else:
-                    otherwise.add(at.argval)
-        found = _GIVEN[code] = {name: chains for name, chains in given.items() if name not in otherwise}
-    return found
+                    used_otherwise.add(instruction.argval)
+        chains_by_name = _GIVEN[code] = {
+            name: chains for name, chains in calls_by_name.items() if name not in used_otherwise
+        }
+    return chains_by_name
 
 
 def _called_with(operations: list[dis.Instruction], i: int) -> tuple[str, ...]:
     """The names of a function (`jax`, `debug`, `callback`) that is given a method of the `i`-th operation's first."""
     if not _is_loaded_attribute(operations[i + 1]):
         return ()
-    last = i - 1
-    is_called = operations[last].opname == "PUSH_NULL"
-    last -= is_called
-    at, names = last, list[str]()
-    while operations[at].opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        names.append(operations[at].argval)
-        at -= 1
-    if operations[at].opname not in _BY_NAME:
+    callee = i - 1
+    is_called = operations[callee].opname == "PUSH_NULL"
+    callee -= is_called
+    index, names = callee, list[str]()
+    while operations[index].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        names.append(operations[index].argval)
+        index -= 1
+    if operations[index].opname not in _BY_NAME:
         return ()
-    names.append(operations[at].argval)
-    is_called |= at > 0 and operations[at - 1].opname == "PUSH_NULL"
-    is_called |= operations[at].opname == "LOAD_GLOBAL" and bool((operations[at].arg or 0) & 1)
-    is_called |= operations[last].opname == "LOAD_METHOD" or _is_method_call(operations[last])
+    names.append(operations[index].argval)
+    is_called |= index > 0 and operations[index - 1].opname == "PUSH_NULL"
+    is_called |= operations[index].opname == "LOAD_GLOBAL" and bool((operations[index].arg or 0) & 1)
+    is_called |= operations[callee].opname == "LOAD_METHOD" or _is_method_call(operations[callee])
     return tuple(reversed(names)) if is_called and names[0] in _CALLBACKS else ()
 
 
-def _is_loaded_attribute(at: dis.Instruction) -> bool:
-    return at.opname == "LOAD_ATTR" and not _is_method_call(at)
+def _is_loaded_attribute(instruction: dis.Instruction) -> bool:
+    return instruction.opname == "LOAD_ATTR" and not _is_method_call(instruction)
 
 
-def _is_method_call(at: dis.Instruction) -> bool:
-    return sys.version_info >= (3, 12) and at.opname == "LOAD_ATTR" and bool((at.arg or 0) & 1)
+def _is_method_call(instruction: dis.Instruction) -> bool:
+    return sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR" and bool((instruction.arg or 0) & 1)
 
 
 def _is_callback(value: Any, attributes: tuple[str, ...]) -> bool:

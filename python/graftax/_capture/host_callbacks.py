@@ -47,12 +47,14 @@ def calls_host(since: int) -> bool:
 
 def host_functions(since: int, pure: bool = False) -> list[Any]:
     """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
-    return list(_called([at for at in equations()[since:] if pure or type(at) is not weakref.ref], pure))
+    return list(
+        _called([equation for equation in equations()[since:] if pure or type(equation) is not weakref.ref], pure)
+    )
 
 
 def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
     """What these equations call on the host, and those of the jaxprs within them."""
-    todo, seen = _core.outside(noted, inner_frames()), set[Any]()
+    todo, visited = _core.outside(noted, inner_frames()), set[Any]()
     while todo:
         equation = todo.pop()
         if not (pure or equation.effects):
@@ -64,8 +66,8 @@ def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
         for value in equation.params.values():
             for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
                 jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
-                if isinstance(jaxpr, jax.extend.core.Jaxpr) and jaxpr not in seen:
-                    seen.add(jaxpr)
+                if isinstance(jaxpr, jax.extend.core.Jaxpr) and jaxpr not in visited:
+                    visited.add(jaxpr)
                     todo += jaxpr.eqns
 
 
@@ -77,8 +79,14 @@ def copied(callback: Callable[..., Any], traces: _Traces) -> tuple[tuple[Any, ..
     copies: set[int] = set()
     for roots, values in traces:
         copies |= _nodes(tuple(values)) - _nodes(tuple(roots))
-    held = [(name, value) for name, value in _captured(callback) if _nodes((value,)) & copies] if copies else []
-    return (tuple(value for _, value in held), tuple(name for name, _ in held)) if held else None
+    copies_captured = (
+        [(name, value) for name, value in _captured(callback) if _nodes((value,)) & copies] if copies else []
+    )
+    return (
+        (tuple(value for _, value in copies_captured), tuple(name for name, _ in copies_captured))
+        if copies_captured
+        else None
+    )
 
 
 def warn_of_copies(name: str, traces: _Traces, since: int) -> None:
@@ -94,10 +102,10 @@ def warn_of_copies(name: str, traces: _Traces, since: int) -> None:
     for host in host_functions(since):
         if (getattr(host, "__module__", None) or "").startswith(_OWN) or not _writes(host):
             continue
-        held = copied(host, traces)
-        if held is not None:
+        captured_copies = copied(host, traces)
+        if captured_copies is not None:
             called = getattr(host, "__qualname__", type(host).__qualname__)
-            message = COPY_CHANGED.format(name=name, host=called, paths=", ".join(held[1]))
+            message = COPY_CHANGED.format(name=name, host=called, paths=", ".join(captured_copies[1]))
             warnings.warn(message, LostChangeWarning, caller_level())
 
 
@@ -113,11 +121,15 @@ def give_own(since: int, graph: Rebuilt, written: set[int]) -> None:
         if _writes(host):
             continue
         pairs = [(cell, graph.cells.get(id(cell))) for cell in host.__closure__ or ()]
-        closure = tuple(own[1] if own is not None and own[0] not in written else cell for cell, own in pairs)
+        closure = tuple(
+            original[1] if original is not None and original[0] not in written else cell for cell, original in pairs
+        )
         scope = graph.scopes.get(id(host.__globals__))
-        known = scope is not None and not any(scope[1].get(name) in written for name in global_names(host)[0])
-        if known or any(cell is not other for cell, other in zip(closure, host.__closure__ or (), strict=True)):
-            _core.give_parts(host, scope[0] if scope is not None and known else host.__globals__, closure or None)
+        has_scope = scope is not None and not any(scope[1].get(name) in written for name in global_names(host)[0])
+        if has_scope or any(
+            cell is not original_cell for cell, original_cell in zip(closure, host.__closure__ or (), strict=True)
+        ):
+            _core.give_parts(host, scope[0] if scope is not None and has_scope else host.__globals__, closure or None)
 
 
 def codes(since: int) -> set[types.CodeType]:
@@ -140,8 +152,8 @@ def _captured(callback: Callable[..., Any]) -> list[tuple[str, Any]]:
     captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in bound]
     cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
     captured += [(f"closure {name}", cell) for name, cell in cells]
-    known = plain.__globals__
-    return captured + [(f"global {name}", known[name]) for name in global_names(plain)[0] if name in known]
+    scope = plain.__globals__
+    return captured + [(f"global {name}", scope[name]) for name in global_names(plain)[0] if name in scope]
 
 
 def _nodes(roots: tuple[Any, ...]) -> set[int]:
@@ -168,14 +180,14 @@ def _writes(host: Any) -> bool:
 
 def _codes(host: Any) -> Iterator[types.CodeType]:
     """The code of a function, of those that it captures, and of methods of its instance that it names."""
-    todo, seen = [host], set[int]()
+    todo, visited = [host], set[int]()
     while todo:
         function = todo.pop()
         if isinstance(function, types.CodeType):
             yield function
             todo += [constant for constant in function.co_consts if isinstance(constant, types.CodeType)]
-        elif callable(function) and id(function) not in seen:
-            seen.add(id(function))
+        elif callable(function) and id(function) not in visited:
+            visited.add(id(function))
             plain, prefix, _ = resolve(function)
             for value in prefix:
                 todo += [value] if callable(value) else []

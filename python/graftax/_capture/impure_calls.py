@@ -95,26 +95,26 @@ def _is_impure(value: Any, table: Table) -> bool:
     return _tells_itself(value) or (type(value) in table.types and call_of(value) is not None)
 
 
-def _names_impure(where: _Scope, names: Names) -> bool:
+def _names_impure(scope: _Scope, names: Names) -> bool:
     table = known()
     for chain in names.chains:
-        value = where.value(chain)
+        value = scope.value(chain)
         if value is MISSING:  # a variable of an enclosing call that the trace itself runs
-            if chain[0] in where.code.co_freevars and chain[-1] in table.names:
+            if chain[0] in scope.code.co_freevars and chain[-1] in table.names:
                 return True
         elif _is_impure(value, table):
             return True
-    return _asks_for_a_method(where, names, table)
+    return _asks_for_a_method(scope, names, table)
 
 
-def _asks_for_a_method(where: _Scope, names: Names, table: Table) -> bool:
+def _asks_for_a_method(scope: _Scope, names: Names, table: Table) -> bool:
     """Does it name such a method, of what is known only when it runs (`self.logger`, say), or of what has one?"""
-    asked = names.attributes & table.method_names
-    if not asked:
+    method_names = names.attributes & table.method_names
+    if not method_names:
         return False
-    chains = [chain for chain in names.chains if not asked.isdisjoint(chain[1:])]
-    unknown = asked.difference(*(chain[1:] for chain in chains))
-    return bool(unknown) or any(_may_lead_to_a_method(where.value(chain), table) for chain in chains)
+    chains = [chain for chain in names.chains if not method_names.isdisjoint(chain[1:])]
+    unknown = method_names.difference(*(chain[1:] for chain in chains))
+    return bool(unknown) or any(_may_lead_to_a_method(scope.value(chain), table) for chain in chains)
 
 
 def _may_lead_to_a_method(value: Any, table: Table) -> bool:
@@ -132,16 +132,18 @@ class _Read(NamedTuple):
     module: str  # of the code
 
 
-def _reads_in(where: _Scope, names: Names) -> list[_Read]:
-    found: list[_Read] = []
-    for first, name in dict.fromkeys((chain[0], chain[1]) for chain in names.chains if len(chain) >= 2):
-        read = read_of(where.value((first,)), name)
+def _reads_in(scope: _Scope, names: Names) -> list[_Read]:
+    reads: list[_Read] = []
+    for first_name, name in dict.fromkeys((chain[0], chain[1]) for chain in names.chains if len(chain) >= 2):
+        read = read_of(scope.value((first_name,)), name)
         if read is not None:
-            named = (at.positions for at in dis.get_instructions(where.code) if at.argval == name)
+            named = (
+                instruction.positions for instruction in dis.get_instructions(scope.code) if instruction.argval == name
+            )
             lines = (positions.lineno for positions in named if positions is not None)
-            line = next(filter(None, lines), where.code.co_firstlineno)
-            found.append(_Read(read, line, str(where.scope.get("__name__"))))
-    return found
+            line = next(filter(None, lines), scope.code.co_firstlineno)
+            reads.append(_Read(read, line, str(scope.scope.get("__name__"))))
+    return reads
 
 
 # ---- what a trace tells
@@ -173,16 +175,16 @@ class ImpureCalls:
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Code of the user's that is going to run: is it worth a look?"""
-        where = _Scope(code, scope, cells, names.imports)
-        reads, watch = _reads_in(where, names), _watch()
+        lookup_scope = _Scope(code, scope, cells, names.imports)
+        reads, watch = _reads_in(lookup_scope, names), _watch()
         if reads and code not in self._reads:
             self._reads[code] = reads
             if watch is not None and watch.calls is self:
                 watch.tell_of_reads(code, reads)
         if code in self._suspects:
             return
-        is_suspect = _names_impure(where, names)
-        offsets: _Offsets = _looked_at(where, names) if is_suspect else {_ANYWHERE: None}
+        is_suspect = _names_impure(lookup_scope, names)
+        offsets: _Offsets = _looked_at(lookup_scope, names) if is_suspect else {_ANYWHERE: None}
         with _LOCK:
             (self._suspects if is_suspect else self._others)[code] = offsets
         if watch is not None and watch.calls is self and (is_suspect or watch.opaque):
@@ -201,8 +203,8 @@ class ImpureCalls:
                 with _LOCK:
                     suspects, reads = list(self._suspects.items()), list(self._reads.items())
                     suspects += list(self._others.items()) if watch.opaque else []
-                for code, found in reads:
-                    watch.tell_of_reads(code, found)
+                for code, code_reads in reads:
+                    watch.tell_of_reads(code, code_reads)
                 for code, offsets in suspects:
                     watch.look_at(code, offsets)
             yield
@@ -270,7 +272,7 @@ if sys.version_info >= (3, 12):
     _users = 0  # traces, of all threads
     _reported: dict[int, types.CodeType] = {}
 
-    def _looked_at(where: _Scope, names: Names) -> dict[int, Call | None]:
+    def _looked_at(scope: _Scope, names: Names) -> dict[int, Call | None]:
         """Where this code can call such a function, as far as that is known before: at an offset, or at `_ANYWHERE`."""
         return {_ANYWHERE: None}
 
@@ -309,12 +311,18 @@ if sys.version_info >= (3, 12):
             _monitoring.free_tool_id(_tool)
             _tool = None
 
-    def _on_call(code: types.CodeType, offset: int, function: Any, first: Any) -> None:  # unmeasured: in an event
+    def _on_call(
+        code: types.CodeType, offset: int, function: Any, first_argument: Any
+    ) -> None:  # unmeasured: in an event
         watch = _watch()
-        call = call_of(function, first) if watch is not None else None
-        if watch is not None and call is None and id(first) in watch.opaque:
+        call = call_of(function, first_argument) if watch is not None else None
+        if watch is not None and call is None and id(first_argument) in watch.opaque:
             call = handing_over(function)
-        if watch is None or call is None or (call.unseeded and first is not _monitoring.MISSING and first is not None):
+        if (
+            watch is None
+            or call is None
+            or (call.unseeded and first_argument is not _monitoring.MISSING and first_argument is not None)
+        ):
             return
         watch.tell(call, sys._getframe(1))
 

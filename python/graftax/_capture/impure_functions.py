@@ -138,28 +138,30 @@ def _table(modules: tuple[str, ...], classes: tuple[tuple[str, str], ...]) -> Ta
             states[id(names["random"].__self__)] = module
         shown = {"posixpath": "os.path.", "ntpath": "os.path.", "builtins": "", "io": ""}.get(module, f"{module}.")
         unseeded, chosen = _UNSEEDED.get(module, (_RANDOM, ()))[1], _FUNCTIONS[module]
-        for kind, name in [(kind, name) for kind, some in chosen for name in some or names["__all__"]]:
+        for advice, name in [
+            (advice, name) for advice, chosen_names in chosen for name in chosen_names or names["__all__"]
+        ]:
             value = names.get(name)
             if callable(value) and not isinstance(value, type) and name not in unseeded:
-                calls[value] = Call(f"{shown}{name}", kind)
+                calls[value] = Call(f"{shown}{name}", advice)
         calls.update((names[name], Call(f"{module}.{name}", _UNSEEDED[module][0], True)) for name in unseeded)
     methods: dict[Any, Call] = {}
     for module, name in classes:
-        cls, (kind, chosen) = getattr(sys.modules[module], name), _METHODS[module, name]
+        cls, (advice, chosen) = getattr(sys.modules[module], name), _METHODS[module, name]
         functions = [(method, getattr(cls, method, None)) for method in chosen]
-        methods.update((getattr(f, "__func__", f), Call(f"{name}.{method}", kind)) for method, f in functions if f)
+        methods.update((getattr(f, "__func__", f), Call(f"{name}.{method}", advice)) for method, f in functions if f)
     codes = {id(f.__code__): call for f, call in methods.items() if isinstance(f, types.FunctionType)}
     codes.update((id(code), ENVIRON) for code in ENVIRON_CODES)
-    last = {call.name.rpartition(".")[2] for call in (*calls.values(), *methods.values())}
+    last_names = {call.name.rpartition(".")[2] for call in (*calls.values(), *methods.values())}
     return Table(
         calls,
         methods,
         frozenset(map(type, (*calls, *methods))) | {type(f.__func__) for f in calls if isinstance(f, types.MethodType)},
         states,
         codes,
-        frozenset(last | {*NOW, "environ", "getenv"}),
+        frozenset(last_names | {*NOW, "environ", "getenv"}),
         tuple(getattr(sys.modules[module], name) for module, name in classes),
-        frozenset(method for of in classes for method in _METHODS[of][1]),
+        frozenset(method for class_key in classes for method in _METHODS[class_key][1]),
     )
 
 
@@ -170,7 +172,7 @@ def known() -> Table:
 
 @functools.lru_cache(1)
 def _of_modules(count: int) -> Table:
-    classes = tuple(each for each in _METHODS if hasattr(sys.modules.get(each[0]), each[1]))
+    classes = tuple(class_key for class_key in _METHODS if hasattr(sys.modules.get(class_key[0]), class_key[1]))
     return _table(tuple(name for name in _FUNCTIONS if name in sys.modules), classes)
 
 
@@ -181,10 +183,10 @@ def is_impure_module(module: types.ModuleType) -> bool:
 
 def read_of(module: Any, attribute: str) -> Call | None:
     """What code tells itself that reads this attribute."""
-    kind = (
+    advice = (
         _ATTRIBUTES.get((getattr(module, "__name__", ""), attribute)) if isinstance(module, types.ModuleType) else None
     )
-    return None if kind is None else Call(f"{module.__name__}.{attribute}", kind, is_read=True)
+    return None if advice is None else Call(f"{module.__name__}.{attribute}", advice, is_read=True)
 
 
 ENVIRON_CODES: tuple[types.CodeType, ...] = tuple(

@@ -27,11 +27,11 @@ def refuse_tracers_in_classes(name: str, outcome: _core.Outcome) -> None:
     would stay tracers.
     """
     for cls in outcome.classes:
-        where = next(_tracers_of(cls), None)
-        if where is not None:
-            place, what = _place_of(outcome, cls)
+        holder = next(_tracers_of(cls), None)
+        if holder is not None:
+            path, description = _place_of(outcome, cls)
             raise StructureError(
-                CLASS_HOLDS_TRACER.format(name=name, place=place, what=what, cls=cls.__qualname__, where=where)
+                CLASS_HOLDS_TRACER.format(name=name, place=path, what=description, cls=cls.__qualname__, where=holder)
             )
 
 
@@ -64,8 +64,8 @@ def _holds_tracer(value: Any, depth: int = 3) -> bool:
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
-    inside = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
-    for function in inside:
+    functions = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
+    for function in functions:
         function = getattr(function, "__func__", function)  # of a staticmethod or classmethod
         if isinstance(function, types.FunctionType):
             yield function
@@ -77,6 +77,6 @@ def _place_of(outcome: _core.Outcome, cls: type) -> tuple[str, str]:
         is_value = row.op is Op.static and row.value is cls
         if is_value or (row.op is Op.node and row.type is cls):
             root, path = structure.root_path(row)
-            what = "the class" if is_value else "an instance of"
-            return place_name((0, path), ("result",)) if root == 0 else "what it changed", what
+            description = "the class" if is_value else "an instance of"
+            return place_name((0, path), ("result",)) if root == 0 else "what it changed", description
     return "a result", "an instance of"

@@ -43,7 +43,7 @@ def is_of_steps(error: BaseException) -> bool:
 def ended_error(name: str, path: str, leaf: Any, inner: Sequence[weakref.ref[Any]] = ()) -> MutationError:
     """Of a leaf that holds a tracer of a trace that has ended. `inner` are those of this package's own transforms."""
     trace = trace_of(leaf)
-    if any(one() is trace for one in inner):
+    if any(reference() is trace for reference in inner):
         error = MutationError(CHANGED_INSIDE.format(name=name, path=path))
         error.of_steps = True  # type: ignore[attr-defined]
         return error
@@ -70,9 +70,11 @@ def ended_among(name: str, roots: Sequence[Any], names: tuple[str, ...]) -> Muta
     """The error of what the roots hold, where JAX has met such a tracer and does not say where it is from."""
     live = live_traces()
     leaves, graphdef = _core.record(tuple(roots), names)
-    found = ((leaf, at) for leaf, at in zip(leaves, graphdef.leaf_places(), strict=True) if is_ended(leaf, live))
-    leaf, at = next(found, (None, None))
-    return None if at is None else ended_error(name, place_name(at, names), leaf)
+    ended = (
+        (leaf, position) for leaf, position in zip(leaves, graphdef.leaf_places(), strict=True) if is_ended(leaf, live)
+    )
+    leaf, position = next(ended, (None, None))
+    return None if position is None else ended_error(name, place_name(position, names), leaf)
 
 
 def is_unexpected(error: BaseException) -> bool:

@@ -27,25 +27,25 @@ class Locks:
 
     def give_back(self) -> None:
         """Releases what was taken since, and takes what was released."""
-        for lock, before in self._before.values():
-            now = _free(lock)
-            for _ in range(before - now):
+        for lock, original_count in self._before.values():
+            count = _free(lock)
+            for _ in range(original_count - count):
                 lock.release()
-            for _ in range(now - before):
+            for _ in range(count - original_count):
                 lock.acquire(blocking=False)
 
 
 def _inner(lock: Any) -> Any:
-    kind: type = type(lock)
-    return lock._lock if issubclass(kind, threading.Condition) else lock
+    cls: type = type(lock)
+    return lock._lock if issubclass(cls, threading.Condition) else lock
 
 
 def _free(lock: Any) -> int:
     """How often it can be taken, from any number on."""
-    kind: type = type(lock)
-    if issubclass(kind, threading.Semaphore):
+    cls: type = type(lock)
+    if issubclass(cls, threading.Semaphore):
         return lock._value
-    if issubclass(kind, RLock):
+    if issubclass(cls, RLock):
         count = re.search(r"count=(\d+)", repr(lock)) if lock._is_owned() else None
         return -int(count[1]) if count else 0
-    return -int(lock.locked()) if issubclass(kind, LOCKS) else 0
+    return -int(lock.locked()) if issubclass(cls, LOCKS) else 0

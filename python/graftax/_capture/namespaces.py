@@ -47,8 +47,8 @@ class _SeenAttribute(Shown):
         value = self.get()
         if value is MISSING:
             return getattr(super(self.origin.holder, cls if obj is None else obj), self.origin.name or "")
-        get = getattr(type(value), "__get__", None)
-        return value if get is None else get(value, obj, cls)
+        getter = getattr(type(value), "__get__", None)
+        return value if getter is None else getter(value, obj, cls)
 
 
 class _SeenData(_SeenAttribute):
@@ -90,12 +90,12 @@ def _get_attribute(module: Any, cls: Any, name: str) -> Any:
 def with_parts(
     function: types.FunctionType, scope: dict[str, Any], closure: tuple[types.CellType, ...] | None
 ) -> types.FunctionType:
-    out = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
-    out.__kwdefaults__ = function.__kwdefaults__
-    out.__qualname__ = function.__qualname__
-    out.__module__ = function.__module__
-    out.__doc__ = function.__doc__
-    return out
+    twin = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    twin.__qualname__ = function.__qualname__
+    twin.__module__ = function.__module__
+    twin.__doc__ = function.__doc__
+    return twin
 
 
 def seen(function: types.FunctionType) -> types.FunctionType:
@@ -142,11 +142,11 @@ class Rebuilt:
         """What `id` is for code under the trace: of a copy, that of the caller's object."""
         if self._trace is not None:
             self._ids, self._trace = self._trace.identities(), None
-        found = self._ids.get(builtins.id(obj))
-        if found is None:
+        identity = self._ids.get(builtins.id(obj))
+        if identity is None:
             return builtins.id(obj)
-        self.asked[found[0]] = found[1]
-        return found[1]
+        self.asked[identity[0]] = identity[1]
+        return identity[1]
 
 
 class Views:
@@ -181,10 +181,10 @@ class Views:
     def _show(self, changed: list[tuple[Origin, Any]], assigned: list[tuple[Origin, types.CellType]]) -> None:
         """Puts these values where the code looks for them; into classes and modules only when the trace runs."""
         reads = self._reads
-        new = [*changed, *((origin, content(cell)) for origin, cell in assigned)]
+        shown_values = [*changed, *((origin, content(cell)) for origin, cell in assigned)]
         self._assigned += assigned
-        self._shown += new
-        for origin, value in new:
+        self._shown += shown_values
+        for origin, value in shown_values:
             if origin.name is None:
                 self.functions.append((origin.holder, value))
             elif isinstance(origin.holder, type):
@@ -205,8 +205,8 @@ class Views:
 
     def _see_functions(self, reads: ReadSet, shown: set[tuple[int, str | None]]) -> list[Origin]:
         """Puts rebuilt functions under the names by which code asks for their parts; gives those in modules."""
-        twins = {id(held): twin for held, twin in self.functions if twin is not held}
-        out = list[Origin]()
+        twins = {id(original): twin for original, twin in self.functions if twin is not original}
+        origins_in_modules = list[Origin]()
         for origin in reads.named.places() if twins else ():
             value = origin.value()
             twin = twins.get(id(function_in(value)))
@@ -215,36 +215,36 @@ class Views:
             twin = in_place_of(value, twin)
             if not isinstance(origin.holder, type):
                 Origin(self.scope(origin.holder), origin.name).put(twin)
-                out.append(origin)
+                origins_in_modules.append(origin)
             elif origin.key not in self._classes:
                 self._classes[origin.key] = _SeenAttribute(origin, twin)
-        return out
+        return origins_in_modules
 
     def _see_modules(self, reads: ReadSet, origins: list[Origin]) -> None:
         names: dict[int, dict[str, Any]] = {}
         for holder, name, _ in origins:
             if id(holder) in reads.modules and name is not None:
                 names.setdefault(id(holder), {})[name] = _SeenName(holder, self.scope(holder), name)
-        for i, seen in names.items():
+        for i, descriptors in names.items():
             module = reads.modules[i]
             cls = type(module)
             # Python 3.15 reads from the module's dict, past its class, unless that has a `__getattribute__` of its own.
-            own = {"__getattribute__": functools.partialmethod(_get_attribute, cls)}
-            self._modules.append((module, cls, type(cls.__name__, (cls,), seen | own)))
+            attribute_getter = {"__getattribute__": functools.partialmethod(_get_attribute, cls)}
+            self._modules.append((module, cls, type(cls.__name__, (cls,), descriptors | attribute_getter)))
 
     def scope(self, scope: dict[str, Any]) -> dict[str, Any]:
         """What frames of these globals see."""
         return self._scopes.setdefault(id(scope), (scope, dict(scope)))[1]
 
-    def vars(self, *given: Any) -> Any:
+    def vars(self, *arguments: Any) -> Any:
         """What `vars` is for code under the trace: of a class or a module, with the rebuilt values."""
-        if not given:
+        if not arguments:
             return sys._getframe(1).f_locals
-        shown = builtins.vars(*given)
-        if isinstance(given[0], types.ModuleType):
+        shown = builtins.vars(*arguments)
+        if isinstance(arguments[0], types.ModuleType):
             tell_of_call(VARS_OF_MODULE, sys._getframe(1))
             return self.seen(shown)
-        if not isinstance(given[0], type) or not any(isinstance(value, _SeenAttribute) for value in shown.values()):
+        if not isinstance(arguments[0], type) or not any(isinstance(value, _SeenAttribute) for value in shown.values()):
             return shown
         values = {name: value.get() if isinstance(value, _SeenAttribute) else value for name, value in shown.items()}
         return types.MappingProxyType({name: value for name, value in values.items() if value is not MISSING})
@@ -256,9 +256,9 @@ class Views:
     def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
         """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of origins."""
         self._roots.update(roots)
-        for i, (scope, seen) in self._scopes.items():
+        for i, (scope, frame_scope) in self._scopes.items():
             numbers = {name: root for (holder, name), root in self._roots.items() if holder == i and name is not None}
-            self._rebuilt.scopes[id(seen)] = scope, numbers
+            self._rebuilt.scopes[id(frame_scope)] = scope, numbers
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Calls it while its code, and what it calls, sees the rebuilt values.
@@ -283,35 +283,39 @@ class Views:
             self._patching.callback(_PATCHING.release)
         return is_free
 
-    def extend(self, reads: ReadSet, found: list[tuple[Origin, Any, Any]], first: int) -> None:
+    def extend(self, reads: ReadSet, origins: list[tuple[Origin, Any, Any]], first: int) -> None:
         """The trace has more roots by now, from number `first` on: (origin, its rebuilt value, the caller's)."""
-        before = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
+        scopes_before = {i: dict(replacement) for i, (_, replacement) in self._scopes.items()}
         patched = set(self._classes)
         for module, own_class, _ in self._modules:
             module.__class__ = own_class
         self._modules.clear()
-        changed = [(origin, value) for origin, value, old in found if value is not old and not origin.assigned]
-        self._show(changed, [(origin, value) for origin, value, _ in found if origin.assigned])
-        self.tell({origin.key: first + i for i, (origin, _, _) in enumerate(found)})
-        self._patch([seen for key, seen in self._classes.items() if key not in patched])
-        for i, (scope, seen) in self._scopes.items():
+        changed = [
+            (origin, value) for origin, value, original in origins if value is not original and not origin.assigned
+        ]
+        self._show(changed, [(origin, value) for origin, value, _ in origins if origin.assigned])
+        self.tell({origin.key: first + i for i, (origin, _, _) in enumerate(origins)})
+        self._patch([replacement for key, replacement in self._classes.items() if key not in patched])
+        for i, (scope, replacement) in self._scopes.items():
             names = self._begun.setdefault(i, {})
-            held = before.get(i, {})
-            names.update({name: value for name, value in seen.items() if held.get(name, MISSING) is not value})
-            reads.builtins.now.originals[id(seen)] = scope
+            names_before = scopes_before.get(i, {})
+            names.update(
+                {name: value for name, value in replacement.items() if names_before.get(name, MISSING) is not value}
+            )
+            reads.builtins.now.originals[id(replacement)] = scope
         reads.show({origin.key for origin, _ in self._shown})
         _core.sees_too(list(self._scopes.values()), self.functions)
 
     def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
         reads.begin({origin.key for origin, _ in self._shown}, self._rebuilt.take_in)
-        self._begun = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
+        self._begun = {i: dict(frame_scope) for i, (_, frame_scope) in self._scopes.items()}
         self._patch(list(self._classes.values()))
         try:
             scopes = list(self._scopes.values())
-            reads.builtins.now.originals = {id(seen): scope for scope, seen in scopes}
-            heard = enter, reads.known, scopes, self.functions, inner_frames()
-            result = _core.run_watched(function, *heard, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
+            reads.builtins.now.originals = {id(frame_scope): scope for scope, frame_scope in scopes}
+            arguments = enter, reads.known, scopes, self.functions, inner_frames()
+            result = _core.run_watched(function, *arguments, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
             replaced = [*self._unpatch(reads), *self._set_by_computed_names(reads)]
             for origin in replaced:
@@ -323,22 +327,22 @@ class Views:
             fill(cell, self._now(origin))
         for i, name in reads.left:  # what counts traces is real
             if i in self._scopes and name is not None:
-                scope, seen = self._scopes[i]
-                if seen.get(name, MISSING) is not scope.get(name, MISSING):
-                    Origin(scope, name).put(seen.get(name, MISSING))
+                scope, frame_scope = self._scopes[i]
+                if frame_scope.get(name, MISSING) is not scope.get(name, MISSING):
+                    Origin(scope, name).put(frame_scope.get(name, MISSING))
         return result
 
     def _set_by_computed_names(self, reads: ReadSet) -> list[Origin]:
         """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
-        known = {origin.key for origin, _ in self._shown} | reads.left
+        known_keys = {origin.key for origin, _ in self._shown} | reads.left
         begun = self._begun
         return [
             Origin(scope, name, True)
-            for i, (scope, seen) in self._scopes.items()
+            for i, (scope, frame_scope) in self._scopes.items()
             if i in begun
-            for name in seen.keys() | begun[i].keys()
-            if seen.get(name, MISSING) is not begun[i].get(name, MISSING)
-            if (i, name) not in known and name != "__builtins__"
+            for name in frame_scope.keys() | begun[i].keys()
+            if frame_scope.get(name, MISSING) is not begun[i].get(name, MISSING)
+            if (i, name) not in known_keys and name != "__builtins__"
         ]
 
     def _now(self, origin: Origin) -> Any:
@@ -347,9 +351,9 @@ class Views:
         return self.scope(origin.holder).get(origin.name or "", MISSING)
 
     def _patch(self, attributes: list[_SeenAttribute]) -> None:
-        for seen in attributes:
-            seen.original = seen.origin.value()
-            type.__setattr__(seen.origin.holder, seen.origin.name or "", seen)
+        for attribute in attributes:
+            attribute.original = attribute.origin.value()
+            type.__setattr__(attribute.origin.holder, attribute.origin.name or "", attribute)
         for module, _, seen_class in self._modules:
             module.__class__ = seen_class
 
@@ -357,14 +361,14 @@ class Views:
         """Everything as it was. Gives the origins that the trace has assigned, although that was not known of them."""
         for module, own_class, _ in self._modules:
             module.__class__ = own_class
-        for seen in self._classes.values():
-            now = vars(seen.origin.holder).get(seen.origin.name or "", MISSING)
-            if now is not seen:
-                ours = seen.origin.assigned or reads.sets(seen.origin.name) or isinstance(now, Tracer)
+        for attribute in self._classes.values():
+            current = vars(attribute.origin.holder).get(attribute.origin.name or "", MISSING)
+            if current is not attribute:
+                ours = attribute.origin.assigned or reads.sets(attribute.origin.name) or isinstance(current, Tracer)
                 if not ours:  # another thread has assigned it
                     continue
-                seen.value = now
-            seen.uncover()
+                attribute.value = current
+            attribute.uncover()
         return [
             origin._replace(assigned=True)
             for origin, value in self._shown

@@ -169,30 +169,30 @@ class ReadSet:
 
     def _meet(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         """Notes what code names that is not known, as `enter` says."""
-        made = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
+        is_made_in_trace = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
         known_scope = is_of_module(scope) or id(scope) in self._guards
-        if not known_scope and (made or code.co_name == "<module>" or not _core.has_watchers):
+        if not known_scope and (is_made_in_trace or code.co_name == "<module>" or not _core.has_watchers):
             return False  # globals that the trace itself has made, for `eval` or `exec`
-        if made and code.co_freevars:  # made in this trace; another one of this code may be older
+        if is_made_in_trace and code.co_freevars:  # made in this trace; another one of this code may be older
             if code in self._scanned:
                 return False
             self._scanned.add(code)
-        if not made and (id(function) in present or self._functions.get(id(function)) is function):
+        if not is_made_in_trace and (id(function) in present or self._functions.get(id(function)) is function):
             return False
-        before = self._size
-        self.add(code, scope, function, not made)
+        size_before = self._size
+        self.add(code, scope, function, not is_made_in_trace)
         for obj in (first, type(first)):
             if isinstance(obj, type):
                 self._add_class(obj)
         self._look_up()
         # Another function of this code may hold other state.
-        each = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code, function)
-        each = each or code in self._rooted
-        if not each:
+        is_met_each_time = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code, function)
+        is_met_each_time = is_met_each_time or code in self._rooted
+        if not is_met_each_time:
             self.known.add(code)
-        if self._is_jitted_inside(code, function, present) or (self._size != before and not self._take_in()):
+        if self._is_jitted_inside(code, function, present) or (self._size != size_before and not self._take_in()):
             return self.signals.give()
-        return False if each else None
+        return False if is_met_each_time else None
 
     @alone
     def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
@@ -200,10 +200,10 @@ class ReadSet:
         if not self._now.runs:
             self._now.runs = True
             return False
-        before = self._size
+        size_before = self._size
         self.add(code, scope, function)
         self.known.add(code)
-        return self.signals.give() if self._size != before and not self._take_in() else False
+        return self.signals.give() if self._size != size_before and not self._take_in() else False
 
     def _take_in(self) -> bool:
         """Gives the running trace the roots that were found. False where it has to begin anew with them."""
@@ -241,9 +241,9 @@ class ReadSet:
         reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
         if not reads_root and not any(origin.holder is function for origin in self.origins):
             return False
-        known, inside = self.has_inner_jit, is_inside_jit(self._now.trace)
-        self.has_inner_jit = known or inside
-        return inside and not known
+        was_known, is_inside = self.has_inner_jit, is_inside_jit(self._now.trace)
+        self.has_inner_jit = was_known or is_inside
+        return is_inside and not was_known
 
     @property
     def _size(self) -> tuple[int, ...]:
@@ -318,8 +318,8 @@ class ReadSet:
     ) -> types.FunctionType | None:
         """Notes what a chain of names leads to. Gives it where it is a function of the user's with state."""
         name, *attributes = chain
-        imports, asked = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
-        place: tuple[Any, str] | None = None if name in cells else (scope, name)
+        imports, asked_attributes = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
+        binding: tuple[Any, str] | None = None if name in cells else (scope, name)
         if name in imports:
             value: Any = sys.modules.get(imports[name], MISSING)
         elif name in cells:
@@ -331,7 +331,7 @@ class ReadSet:
         for attribute in attributes:
             if isinstance(value, types.ModuleType):
                 holder = vars(value)
-                place = holder, attribute
+                binding = holder, attribute
                 self.modules.setdefault(id(holder), value)
                 resolve_lazy_imports(holder, (attribute,))
                 value = holder.get(attribute, MISSING)
@@ -344,14 +344,19 @@ class ReadSet:
                     self._lay_open(value)
                     return None
                 owner, value = in_class(value, attribute)
-                place = owner, attribute
+                binding = owner, attribute
             else:
                 function = function_in(value)
-                if users and function is not None and self.note_function(function, place) and attribute in asked:
+                if (
+                    users
+                    and function is not None
+                    and self.note_function(function, binding)
+                    and attribute in asked_attributes
+                ):
                     self._add_origin(Origin(function, None))
                 return None
         function = function_in(value) if users else None
-        if function is not None and self.note_function(function, place):
+        if function is not None and self.note_function(function, binding):
             if not PARTS.isdisjoint(names.attributes):
                 self._add_origin(Origin(function, None))  # asked under another name, perhaps
             return function if has_state(function) else None
@@ -367,10 +372,10 @@ class ReadSet:
 
     def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
         """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
-        at = function.__code__
-        if _core.made_in_trace(function) or not self._is_older(at) or not is_users_code(at, function.__globals__):
+        code = function.__code__
+        if _core.made_in_trace(function) or not self._is_older(code) or not is_users_code(code, function.__globals__):
             return False
-        if place is None and at in self._of_graph:  # what it holds is walked
+        if place is None and code in self._of_graph:  # what it holds is walked
             return False
         if place is not None:
             self.named.note_place(*place, self._guards)
@@ -382,8 +387,8 @@ class ReadSet:
     def _ask_functions(self) -> None:
         """Makes roots of the functions that have an attribute that code asks for."""
         for function in self.named.functions():
-            held = vars(function).keys()
-            if not self._attributes.isdisjoint(held) or (held and self._reads_names):
+            attributes = vars(function).keys()
+            if not self._attributes.isdisjoint(attributes) or (attributes and self._reads_names):
                 self._add_origin(Origin(function, None))
         for cell, function in list(self._cells.values()):
             if not is_empty(cell) and (id(cell.cell_contents), None) in self._seen:  # its copy holds the copy
@@ -427,8 +432,8 @@ class ReadSet:
             self._seen.add(origin.key)
             self.origins.append(origin)
             if origin.name is None:
-                held = vars(origin.holder)
-                self._bindings = [b for b in self._bindings if b[1] != OF_KEYS or b[0] is not held]
+                attributes = vars(origin.holder)
+                self._bindings = [b for b in self._bindings if b[1] != OF_KEYS or b[0] is not attributes]
                 self._reads = None
 
     def assign(self, origin: Origin) -> None:
@@ -481,8 +486,8 @@ class ReadSet:
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
         count = len(self._attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
-        while new := [cls for cls in list(self._classes) if self._looked.get(id(cls)) != count]:
-            for cls in new:
+        while unscanned := [cls for cls in list(self._classes) if self._looked.get(id(cls)) != count]:
+            for cls in unscanned:
                 self._looked[id(cls)] = count
                 self._look_up_in_class(cls)  # which may lead to classes that are not known yet
         for i, module in list(self.modules.items()):
@@ -571,10 +576,10 @@ class ReadSet:
     @alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:
         """These are no roots: what a trace changes there happens in it alone. True where that is new."""
-        new = {origin.key for origin in origins} - self.left
-        self.left |= new
+        new_keys = {origin.key for origin in origins} - self.left
+        self.left |= new_keys
         self.origins = [origin for origin in self.origins if origin.key not in self.left]
-        return bool(new)
+        return bool(new_keys)
 
     def hide_inner(self, code: types.CodeType) -> bool:
         """Leaves out what only functions inside of this one read: they may be host functions, which take any value.
@@ -593,23 +598,23 @@ class ReadSet:
         A function that ran in the trace itself is none.
         """
         hosts = {host for host in hosts if host not in self._ran and host not in self.known}
-        new = self._hide(function.__code__, hosts)
+        is_new = self._hide(function.__code__, hosts)
         for origin in [p for p in self.origins if p.name is None and p.holder.__code__ in hosts]:
             self.origins.remove(origin)
             self._seen.discard(origin.key)
             self._on_host.add(origin.holder.__code__)
-            new = True
+            is_new = True
         for cell, name in passed_hosts(function, hosts) if hosts else ():
             if name not in self._shared and name not in self.hidden:
                 self._hosts[id(cell)] = cell, name
                 self.hidden.add(name)
-                new = True
-        return new
+                is_new = True
+        return is_new
 
     @alone
     def see_receivers(self, function: types.FunctionType) -> bool:
         """Hides what the function names only to give a method of it to a callback of JAX. True where that is new."""
-        new = False
+        is_new = False
         for cell, name, value in receivers(function):
             if name in self.hidden or name in self._shared or name in self.assigned_own:
                 continue
@@ -621,27 +626,29 @@ class ReadSet:
                 self._hosts[id(cell)] = cell, name
             else:
                 self._bindings.append((self._guards.get(id(function.__globals__), function.__globals__), name))
-            self._reads, new = None, True
-        return new
+            self._reads, is_new = None, True
+        return is_new
 
-    def _hide(self, code: types.CodeType, inside: set[types.CodeType]) -> bool:
-        new = only_in(code, inside) - self._shared - self.hidden if inside else set[str]()
-        self.hidden |= new
-        self.assigned_own -= new
-        self.origins = [p for p in self.origins if not p.assigned or p.name not in new or p.holder is not self._scope]
-        return bool(new)
+    def _hide(self, code: types.CodeType, inner_codes: set[types.CodeType]) -> bool:
+        newly_hidden = only_in(code, inner_codes) - self._shared - self.hidden if inner_codes else set[str]()
+        self.hidden |= newly_hidden
+        self.assigned_own -= newly_hidden
+        self.origins = [
+            p for p in self.origins if not p.assigned or p.name not in newly_hidden or p.holder is not self._scope
+        ]
+        return bool(newly_hidden)
 
     @alone
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
         """Notes the classes of the objects in a call's roots, classes and modules in them. True for new roots."""
-        before = self._size
+        size_before = self._size
         for value in named:
             if isinstance(value, type):
                 self._add_class(value)
             else:
                 self.modules.setdefault(id(vars(value)), value)
         self._look_up()
-        return self._size != before
+        return self._size != size_before
 
     # ---- between calls
 
@@ -666,9 +673,9 @@ class ReadSet:
         for name in set(stored) - self.hidden:
             self.assigned_own.add(name)
             self.assign(Origin(scope, name, True))
-        own = {(id(scope), name) for name in set(names) - self.assigned_own}
-        self._own |= own
-        self._seen |= own
+        keys = {(id(scope), name) for name in set(names) - self.assigned_own}
+        self._own |= keys
+        self._seen |= keys
 
     @alone
     def reads(self) -> _core.Reads:
@@ -691,7 +698,7 @@ class ReadSet:
         """Makes roots of bindings that hold something else by now. True where there are any."""
         if self._reads is None or self._reads[1].holds():
             return False
-        before = self._size
+        size_before = self._size
         reads = self._reads[1]
         for holder, name in reads.changed():
             if id(holder) in self._keywords:
@@ -710,8 +717,8 @@ class ReadSet:
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
             changes = type(value) is int or type(value) is float  # by assignment, as a counter does
             if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
-                where = self._guards.get(id(holder), holder)
-                self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
+                guarded = self._guards.get(id(holder), holder)
+                self._bindings = [b for b in self._bindings if b[0] is not guarded or b[1] != name]
                 self._seen.discard((id(holder), name))
                 owner = in_class(holder, name)[0] if isinstance(holder, type) else None
                 self._add_origin(Origin(owner or holder, name))
@@ -732,7 +739,7 @@ class ReadSet:
             if function.__code__ not in self.known:
                 self.add(function.__code__, function.__globals__, function)
                 self.known.add(function.__code__)
-        if self._size == before:
+        if self._size == size_before:
             return False
         self._reads = None
         return True
@@ -745,8 +752,8 @@ def _defaults_of(function: Any) -> tuple[Any, ...]:
 
 
 def _match_args(cls: type) -> tuple[str, ...]:
-    found = in_class(cls, "__match_args__")[1]
-    return found if isinstance(found, tuple) else ()
+    names = in_class(cls, "__match_args__")[1]
+    return names if isinstance(names, tuple) else ()
 
 
 def _is_refused(origin: Origin) -> bool:

@@ -81,21 +81,21 @@ def is_called_by_its_class(function: Any) -> bool:
 
 
 def refuse_generators(function: types.FunctionType) -> None:
-    for test, what in (
+    for test, description in (
         (inspect.isasyncgenfunction, "async generator"),
         (inspect.iscoroutinefunction, "coroutine function"),
         (inspect.isgeneratorfunction, "generator function"),
     ):
         if test(function):
-            raise TypeError(GENERATOR.format(name=function.__qualname__, what=what))
+            raise TypeError(GENERATOR.format(name=function.__qualname__, what=description))
 
 
 def global_names(function: types.FunctionType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The globals that the function's code, and code nested in it, loads, and those it assigns."""
     loaded, stored = globals_in(function.__code__)
-    known = function.__globals__
-    resolve_lazy_imports(known, loaded)
-    names = [n for n in loaded if n in known or not hasattr(builtins, n)]
+    scope = function.__globals__
+    resolve_lazy_imports(scope, loaded)
+    names = [n for n in loaded if n in scope or not hasattr(builtins, n)]
     return tuple(dict.fromkeys([*names, *stored])), stored
 
 
@@ -133,14 +133,14 @@ class Signature:
         variables = code.co_varnames
         names = variables[: count + keyword_only]
         defaults: list[Any] = [MISSING] * len(names)
-        given = function.__defaults__ or ()
-        defaults[count - len(given) : count] = given
+        positional_defaults = function.__defaults__ or ()
+        defaults[count - len(positional_defaults) : count] = positional_defaults
         for i, name in enumerate(names[count:], count):
             defaults[i] = (function.__kwdefaults__ or {}).get(name, MISSING)
-        at = count + keyword_only
-        var_positional = variables[at] if code.co_flags & _VARARGS else None
-        at += var_positional is not None
-        var_keyword = variables[at] if code.co_flags & _VARKEYWORDS else None
+        index = count + keyword_only
+        var_positional = variables[index] if code.co_flags & _VARARGS else None
+        index += var_positional is not None
+        var_keyword = variables[index] if code.co_flags & _VARKEYWORDS else None
         closure = zip(code.co_freevars, function.__closure__ or (), strict=False) if captured else ()
         cells = {name: cell for name, cell in closure if name not in hidden}
         loaded, stored = global_names(function) if captured else ((), ())
@@ -275,11 +275,11 @@ class Signature:
 
     def check_patterns(self, patterns: Sequence[str], option: str, name: str) -> None:
         """Raises when a text is no pattern of key paths, or begins with a name that no argument has."""
-        known = {*self.names, self.var_positional}
+        argument_names = {*self.names, self.var_positional}
         for text in patterns:
             root = argument_pattern(text, name, f"{option}=").root
             named = root is not None and not root.startswith(("closure ", "global "))
-            if named and root not in known and self.var_keyword is None:
+            if named and root not in argument_names and self.var_keyword is None:
                 names = ", ".join(self.names) or "none"
                 raise ValueError(NOT_FOR.format(option=option, which=text, name=name, root=root, names=names))
 
@@ -302,20 +302,28 @@ class Signature:
         extra = layout[0] if layout else 0
         positional = self.positional + extra
         named = (*self.names[self.positional :], *layout[1:])
-        at = positional + len(named)
-        cells = values[at : at + len(self.cells)]
-        at += len(self.cells)
-        own = [Origin(function.__globals__, name) for name in self.globals]
-        found = list(zip([*own, *self.origins], values[at:], roots[at:], strict=True))
-        changed = [(origin, value) for origin, value, old in found if value is not old and not origin.assigned]
-        assigned = [(origin, value) for origin, value, _ in found if origin.assigned]
+        offset = positional + len(named)
+        cells = values[offset : offset + len(self.cells)]
+        offset += len(self.cells)
+        own_globals = [Origin(function.__globals__, name) for name in self.globals]
+        captured = list(zip([*own_globals, *self.origins], values[offset:], roots[offset:], strict=True))
+        changed = [
+            (origin, value) for origin, value, original in captured if value is not original and not origin.assigned
+        ]
+        assigned = [(origin, value) for origin, value, _ in captured if origin.assigned]
         views = Views(reads, changed, assigned, graph)
         if graph is not None:
             graph.views = views
-            first = at - len(self.cells)
-            pairs = zip(cells, roots[first:at], strict=True)
-            graph.cells.update({id(new): (first + i, old) for i, (new, old) in enumerate(pairs) if new is not old})
-            views.tell({origin.key: at + i for i, (origin, _, _) in enumerate(found)})
+            first = offset - len(self.cells)
+            pairs = zip(cells, roots[first:offset], strict=True)
+            graph.cells.update(
+                {
+                    id(rebuilt_cell): (first + i, original)
+                    for i, (rebuilt_cell, original) in enumerate(pairs)
+                    if rebuilt_cell is not original
+                }
+            )
+            views.tell({origin.key: offset + i for i, (origin, _, _) in enumerate(captured)})
         # Without what watches its frames, its own globals are a copy of its module's.
         own_scope = function.__globals__
         scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)
@@ -323,14 +331,16 @@ class Signature:
             rebuilt = dict(zip(self.cells, cells, strict=True))
             closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             # Where its own code calls it, it is a root: its defaults are the rebuilt ones.
-            base = next((copy for held, copy in views.functions if held is function), function)
+            base = next(
+                (copy for original_function, copy in views.functions if original_function is function), function
+            )
             twin = with_parts(base, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)
             views.functions.insert(0, (function, twin))  # before the rebuilt one, whose defaults may be replaced
             function = twin
 
-        def run(given: list[Any]) -> Any:
-            keywords = dict(zip(named, given[positional:], strict=True))
-            return views.run(functools.partial(function, *given[:positional], **keywords))
+        def run(arguments: list[Any]) -> Any:
+            keywords = dict(zip(named, arguments[positional:], strict=True))
+            return views.run(functools.partial(function, *arguments[:positional], **keywords))
 
         result = with_handles(run, values[: positional + len(named)], name, uses_up)
         lost = [n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)]
@@ -349,14 +359,14 @@ class Signature:
             fill(cell, origin.value())
 
     def _global(self, name: str, roots: tuple[Any, ...], values: list[Any]) -> Any:
-        first = len(values) - len(self.origins) - len(self.globals)
-        return values[first + self.globals.index(name)]
+        first_global = len(values) - len(self.origins) - len(self.globals)
+        return values[first_global + self.globals.index(name)]
 
 
-def give_back(held: list[tuple[Origin, types.CellType, Any]]) -> None:
+def give_back(held_cells: list[tuple[Origin, types.CellType, Any]]) -> None:
     """Gives the names what a call has put into their cells."""
-    for origin, cell, before in held:
-        if content(cell) is not before:
+    for origin, cell, content_before in held_cells:
+        if content(cell) is not content_before:
             origin.put(content(cell))
 
 

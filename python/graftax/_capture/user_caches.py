@@ -72,10 +72,19 @@ def note_cache(value: Any) -> None:
 
 def _hold(cache: Any) -> None:
     if _now.held is not None and cache.cache_info().currsize:
-        for value in _values(cache):
+        for value in _results(cache):
             held = value if type(value) in (list, dict) else _attributes_of(value)
             if held is not None and id(held) not in _now.held:
                 _now.held[id(held)] = held, held.copy(), cache
+
+
+def _results(cache: Any) -> list[Any]:
+    """What a cache gives out, and what is in that. Its table is the interpreter's to change, and keys were given to it."""
+    parts = [part for part in gc.get_referents(cache) if part is not vars(cache)]
+    table = next((part for part in reversed(parts) if type(part) is dict), {})  # after what its links hold
+    keys = {id(key) for key in table}
+    results = [part for part in [*parts, *table.values()] if part is not table and id(part) not in keys]
+    return results + [part for result in results for part in _values(result)]
 
 
 def _attributes_of(value: Any) -> dict[str, Any] | None:

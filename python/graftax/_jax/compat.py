@@ -567,8 +567,10 @@ def is_mismatched_leaf(error: BaseException, leaf: Any) -> bool:
 
 def refused_class(error: BaseException) -> str | None:
     """The class of the object in an error of a JAX transform that does not accept it; None for other errors."""
+    if not isinstance(error, TypeError):
+        return None
     text = str(error)
-    if not isinstance(error, TypeError) or not ("is not a valid JAX type" in text or "as an abstract array" in text):
+    if "is not a valid JAX type" not in text and "as an abstract array" not in text:
         return None
     match = re.search(r"of type '?<class '([\w.<>]+)'>", text)
     return match[1] if match else None
@@ -578,6 +580,7 @@ def _has_text(text: str, *kinds: type[BaseException]) -> Callable[[BaseException
     return lambda error: isinstance(error, kinds or BaseException) and text in str(error)
 
 
+is_item_assignment = _has_text("in-place item assignment", TypeError)
 is_deleted_array_error = _has_text("delete", RuntimeError, ValueError)
 is_out_of_memory = _has_text("ut of memory", RuntimeError)  # of a device; its code differs between backends
 is_of_a_timeout = _has_text("DEADLINE_EXCEEDED")

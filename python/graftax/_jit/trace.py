@@ -39,8 +39,8 @@ from graftax._jax.compat import (
     ref_types,
     silence_callback_logging,
 )
+from graftax._jax.error_notes import clarify
 from graftax._jax.nested_jit import private_caches
-from graftax._jax.tracebacks import name_operands
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
@@ -363,14 +363,14 @@ def run_trace(
                     raise leak_error from error
             if is_concretization_error(error):
                 rename_leaves(error, tracing.leaf_names())
-            else:
-                name_operands(error, running.leaves, tracing.leaf_names)
+            clarify(error, running.leaves, tracing.leaf_names)
             raise
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
             raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
         except Exception as error:
             give_own_objects(error, tracing.original)
+            clarify(error, running.leaves, tracing.leaf_names)
             raise
         finally:
             # Nodes that were handed over as themselves were changed in place: undo that, on success as well.

@@ -109,13 +109,13 @@ class HostProgram:
             self._nodes.append(node)
         return number
 
-    def guard(self, node: int, what: str, expected: Any, where: str = "") -> None:
+    def guard(self, node: int, aspect: str, expected: Any, line: str = "") -> None:
         """From now on the entry serves only calls in which this node is as it was: 'value', 'is' (a bool, a type).
 
-        `where` is the line that asks for it.
+        `line` is where the code asks for it.
         """
-        self.asked.setdefault(node, where)
-        self.guards.setdefault((node, what), expected)
+        self.asked.setdefault(node, line)
+        self.guards.setdefault((node, aspect), expected)
 
     def input(self, node: int, kind: type) -> int:
         return self.inputs[kind].setdefault(node, len(self.inputs[kind]))
@@ -127,29 +127,29 @@ class HostProgram:
 
     def pinned(self) -> set[int]:
         """The numbers of the call that the traces have asked for the value of, as good as by themselves."""
-        found: set[int] = set()
-        for node, what in self.guards:
-            if what == "value":
-                at: Any = node
-                while self._nodes[at][0] in _ONE_TO_ONE:
-                    free = [n for n in self._nodes[at][1:] if self._nodes[n][0] != "constant"]
+        pinned: set[int] = set()
+        for node, aspect in self.guards:
+            if aspect == "value":
+                number: Any = node
+                while self._nodes[number][0] in _ONE_TO_ONE:
+                    free = [n for n in self._nodes[number][1:] if self._nodes[n][0] != "constant"]
                     if len(free) != 1:
                         break
-                    at = free[0]
-                if self._nodes[at][0] == "number":
-                    found.add(at)
-        return found
+                    number = free[0]
+                if self._nodes[number][0] == "number":
+                    pinned.add(number)
+        return pinned
 
     def numbers_in(self, nodes: Iterable[int]) -> set[int]:
         """The numbers of the call that these are computed from."""
-        found: set[int] = set()
+        visited: set[int] = set()
         waiting = list(nodes)
         while waiting:
             node = waiting.pop()
-            if node not in found:
-                found.add(node)
+            if node not in visited:
+                visited.add(node)
                 waiting += self._nodes[node][1:] if self._nodes[node][0] not in ("number", "constant") else ()
-        return {node for node in found if self._nodes[node][0] == "number"}
+        return {node for node in visited if self._nodes[node][0] == "number"}
 
     def compiled(self, outcomes: int) -> Callable[..., Any]:
         """What computes, of the numbers of a call, (integer inputs, floating inputs, outcomes, output, ...).
@@ -161,10 +161,10 @@ class HostProgram:
 
     def vectors(self, ints: tuple[int, ...], floats: tuple[float, ...]) -> tuple[Any, Any]:
         """Inputs as arrays of this call's own: the executable may read them after it has returned."""
-        out = np.zeros(self.capacity[int], np.int64), np.zeros(self.capacity[float], np.float64)
-        for vector, values in zip(out, (ints, floats), strict=True):
+        vectors = np.zeros(self.capacity[int], np.int64), np.zeros(self.capacity[float], np.float64)
+        for vector, values in zip(vectors, (ints, floats), strict=True):
             vector[: len(values)] = values
-        return out
+        return vectors
 
     def broken(self, numbers: Sequence[int | float], names: Sequence[str]) -> list[tuple[str, str, str, str]]:
         """(what is compared, as it was, as it is, the line that asks for its value) of each guard that does not hold.
@@ -173,49 +173,49 @@ class HostProgram:
             names: of the numbers, for the text.
         """
         values, texts = self._values(numbers), self._texts(names)
-        found: list[tuple[str, str, str, str]] = []
+        broken: list[tuple[str, str, str, str]] = []
         for (node, _), expected in self.guards.items():
             value = values[node]
             if type(value) is not type(expected) or repr(value) != repr(expected):
-                found.append((texts[node], repr(expected), repr(value), self.asked.get(node, "")))
+                broken.append((texts[node], repr(expected), repr(value), self.asked.get(node, "")))
         for kind, nodes in self.inputs.items():
             for node in nodes:
                 value = values[node]
                 if isinstance(value, Exception) or (kind is int and not fits(value)):
-                    wanted = "an int that JAX can take" if kind is int else "a float"
-                    found.append((texts[node], wanted, repr(value), ""))
-        return found
+                    requirement = "an int that JAX can take" if kind is int else "a float"
+                    broken.append((texts[node], requirement, repr(value), ""))
+        return broken
 
     def _values(self, numbers: Sequence[int | float]) -> list[Any]:
         """Of each node; where the arithmetic raises, the error."""
-        out: list[Any] = []
+        results: list[Any] = []
         for name, *operands in self._nodes:
             if name == "number":
-                out.append(numbers[operands[0]])
+                results.append(numbers[operands[0]])
             elif name == "constant":
-                out.append(operands[-1])
+                results.append(operands[-1])
             else:
-                given = [out[operand] for operand in operands]
-                error = next((value for value in given if isinstance(value, Exception)), None)
-                out.append(_computed(name, given) if error is None else error)
-        return out
+                arguments = [results[operand] for operand in operands]
+                error = next((value for value in arguments if isinstance(value, Exception)), None)
+                results.append(_computed(name, arguments) if error is None else error)
+        return results
 
     def _texts(self, names: Sequence[str]) -> list[str]:
         """Each node as Python code. What is long is cut: one of a shared node is as long as its paths are many."""
-        out: list[str] = []
+        spellings: list[str] = []
         for name, *operands in self._nodes:
             if name == "number":
-                place: int = operands[0]
-                out.append(names[place])
+                number: int = operands[0]
+                spellings.append(names[number])
             elif name == "constant":
-                out.append(repr(operands[-1]))
+                spellings.append(repr(operands[-1]))
             else:
-                texts = [out[operand] for operand in operands]
+                texts = [spellings[operand] for operand in operands]
                 if len(operands) == 2 and not name[0].isalpha() and name not in _COMPARISONS:
                     texts = [f"({text})" if " " in text else text for text in texts]
                 text = _spelled(name, texts)
-                out.append(text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}")
-        return out
+                spellings.append(text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}")
+        return spellings
 
     def nodes(self) -> list[tuple[Any, ...]]:
         return self._nodes
@@ -239,12 +239,12 @@ class _Source:
 
     def function(self, outcomes: int) -> Callable[..., Any]:
         guards: dict[int, list[tuple[str, Any]]] = {}
-        for (node, what), expected in self._program.guards.items():
-            guards.setdefault(node, []).append((what, expected))
+        for (node, aspect), expected in self._program.guards.items():
+            guards.setdefault(node, []).append((aspect, expected))
         for number, node in enumerate(self._nodes):  # all: what nobody needs may raise, in plain Python too
             self._compute(number, node)
-            for what, expected in guards.get(number, ()):
-                self._guard(number, what, expected)
+            for aspect, expected in guards.get(number, ()):
+                self._guard(number, aspect, expected)
         results = [self._inputs(int), self._inputs(float), str(outcomes)]
         results += [f"n{node}" for node in self._program.outputs]
         names = ", ".join(f"n{i}" for i in range(len(self._program.kinds)))
@@ -258,11 +258,11 @@ class _Source:
         elif node[0] != "number":
             self._lines.append(f"n{number} = " + _spelled(node[0], [f"n{operand}" for operand in node[1:]]))
 
-    def _guard(self, number: int, what: str, expected: Any) -> None:
-        name, constant = f"n{number}", f"g{number}_{what}"
+    def _guard(self, number: int, aspect: str, expected: Any) -> None:
+        name, constant = f"n{number}", f"g{number}_{aspect}"
         self._scope[constant] = expected
         differs = f"{name} is not {constant}"
-        if what == "value":
+        if aspect == "value":
             differs = f"{name} != {constant}"
             if expected != expected:
                 differs = f"{name} == {name}"

@@ -20,13 +20,13 @@ def put_in_place(symbols: list[Any], numbers: Sequence[Any]) -> None:
     swap = _Swap(symbols, numbers)
     level, holders = symbols, list[Any]()
     for _ in range(_DEPTH):
-        given = tuple(level)
-        ours = {id(symbols), id(level), id(given), id(holders), id(swap.immutable)}
-        found = [holder for holder in gc.get_referrers(*given) if id(holder) not in ours]
-        level = [holder for holder in found if _is_immutable(holder) and id(holder) not in swap.immutable]
+        values = tuple(level)
+        ours = {id(symbols), id(level), id(values), id(holders), id(swap.immutable)}
+        referrers = [holder for holder in gc.get_referrers(*values) if id(holder) not in ours]
+        level = [holder for holder in referrers if _is_immutable(holder) and id(holder) not in swap.immutable]
         swap.immutable.update((id(holder), holder) for holder in level)
-        holders += [holder for holder in found if not _is_immutable(holder)]
-        del found, given
+        holders += [holder for holder in referrers if not _is_immutable(holder)]
+        del referrers, values
         if not level:
             break
     swap.make_anew()
@@ -79,23 +79,23 @@ class _Swap:
         if not isinstance(holder, type):
             self._in_attributes(holder)
 
-    def _in_set(self, held: set[Any]) -> None:
-        for item in [item for item in held if id(item) in self.pairs]:
-            held.discard(item)
-            held.add(self._of(item))
+    def _in_set(self, items: set[Any]) -> None:
+        for item in [item for item in items if id(item) in self.pairs]:
+            items.discard(item)
+            items.add(self._of(item))
 
-    def _in_dict(self, held: dict[Any, Any]) -> None:
-        owner = _class_with(held)
-        for key, value in list(held.items()):
+    def _in_dict(self, mapping: dict[Any, Any]) -> None:
+        owner = _class_with(mapping)
+        for key, value in list(mapping.items()):
             if id(value) in self.pairs:
                 if owner is not None:
                     type.__setattr__(owner, key, self._of(value))
                 else:
-                    dict.__setitem__(held, key, self._of(value))
-        if any(id(key) in self.pairs for key in held):
-            items = [(self._of(key), value) for key, value in held.items()]
-            dict.clear(held)
-            dict.update(held, items)
+                    dict.__setitem__(mapping, key, self._of(value))
+        if any(id(key) in self.pairs for key in mapping):
+            items = [(self._of(key), value) for key, value in mapping.items()]
+            dict.clear(mapping)
+            dict.update(mapping, items)
 
     def _in_attributes(self, holder: Any) -> None:
         try:

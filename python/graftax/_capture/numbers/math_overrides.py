@@ -29,8 +29,8 @@ def _on_symbols(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         if kwargs or not any(map(is_symbol, args)):
             return f(*args, **kwargs)
-        found = operation(name, f, *args)
-        return f(*args) if found is NotImplemented else found
+        result = operation(name, f, *args)
+        return f(*args) if result is NotImplemented else result
 
     function.__name__ = function.__qualname__ = f.__name__
     function.__doc__ = f.__doc__
@@ -94,21 +94,21 @@ def power(base: Any, exp: Any, mod: Any = None) -> Any:
     """`pow`, which asks neither its second nor its third operand where there are three."""
     if mod is None or not any(map(is_symbol, (base, exp, mod))):
         return pow(base, exp, mod)
-    found = operation("pow", pow, base, exp, mod)
-    return pow(base, exp, mod) if found is NotImplemented else found
+    result = operation("pow", pow, base, exp, mod)
+    return pow(base, exp, mod) if result is NotImplemented else result
 
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
     items = [start, *iterable]
     if not any(map(is_symbol, items)):
         return sum(items[1:], start)
-    rest = next(
+    first_other = next(
         (i for i, item in enumerate(items) if not is_symbol(item) and type(item) not in (int, float, bool)), None
     )
-    out = operation("total", total, *items[:rest]) if rest != 0 else items[0]
-    for item in items[max(rest, 1) :] if rest is not None else ():
-        out = out + item
-    return out
+    result = operation("total", total, *items[:first_other]) if first_other != 0 else items[0]
+    for item in items[max(first_other, 1) :] if first_other is not None else ():
+        result = result + item
+    return result
 
 
 class _Numpy(types.ModuleType):
@@ -120,9 +120,9 @@ class _Numpy(types.ModuleType):
 
 def numpy_for(passed: Set[str]) -> Any:
     """`numpy` for code that does more with these names of it than to call them."""
-    out = _Numpy("numpy")
-    vars(out).update({name: stand_in for name, stand_in in _SCALARS.items() if name not in passed})
-    return out
+    module = _Numpy("numpy")
+    vars(module).update({name: stand_in for name, stand_in in _SCALARS.items() if name not in passed})
+    return module
 
 
 _MATH = _Math("math", math.__doc__)
@@ -146,9 +146,9 @@ def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> di
     Args:
         passed: what code does more with than to call it: globals, and attributes of `numpy`.
     """
-    out = {name: _VALUES[id(value)] for name, value in scope.items() if id(value) in _VALUES}
-    out.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() - passed if name not in scope})
+    replacements = {name: _VALUES[id(value)] for name, value in scope.items() if id(value) in _VALUES}
+    replacements.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() - passed if name not in scope})
     of_numpy = [name for name, value in scope.items() if value is np]
     if of_numpy and passed.isdisjoint(of_numpy) and not passed >= SCALAR_TYPES:
-        out.update(dict.fromkeys(of_numpy, numpy_for(passed)))
-    return out
+        replacements.update(dict.fromkeys(of_numpy, numpy_for(passed)))
+    return replacements

@@ -102,9 +102,9 @@ class SymbolTrace:
         """The number, as a symbol where something can still be different in another call."""
         if node in self._pinned or not self.is_open:
             return value
-        out = _class_for(value)(self, node, value)
-        self._alive.append(weakref.ref(out))
-        return out
+        symbol = _class_for(value)(self, node, value)
+        self._alive.append(weakref.ref(symbol))
+        return symbol
 
     def value(self, symbol: Symbol) -> Any:
         """Its value: from now on the entry is for this one alone."""
@@ -151,16 +151,16 @@ class SymbolTrace:
             return jax.numpy.asarray(self.value(symbol))
         if self.is_pinned(symbol):
             return jax.numpy.asarray(value)
-        at = self.program.input(symbol._node, kind)
-        if at >= len(self._vectors[kind]):
+        index = self.program.input(symbol._node, kind)
+        if index >= len(self._vectors[kind]):
             self.lacks.add(kind)
-            at = 0
+            index = 0
         elif self._arrays is not None:
-            self._arrays[kind][at] = value if kind is int else as_jax(float(value))
+            self._arrays[kind][index] = value if kind is int else as_jax(float(value))
         if is_scalar:
             dtype: Any = jax.dtypes.canonicalize_dtype(value.dtype)
-            return jax.lax.convert_element_type(jax.lax.index_in_dim(self._vectors[kind], at, keepdims=False), dtype)
-        return weak_scalar(self._vectors[kind], at)
+            return jax.lax.convert_element_type(jax.lax.index_in_dim(self._vectors[kind], index, keepdims=False), dtype)
+        return weak_scalar(self._vectors[kind], index)
 
     def has_its_errors(self) -> bool:
         """Would a call compute with the settings of NumPy that the code has now (`np.errstate`)?"""
@@ -175,10 +175,10 @@ class SymbolTrace:
         if self._is_any_alive():
             gc.collect()  # of objects in circles
         nodes = self._put_in_place() if self._is_any_alive() else []
-        held = [node for ref, node in nodes if ref() is not None]
+        nodes_held = [node for ref, node in nodes if ref() is not None]
         self._alive = []
         self.end()
-        return self.program.numbers_in(held)
+        return self.program.numbers_in(nodes_held)
 
     def end(self) -> None:
         """Ends a trace that begins anew, or has ended. What it has left somewhere is a plain number from now on."""
@@ -235,12 +235,12 @@ def _plain(value: Any) -> Any:
     return value._number if is_symbol(value) else value
 
 
-def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
+def operation(name: str, f: Callable[..., Any], *values: Any) -> Any:
     """An operation of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
-    operands = [_operand(value) for value in given]
+    operands = [_operand(value) for value in values]
     if any(operand is NotImplemented for operand in operands):
-        if all(isinstance(value, numbers.Number) for value in given):  # a Decimal, a member of an IntFlag
-            return f(*map(_asked, given))
+        if all(isinstance(value, numbers.Number) for value in values):  # a Decimal, a member of an IntFlag
+            return f(*map(_asked, values))
         return NotImplemented
     symbols = [operand for operand in operands if is_symbol(operand)]
     plain = [_plain(operand) for operand in operands]
@@ -337,8 +337,8 @@ class Symbol:
         return other ** self._asked()  # an array: JAX makes another program for each exponent
 
     def __divmod__(self, other: Any) -> Any:
-        first, second = self // other, self % other
-        return NotImplemented if first is NotImplemented else (first, second)
+        quotient, remainder = self // other, self % other
+        return NotImplemented if quotient is NotImplemented else (quotient, remainder)
 
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
@@ -413,8 +413,8 @@ class Symbol:
         is_whole, frame = isinstance(self._number, int | np.integer), sys._getframe(1)
         if is_whole and reads_exponent(frame):
             return self._asked()
-        wanted = wanted_dtype(frame)
-        return self._of_trace.array(self) if wanted is None else _of_dtype(self, *wanted)
+        dtype_request = wanted_dtype(frame)
+        return self._of_trace.array(self) if dtype_request is None else _of_dtype(self, *dtype_request)
 
     def dimension_as_value(self) -> Any:
         """JAX asks this of what stands for a number in its own traces."""
@@ -431,25 +431,25 @@ class Symbol:
         name = ufuncs.name_of_ufunc(ufunc, method, options, sys._getframe(1))
         if name is not None:
             f: Callable[..., Any] = _BINARY.get(name) or _COMPARED.get(name) or ufunc
-            out = operation(name, f, *inputs)
-            if out is not NotImplemented:
-                return out
+            result = operation(name, f, *inputs)
+            if result is not NotImplemented:
+                return result
         return getattr(ufunc, method)(*map(_asked, inputs), **{k: _asked(v) for k, v in options.items()})
 
     def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if f in _OF_SCALARS and len(args) == 1 and args[0] is self and not kwargs:
             return _OF_SCALARS[f]
         if (name := ufuncs.name_of_function(f, kwargs)) is not None:
-            out = operation(name, f, *map(ufuncs.as_points, args))
-            if out is not NotImplemented:
-                return out
+            result = operation(name, f, *map(ufuncs.as_points, args))
+            if result is not NotImplemented:
+                return result
         return f(*jax.tree.map(_asked, args), **jax.tree.map(_asked, kwargs))
 
 
-def _is_within(whole: Any, dtype: Any) -> bool:
+def _is_within(integer: Any, dtype: Any) -> bool:
     """Can this dtype hold the integer? Each comparison is a guard."""
     limits = jax.numpy.iinfo(dtype)
-    return int(limits.min) <= whole <= int(limits.max)
+    return int(limits.min) <= integer <= int(limits.max)
 
 
 def _of_dtype(symbol: Any, dtype: Any, has_to_fit: bool) -> Any:
@@ -463,8 +463,8 @@ def _of_dtype(symbol: Any, dtype: Any, has_to_fit: bool) -> Any:
             return trace.array(symbol)
         if is_float and not math.isfinite(value):
             return trace.value(symbol)
-        whole: Any = operation("int", int, symbol)
-        return trace.array(whole) if _is_within(whole, dtype) and fits(_plain(whole)) else trace.value(symbol)
+        integer: Any = operation("int", int, symbol)
+        return trace.array(integer) if _is_within(integer, dtype) and fits(_plain(integer)) else trace.value(symbol)
     if not is_float or dtype.itemsize >= 4 or dtype == jax.numpy.bfloat16:  # which JAX makes of 32 bits itself
         return trace.array(symbol)
     return trace.array(operation("np.float16", np.float16, symbol)) if dtype == np.float16 else trace.value(symbol)
@@ -513,8 +513,8 @@ class ScalarSymbol(Symbol):
     def dtype(self) -> Any:
         return self._number.dtype
 
-    def item(self, *at: Any) -> Any:
-        return self._asked().item(*at) if at else operation("item", item, self)
+    def item(self, *index: Any) -> Any:
+        return self._asked().item(*index) if index else operation("item", item, self)
 
     def astype(self, dtype: Any, **options: Any) -> Any:
         cls = np.dtype(dtype).type

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of JAX in traced code say more: the key paths of the operands, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import jax.core
+
+from graftax._base.errors import GraftaxError, some
+from graftax._jax import compat
+from graftax._jax.tracebacks import FULL, HIDDEN_FOLDERS
+
+OPERANDS = "Of its operands, {operands}."
+NOT_OPENED_BY_JAX = (
+    "JAX's own transforms do not open {cls}: those of graftax do, such as graftax.grad in place of jax.grad."
+)
+WRITTEN_IN_PLACE = (
+    "Inside the call NumPy arrays are JAX arrays, too. Assign the new array to the attribute, item or global that "
+    "holds it, as in `model.w = model.w.at[i].set(x)`: the caller's object has it after the call. Return an array that "
+    "is itself an argument."
+)
+# By the name of the class alone: subclasses have remedies of their own.
+REMEDIES = {
+    "TracerBoolConversionError": (
+        "To branch on a traced value, call graftax.cond(condition, if_true, if_false, *operands); to choose between "
+        "elements, jnp.where(condition, a, b)."
+    ),
+    "TracerArrayConversionError": (
+        "NumPy cannot compute with a traced array: call the function of jax.numpy instead, or run the NumPy code with "
+        "graftax.pure_callback."
+    ),
+    "TracerIntegerConversionError": (
+        "A traced value is no Python integer: loop with graftax.fori_loop or graftax.scan, index with a jax.Array in "
+        "place of a list, or pass a Python int."
+    ),
+    "ConcretizationTypeError": (
+        "A traced value has no Python number yet: compute with the array itself and read it after the call, print it "
+        "with jax.debug.print, or pass a Python number in its place."
+    ),
+    "ShardingTypeError": (
+        "The mesh has Explicit axes, for which JAX infers no sharding here. Make it with "
+        "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names)), as graftax.fsdp is meant "
+        "for, or pass out_sharding= to the operation."
+    ),
+}
+
+_ARGUMENTS = re.compile(r"(?<=depends on the values of the arguments )(.+?)(?=\.(\n|$))")
+_MAX_ARGUMENTS = 10  # how many arguments an error lists
+_MAX_OPERANDS = 4  # how many operands an error names
+_WRITING_METHODS = {"byteswap", "fill", "itemset", "partition", "put", "resize", "setfield"}  # of numpy.ndarray alone
+
+
+def clarify(error: BaseException, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """Adds notes to an error of a JAX function: the key paths of operands, and what to write instead.
+
+    Of a long list of arguments in its message, the first ten remain.
+
+    Args:
+        error: raised by the traced function.
+        leaves: the tracers that it was traced with.
+        names: gives their key paths.
+    """
+    if FULL or isinstance(error, GraftaxError) or getattr(error, "_has_notes", False):
+        return
+    is_concretization = compat.is_concretization_error(error)
+    if is_concretization:
+        _shorten_arguments(error, names)
+    operands = "" if is_concretization else _operands_text(error, leaves, names)
+    notes = [note for note in (operands, _remedy(error)) if note]
+    for note in notes:
+        error.add_note(note)
+    if notes:
+        error._has_notes = True  # type: ignore[attr-defined]  # nested transforms: the inner one adds the notes
+
+
+def _shorten_arguments(error: BaseException, names: Callable[[], Sequence[str]]) -> None:
+    match = _ARGUMENTS.search(str(error))
+    if match is None or any(", " in path for path in names()):  # such a path cannot be told from two
+        return
+    paths = match[0].replace(", and ", ", ").split(", ")
+    if len(paths) > _MAX_ARGUMENTS:
+        text = error.args[0]
+        error.args = (text[: match.start()] + some(paths, _MAX_ARGUMENTS) + text[match.end() :], *error.args[1:])
+
+
+def _remedy(error: BaseException) -> str:
+    refused = compat.refused_class(error)
+    if refused is not None:
+        return NOT_OPENED_BY_JAX.format(cls=refused.rpartition(".")[2])
+    if compat.is_item_assignment(error) or _writes_in_place(error):
+        return WRITTEN_IN_PLACE
+    return REMEDIES.get(type(error).__name__, "") if type(error).__module__.partition(".")[0] == "jax" else ""
+
+
+def _writes_in_place(error: BaseException) -> bool:
+    return (
+        isinstance(error, AttributeError) and error.name in _WRITING_METHODS and isinstance(error.obj, jax.core.Tracer)
+    )
+
+
+def _operands_text(error: BaseException, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> str:
+    number = {id(leaf): i for i, leaf in enumerate(leaves)}
+    numbers = list(dict.fromkeys(number[id(x)] for x in _operands(error) if id(x) in number))[:_MAX_OPERANDS]
+    if not numbers:
+        return ""
+    paths = names()
+    texts = [f"{paths[i]} is {_type_text(leaves[i])}" for i in numbers]
+    return OPERANDS.format(operands=" and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]])))
+
+
+def _operands(error: BaseException) -> Iterator[Any]:
+    """The arguments of the JAX function that the user's code called and that raised, and items of its containers."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called: types.FrameType | None = None
+    for frame in reversed(frames):
+        if not frame.f_code.co_filename.startswith(HIDDEN_FOLDERS):
+            break
+        called = frame
+    if called is None:
+        return
+    code, values = called.f_code, called.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
+    for name in code.co_varnames[:count]:
+        value = values.get(name)
+        parts: Any = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        for part in (value, *cast("Sequence[Any]", parts)):
+            yield part
+            if isinstance(part, (list, tuple)):
+                yield from cast("Sequence[Any]", part)
+
+
+def _type_text(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
