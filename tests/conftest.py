@@ -33,7 +33,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=SLOW_IS_FINE,
 )
-settings.register_profile("quick", settings.get_profile("suite"), max_examples=8)
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=12)
 settings.register_profile("nightly", settings.get_profile("suite"), max_examples=10_000, derandomize=False)
 settings.load_profile("suite")
 

@@ -79,7 +79,7 @@ def _hold(cache: Any) -> None:
 
 
 def _results(cache: Any) -> list[Any]:
-    """What a cache gives out, and what is in that. Its table is the interpreter's to change, and keys were given to it."""
+    """What a cache gives out, and what is in that. Its table changes in any case, and its keys were given to it."""
     parts = [part for part in gc.get_referents(cache) if part is not vars(cache)]
     table = next((part for part in reversed(parts) if type(part) is dict), {})  # after what its links hold
     keys = {id(key) for key in table}
