@@ -110,8 +110,8 @@ def headline(variant: Variant) -> str:
     """Seconds and the line of the call, as one line of text."""
     parts = ", ".join(f"{part} in {seconds:.2f} s" for part, seconds in variant.seconds.items())
     if not parts:
-        loaded = any(cause.kind in ("loaded", "shared") for cause in variant.causes)
-        parts = "nothing was compiled" if loaded else "as a part of another program"
+        was_ready = any(cause.kind in ("loaded", "shared") for cause in variant.causes)
+        parts = "nothing was compiled" if was_ready else "as a part of another program"
     file, line = variant.where
     return f"{variant.all_seconds:.2f} s ({parts}), called at {Path(file).name}:{line}"
 

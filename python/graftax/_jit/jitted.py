@@ -109,8 +109,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             chosen, patterns = split_patterns(getattr(options, option))
             signature.check(chosen, option, name, f" Words are {', '.join(DONATE)}." if option == "donate" else "")
             signature.check_patterns(patterns, option, name)
-            if option == "donate":
-                refuse_static_donation(name, signature, options.static, chosen)
+        refuse_static_donation(name, signature, options.static, split_patterns(options.donate)[0])
         is_method = is_called_by_its_class(function)
         self._set_up(name, plain, prefix, table, options, definition_of(plain), signature, is_method)
 
