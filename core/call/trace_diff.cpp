@@ -16,7 +16,7 @@ bool Trace::is_as_built(PyObject* value, uint32_t pc) const {
   if (value == expected(pc)) return donated_.empty() || !holds_donated(pc);
   if (c.op != Op::stat) return false;
   How how = p.statics[c.arg].how;
-  if (how == How::context) return Py_TYPE(value) == p.statics[c.arg].type;
+  if (how == How::context) return context_matches(p.statics[c.arg], value);
   return how >= How::integer && how <= How::bytes && static_matches(p, c.arg, value);
 }
 

@@ -330,7 +330,7 @@ std::string type_name(PyTypeObject* type) {
 
 std::string static_text(const Program& p, uint32_t id) {
   const Static& s = p.statics[id];
-  if (s.how == How::context) return type_name(s.type) + "()";
+  if (s.how == How::context) return is_context_field(s) ? "..." : type_name(s.type) + "()";
   Owned value = static_object(s);
   return value ? short_repr(value.get()) : std::string("<gone>");
 }

@@ -168,6 +168,8 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     if (names.get() != Py_None && PyObject_IsTrue(names.get())) kind.static_fields = names.release();
     Owned traced = answer.field("dynamic_fields");
     if (traced.get() != Py_None) kind.dynamic_fields = traced.release();
+    Owned of_context = answer.field("context_fields");
+    if (PyDict_CheckExact(of_context.get())) kind.context_fields = of_context.release();
     for (Py_ssize_t i = 0; PyTuple_Check(order.get()) && i < PyTuple_GET_SIZE(order.get()); ++i) {
       PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order.get(), i));
       PyUnicode_InternInPlace(&name);

@@ -69,6 +69,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   std::vector<Slot> slots;
   PyObject* static_fields = nullptr;   // a container of the names of static fields, or null
   PyObject* dynamic_fields = nullptr;  // the same of fields in which Python numbers are traced
+  PyObject* context_fields = nullptr;  // a dict: field -> function that makes its value (How::context), or null
   std::vector<PyObject*> order;        // field names whose order is the class's, not the instance's
   // As given to `register`, of a registered node's children; of a named tuple's items.
   std::vector<PyObject*> item_names;

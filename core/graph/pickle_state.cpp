@@ -245,7 +245,9 @@ Owned program_state(const Program& p) {
                                borrowed(n.node->treedef), n.node->own));
   }
   for (const Static& s : p.statics) {
-    Owned value = s.how == How::input ? Owned::borrow(Py_None) : static_object(s);
+    Owned value = s.how == How::input     ? Owned::borrow(Py_None)
+                  : is_context_field(s) ? Owned::borrow(s.obj)
+                                        : static_object(s);
     if (!value) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
     if (s.how == How::function) {  // pickled by name, where its name leads to it
       if (s.snapshot && !s.weak) value = Owned::borrow(s.snapshot);
@@ -314,6 +316,9 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
       if (static_cast<How>(how) == How::copied) {
         if (!is_outcome || kind.leaf != Leaf::numpy) malformed("static");
         add_static(p, value.ptr(), kind, true);
+      } else if (static_cast<How>(how) == How::context && kind.how != How::context) {
+        if (!PyCallable_Check(value.ptr())) malformed("static");
+        add_context_field(p, value.ptr());
       } else if (kind.leaf == Leaf::statics || kind.leaf == Leaf::numpy) add_static(p, value.ptr(), kind);
       else if (static_cast<How>(how) == How::hashed && kind.own_equality) add_hashed(p, value.ptr());
       else if (static_cast<How>(how) == How::identity) add_identity(p, value.ptr());

@@ -276,6 +276,7 @@ bool Builder::needs_open(uint32_t pc) {
 
 // One new context value for each build, however often it stands in the graph.
 Owned Builder::context(const Static& s) {
+  if (is_context_field(s)) return static_object(s);
   if (context_type_ != s.type) {
     context_ = static_object(s);
     context_type_ = s.type;

@@ -357,6 +357,14 @@ void Recorder::step() {
     }
     if (kind.dynamic_fields && PySequence_Contains(kind.dynamic_fields, key) == 1) below.in_dynamic = true;
     below.arrays_only = below.arrays_only || kind.arrays_only;
+    PyObject* make = kind.context_fields ? PyDict_GetItemWithError(kind.context_fields, key) : nullptr;
+    if (!make && PyErr_Occurred()) raise_python();
+    if (make && !options_.everything) {
+      emit(Op::stat, add_context_field(out_.program, make), child);
+      out_.program.code.back().flags |= AUX;
+      top.closed = false;
+      return;
+    }
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));
   } else if (options_.everything && kind.node->is_weak && top.cursor.index() > 0) {

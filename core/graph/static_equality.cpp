@@ -181,6 +181,15 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
   return static_cast<uint32_t>(program.statics.size() - 1);
 }
 
+uint32_t add_context_field(Program& program, PyObject* make) {
+  Static s;
+  s.how = How::context;
+  s.type = program.keep_type(&PyBaseObject_Type);
+  s.obj = program.keep(Owned::borrow(make));
+  program.statics.push_back(s);
+  return static_cast<uint32_t>(program.statics.size() - 1);
+}
+
 uint32_t add_hashed(Program& program, PyObject* obj) {
   Static s;
   s.how = How::hashed;

@@ -19,15 +19,21 @@ Owned contents_root(PyObject* key);
 bool is_identity_key(const Static& s);
 [[noreturn]] void refuse_key_with_arrays(PyObject* key, const std::string& path = {});
 uint32_t add_identity(Program& program, PyObject* obj);
+uint32_t add_context_field(Program& program, PyObject* make);
 uint32_t add_key(Program& program, PyObject* given, int depth = 0);
 
 // Does `obj` equal static `id`? May run a registry function or an extension type's own ==.
 bool static_matches(const Program& program, uint32_t id, PyObject* obj);
 
+// A static that stands for any value: of a field that says where the program is running.
+inline bool is_context_field(const Static& s) { return s.how == How::context && s.type == &PyBaseObject_Type; }
+
+inline bool context_matches(const Static& s, PyObject* obj) { return is_context_field(s) || Py_TYPE(obj) == s.type; }
+
 // The same where no more than a look at the pointer tells; false may mean that it has to be asked.
 inline bool matches_at_once(const Static& s, PyObject* obj) {
   if (s.weak || s.how == How::function) return false;
-  if (s.how == How::context) return Py_TYPE(obj) == s.type;
+  if (s.how == How::context) return context_matches(s, obj);
   return s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple && s.how != How::hashed;
 }
 

@@ -247,7 +247,8 @@ def test_a_changed_attribute_of_an_unregistered_object_is_used(change, with_arra
     change(x)
     assert state(x) != before
     assert f(x) == state(x)
-    assert f.cache_info().traces == 2
+    info = f.cache_info()  # an equal lambda of another case may have traced it
+    assert info.traces + info.shared == 2
 
 
 def test_a_numpy_buffer_changed_in_place_is_used():

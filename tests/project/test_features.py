@@ -8,12 +8,14 @@ import importlib.metadata
 import pytest
 
 pytest.importorskip("flarejax")
+pytest.importorskip("brainstate")
 
 import features
 
 LINES = features.BLOCK.search(features.README.read_text(encoding="utf-8"))[2].splitlines()
 CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES]
 WRITTEN_WITH = {
+    "brainstate": "0.6",
     "equinox": "0.13",
     "flax": "0.12",
     "flarejax": "0.4",

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import brainstate as bst
 import equinox as eqx
 import flarejax
 import jax
@@ -101,6 +102,43 @@ def of_nnx(**fields: Any) -> Any:
     return Own()
 
 
+def of_brainstate(**fields: Any) -> Any:
+    """Arrays are in States, which properties read and set."""
+    arrays = {name: value for name, value in fields.items() if isinstance(value, jax.Array)}
+
+    def reached(name: str) -> property:
+        def store(obj: Any, value: Any) -> None:
+            vars(obj)["_" + name].value = value
+
+        return property(lambda obj: vars(obj)["_" + name].value, store)
+
+    cls: Any = type("Own", (bst.graph.Node,), {name: reached(name) for name in arrays})
+    obj = cls()
+    for name, value in fields.items():
+        setattr(obj, *(("_" + name, bst.ParamState(value)) if name in arrays else (name, value)))
+    return obj
+
+
+def jit_of_brainstate(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Its modules are captured, or declared static: its States are found while they are read."""
+
+    def call(*args: Any) -> Any:
+        nodes = tuple(i for i, arg in enumerate(args) if isinstance(arg, bst.graph.Node))
+        if nodes not in compiled:
+            compiled[nodes] = bst.transform.jit(function, **({"static_argnums": nodes} if nodes else {}), **options)
+        return compiled[nodes](*args)
+
+    compiled: dict[tuple[int, ...], Any] = {}
+    return call
+
+
+def by_brainstate(model: Any, loss: Any) -> Any:
+    states = bst.graph.states(model, bst.ParamState)
+    for path, gradient in bst.transform.grad(lambda: loss(model), states)().items():
+        states[path].value = states[path].value - 0.1 * gradient
+    return model
+
+
 def by_tree(grad: Callable[..., Any]) -> Any:
     def sgd(model: Any, loss: Any) -> Any:
         return jax.tree.map(lambda p, g: p if g is None else p - 0.1 * g, model, grad(loss)(model))
@@ -133,6 +171,7 @@ LIBRARIES = [
         eqx.tree_deserialise_leaves,
     ),
     Library("Flax NNX", nnx.jit, of_nnx, by_nnx, lambda: nnx.Linear(3, 2, rngs=nnx.Rngs(0)), parameter=nnx.Param),
+    Library("brainstate", jit_of_brainstate, of_brainstate, by_brainstate, lambda: bst.nn.Linear(3, 2)),
     Library(
         "FlareJax",
         flarejax.filter_jit,

@@ -347,7 +347,7 @@ ERRORS: dict[str, Any] = {
     "a boolean": (dict(in_axes=True), (XS,), TypeError, ["True for x"]),
     "function says no axis": (dict(in_axes=lambda leaf: "a"), ([XS],), TypeError, ["'a' for x[0]"]),
     "pattern of nothing": (dict(in_axes={"y": 0, "**": 0}), (XS,), ValueError, ["'y'", "There is: x"]),
-    "pattern too late": (dict(in_axes={"**": 0, "x.b": None}), (Box(b=XS),), ValueError, ["'x.b'", "before it"]),
+    "pattern too late": (dict(in_axes={"**": 0, "x.b": None}), (Box(b=XS),), ValueError, ["'x.b'", "earlier patterns"]),
     "no pattern": (dict(in_axes={"x": 0}), (XS, XS), graftax.StructureError, ["rest[0]", "'**'"]),
     "two axes": (
         dict(in_axes=(0, 1)),

@@ -22,6 +22,7 @@ class Description:
     handed: bool = False  # passed as itself if it holds no array
     static_fields: Container[str] | None = None
     dynamic_fields: Container[str] | None = None  # Python numbers in these fields are traced
+    context_fields: dict[str, Callable[[], Any]] | None = None  # fields with a context value, and what makes it
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and what to do instead
     opaque: bool = False  # role refused: because C code keeps the state of its instances

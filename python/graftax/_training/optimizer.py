@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 import jax.numpy as jnp
@@ -296,10 +296,16 @@ def _open_graph(model: Any) -> Graph:
     return run_inside("graftax.optimizer", model, Graph) if is_handle(model) else Graph(model)
 
 
+def _holders(graph: Graph, number: int) -> Iterator[Any]:
+    """What the array is in, the innermost first."""
+    while (number := graph.rows[number].parent) >= 0:
+        yield graph.rows[number].value
+
+
 def _names_of(graph: Graph, wrt: Any) -> Names:
     numbers = [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
     if wrt is None:
-        numbers = [number for number in numbers if interop.is_trained(graph.rows[graph.rows[number].parent].value)]
+        numbers = [number for number in numbers if interop.is_trained(_holders(graph, number))]
     else:
         numbers = sorted(selection(graph, wrt, numbers))
     paths_of: dict[int, list[Path]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from graftax._base.type_record import Description, TreeDescription
 
 ADAPTERS = {
+    "brainstate": ".brainstate",
     "equinox": ".equinox",
     "flarejax": ".flarejax",
     "flax.core.spmd": ".linen",
@@ -70,9 +71,10 @@ def is_module(obj: Any) -> bool:
     return _first_answer("is_module", obj) is True
 
 
-def is_trained(holder: Any) -> bool:
-    """Is the array of an object trained by default? A library may mark statistics and caches, which are not."""
-    return _first_answer("is_trained", holder) is not False
+def is_trained(holders: Iterable[Any]) -> bool:
+    """Is an array in these objects, the innermost first, trained by default? A library may mark what is not."""
+    answers = (_first_answer("is_trained", holder) for holder in holders)
+    return next((answer for answer in answers if answer is not None), True)
 
 
 def items(obj: Any) -> list[Any] | None:
