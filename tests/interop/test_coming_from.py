@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the tables for those who come from Equinox and Flax NNX: both spellings give the same."""
+"""The rows of the tables for those who come from Equinox, Flax NNX and brainstate: both spellings give the same."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,32 @@ NNX["make"] = lambda key: Net(nnx.Rngs(key))
 NNX["loss"] = lambda m, x: (m(x) ** 2).mean()
 EQUINOX = {"eqx": eqx, "model": eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0)), "x": X[0], "xs": X, "p": X[0]}
 EQUINOX |= {"loss": lambda m, x: (m(x) ** 2).sum(), "f": lambda x: jnp.sin(x) * 2}
-SCOPES = {"nnx": NNX, "equinox": EQUINOX}
+SCOPES: dict[str, dict[str, Any]] = {"nnx": NNX, "equinox": EQUINOX}
+
+
+def of_brainstate() -> dict[str, Any]:
+    class Net(bst.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with bst.random.seed_context(0):
+                self.hidden, self.out = bst.nn.Linear(2, 4), bst.nn.Linear(4, 2)
+
+        def __call__(self, x: Any) -> Any:
+            return self.out(jnp.tanh(self.hidden(x)))
+
+    def cell() -> Any:
+        with bst.random.seed_context(0):
+            made = bst.nn.GRUCell(2, 3)
+        made.init_state(3)
+        return made
+
+    return {"bst": bst, "net": Net, "cell": cell, "x": X, "xs": jnp.stack([X, X * 2]), "loss": NNX["loss"]}
+
+
+with contextlib.suppress(ImportError):
+    import brainstate as bst
+
+    SCOPES["brainstate"] = of_brainstate()
 
 
 def rows(page: str) -> list[list[str]]:

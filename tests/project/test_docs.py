@@ -59,8 +59,10 @@ def printed(code, line):
 
 @pytest.mark.parametrize(("page", "line", "code"), BLOCKS)
 def test_a_block_of_the_docs_runs_and_gives_what_it_shows(page, line, code, monkeypatch, tmp_path):
-    if "import flarejax" in code:
-        pytest.importorskip("flarejax")
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    for library in ("flarejax", "brainstate", "haiku", "keras"):
+        if f"import {library}" in code:
+            pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures").mkdir()
     # A module of its own, where classes and functions find their globals; the page's own lines in a traceback.
