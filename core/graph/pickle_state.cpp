@@ -245,7 +245,7 @@ Owned program_state(const Program& p) {
                                borrowed(n.node->treedef), n.node->own));
   }
   for (const Static& s : p.statics) {
-    Owned value = s.how == How::input     ? Owned::borrow(Py_None)
+    Owned value = s.how == How::input   ? Owned::borrow(Py_None)
                   : is_context_field(s) ? Owned::borrow(s.obj)
                                         : static_object(s);
     if (!value) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
