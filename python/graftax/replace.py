@@ -81,21 +81,42 @@ class Replacement(StandsForCompiled):
         print(f"graftax: {name}{place} stays with {self._name}: {self.refusal}", file=sys.stderr)
         self._compiled = self._original(self.__wrapped__)
 
+    def _refuses(self, error: Exception) -> bool:
+        if self.refusal:  # a function inside of it was refused, if any
+            return False
+        # `jax.jit` makes arrays of Python numbers; to graftax they stay numbers, without a shape or a dtype.
+        return isinstance(error, GraftaxError) or (
+            isinstance(error, AttributeError)
+            and isinstance(error.obj, (int, float, complex))
+            and hasattr(jax.Array, error.name or "")
+        )
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._compiled(*args, **kwargs)
-        except GraftaxError as error:
-            if self.refusal:  # of a function inside of it
-                raise
-            self._fall_back(error)
-        except AttributeError as error:
-            # `jax.jit` makes arrays of Python numbers; to graftax they stay numbers, without a shape or a dtype.
-            if self.refusal or not (
-                isinstance(error.obj, (int, float, complex)) and hasattr(jax.Array, error.name or "")
-            ):
+        except (GraftaxError, AttributeError) as error:
+            if not self._refuses(error):
                 raise
             self._fall_back(error)
         return self._compiled(*args, **kwargs)
+
+    def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return getattr(self._compiled, method)(*args, **kwargs)
+        except (GraftaxError, AttributeError) as error:
+            if not self._refuses(error):
+                raise
+            self._fall_back(error)
+        return getattr(self._compiled, method)(*args, **kwargs)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._stage("lower", args, kwargs)
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._stage("trace", args, kwargs)
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._stage("eval_shape", args, kwargs)
 
     def as_written(self) -> Any:
         return self._original(self.__wrapped__)
