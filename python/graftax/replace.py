@@ -81,33 +81,35 @@ class Replacement(StandsForCompiled):
         print(f"graftax: {name}{place} stays with {self._name}: {self.refusal}", file=sys.stderr)
         self._compiled = self._original(self.__wrapped__)
 
-    def _refuses(self, error: Exception) -> bool:
-        if self.refusal:  # a function inside of it was refused, if any
-            return False
-        # `jax.jit` makes arrays of Python numbers; to graftax they stay numbers, without a shape or a dtype.
-        return isinstance(error, GraftaxError) or (
-            isinstance(error, AttributeError)
-            and isinstance(error.obj, (int, float, complex))
-            and hasattr(jax.Array, error.name or "")
-        )
-
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._compiled(*args, **kwargs)
-        except (GraftaxError, AttributeError) as error:
-            if not self._refuses(error):
+        except Exception as error:
+            if not self._may_fall_back(error, args, kwargs):
                 raise
-            self._fall_back(error)
-        return self._compiled(*args, **kwargs)
+            return self._make_anew("__call__", error, args, kwargs)
 
     def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return getattr(self._compiled, method)(*args, **kwargs)
-        except (GraftaxError, AttributeError) as error:
-            if not self._refuses(error):
+        except Exception as error:
+            if not self._may_fall_back(error, args, kwargs):
                 raise
+            return self._make_anew(method, error, args, kwargs)
+
+    def _may_fall_back(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self.refusal or isinstance(error, (jax.errors.JaxRuntimeError, FloatingPointError)):  # it has run
+            return False
+        # `jax.jit` makes arrays of Python numbers; to graftax they are numbers. What needs an array may raise anything.
+        return isinstance(error, GraftaxError) or _have_numbers((args, kwargs))
+
+    def _make_anew(self, method: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(error, GraftaxError):
             self._fall_back(error)
-        return getattr(self._compiled, method)(*args, **kwargs)
+            return getattr(self._compiled, method)(*args, **kwargs)
+        result = getattr(self._original(self.__wrapped__), method)(*args, **kwargs)  # or its error
+        self._fall_back(error)
+        return result
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._stage("lower", args, kwargs)
@@ -123,6 +125,13 @@ class Replacement(StandsForCompiled):
 
     def __repr__(self) -> str:
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
+
+
+def _have_numbers(arguments: Any) -> bool:
+    try:
+        return any(isinstance(leaf, (int, float, complex)) for leaf in jax.tree.leaves(arguments))
+    except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take them
+        return False
 
 
 class Request(NamedTuple):
