@@ -84,24 +84,54 @@ class Replacement(StandsForCompiled):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._compiled(*args, **kwargs)
-        except GraftaxError as error:
-            if self.refusal:  # of a function inside of it
+        except Exception as error:
+            if not self._may_fall_back(error, args, kwargs):
                 raise
-            self._fall_back(error)
-        except AttributeError as error:
-            # `jax.jit` makes arrays of Python numbers; to graftax they stay numbers, without a shape or a dtype.
-            if self.refusal or not (
-                isinstance(error.obj, (int, float, complex)) and hasattr(jax.Array, error.name or "")
-            ):
+            return self._make_anew("__call__", error, args, kwargs)
+
+    def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return getattr(self._compiled, method)(*args, **kwargs)
+        except Exception as error:
+            if not self._may_fall_back(error, args, kwargs):
                 raise
+            return self._make_anew(method, error, args, kwargs)
+
+    def _may_fall_back(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self.refusal or isinstance(error, (jax.errors.JaxRuntimeError, FloatingPointError)):  # it has run
+            return False
+        # `jax.jit` makes arrays of Python numbers; to graftax they are numbers. What needs an array may raise anything.
+        return isinstance(error, GraftaxError) or _have_numbers((args, kwargs))
+
+    def _make_anew(self, method: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(error, GraftaxError):
             self._fall_back(error)
-        return self._compiled(*args, **kwargs)
+            return getattr(self._compiled, method)(*args, **kwargs)
+        result = getattr(self._original(self.__wrapped__), method)(*args, **kwargs)  # or its error
+        self._fall_back(error)
+        return result
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._stage("lower", args, kwargs)
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._stage("trace", args, kwargs)
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._stage("eval_shape", args, kwargs)
 
     def as_written(self) -> Any:
         return self._original(self.__wrapped__)
 
     def __repr__(self) -> str:
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
+
+
+def _have_numbers(arguments: Any) -> bool:
+    try:
+        return any(isinstance(leaf, (int, float, complex)) for leaf in jax.tree.leaves(arguments))
+    except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take them
+        return False
 
 
 class Request(NamedTuple):

@@ -121,9 +121,14 @@ import jax
 def half(x): return (x / 2).astype(x.dtype)
 
 @jax.jit
+def negated(x):
+    if not isinstance(x, jax.Array): raise ValueError("an array is needed")
+    return -x
+
+@jax.jit
 def misspelled(x): return x.shap
 
-print(half(3.0), half(5.0))
+print(half(3.0), half(5.0), negated(3.0))
 try: misspelled(3.0)
 except AttributeError: print("raised")
 """
@@ -133,6 +138,29 @@ def test_a_function_that_needs_arrays_where_it_is_given_numbers_stays_with_its_o
     (tmp_path / "script.py").write_text(NUMBERS)
     done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["1.5 2.5", "raised"]
-    assert [line for line in done.stderr.splitlines() if "stays with jax.jit: " in line and "half" in line]
-    assert done.stderr.splitlines()[-1] == "graftax: 1 functions compiled by graftax, 1 by their own jit"
+    assert done.stdout.splitlines() == ["1.5 2.5 -3.0", "raised"]
+    lines = [line.split()[1] for line in done.stderr.splitlines() if "stays with jax.jit: " in line]
+    assert lines == ["half", "negated"]
+    assert done.stderr.splitlines()[-1] == "graftax: 1 functions compiled by graftax, 2 by their own jit"
+
+
+LOWERED_FIRST = """
+import itertools, jax
+
+numbers = itertools.count()
+@jax.jit
+def numbered(x): return x + next(numbers)
+
+@jax.jit
+def half(x): return (x / 2).astype(x.dtype)
+
+print(numbered.lower(1.0).as_text()[:6], numbered.eval_shape(1.0).shape, half.trace(1.0).jaxpr.in_avals[0].shape)
+"""
+
+
+def test_a_function_whose_stages_are_refused_stays_with_its_own_jit(tmp_path):
+    (tmp_path / "script.py").write_text(LOWERED_FIRST)
+    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["module", "()", "()"]
+    assert done.stderr.splitlines()[-1] == "graftax: 0 functions compiled by graftax, 2 by their own jit"

@@ -113,6 +113,22 @@ def test_captured_values_that_are_stale_and_arrays_that_are_constants(watch):
     assert seen(watch, "f").constants == {"table": 4000} and "factor was 2.0, is 3.0" in texts(seen(watch, "f"))
 
 
+real = jnp.ones(3)
+
+
+def test_an_attribute_with_the_name_of_a_global_is_no_captured_value(watch):
+    global real
+
+    @jax.jit
+    def f(x):
+        return x.real * 2
+
+    f(real)
+    real = real + 1
+    f(real)
+    assert not seen(watch, "f").constants and not seen(watch, "f").findings()
+
+
 def test_changes_of_arguments_ties_and_donations(watch):
     @jax.jit
     def step(state):

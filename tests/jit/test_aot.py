@@ -131,6 +131,18 @@ def test_other_arguments_are_refused_and_the_place_is_named(traced, given, text)
     run(traced)
 
 
+def test_another_number_is_refused_with_what_takes_any_number():
+    run = compiled(identity, {"rate": 1.0, "on": True})
+    with pytest.raises(graftax.StructureError) as caught:
+        run({"rate": 2.0, "on": False})
+    assert str(caught.value).splitlines()[-1] == (
+        """Write dynamic="x['rate']" for a program that takes any number, lower it again for these, or call the """
+        "jitted function, which compiles for any arguments."
+    )
+    dynamic = graftax.jit(identity, dynamic="x['rate']").lower({"rate": 1.0}).compile()
+    assert dynamic({"rate": 2.0})["rate"] == 2
+
+
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
 def test_of_any_graph_exactly_the_place_that_differs_is_named(build):
     x = build()

@@ -37,6 +37,16 @@ def test_clear_cache_forgets():
     assert f.cache_info().currsize == 1
 
 
+def test_programs_are_counted_under_the_name_that_jax_has_for_it():
+    f = graftax.jit(lambda x: x + 1)
+    sizes = [f._cache_size()]
+    for x in (f32(1), f32(2), jnp.ones(3), jnp.ones(3, int)):
+        f(x)
+        sizes.append(f._cache_size())
+    f.clear_cache()
+    assert [*sizes, f._cache_size()] == [0, 1, 1, 2, 3, 0]
+
+
 def test_two_wrappers_of_one_function_share_the_cache():
     def f(x):
         return x + 1

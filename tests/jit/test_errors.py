@@ -103,6 +103,15 @@ def test_an_option_that_names_no_argument_is_refused_where_jit_is_called(options
         graftax.jit(f, **options)
 
 
+@pytest.mark.parametrize("option", ["static_argnames", "donate_argnames"])
+def test_a_name_that_takes_any_number_of_arguments_is_refused(option):
+    def f(x, *rest, **options):
+        return x
+
+    with pytest.raises(ValueError, match=r"='rest': \*rest of .*f is any number of arguments\. Write their positions"):
+        graftax.jit(f, **{option: "rest"})
+
+
 @pytest.mark.parametrize("pattern", ["**.opt", "*['w']", "state.opt", "args[0].w", "closure n", "global ROOT"])
 def test_a_pattern_that_may_match_is_taken(pattern):
     graftax.jit(lambda state, *args: state, donate=pattern, dynamic=pattern)

@@ -25,6 +25,7 @@ GENERATOR = (
     "function and call it from the {what}."
 )
 NO_SUCH_NAME = "{option}={which!r}: {name} has no argument {which!r}; it takes {names}.{hint}"
+IS_VAR_POSITIONAL = "{option}={which!r}: *{which} of {name} is any number of arguments. Write their positions instead."
 NO_SUCH_POSITION = "{option}={which}: {name} has no positional argument {which}; it takes {count}."
 NOT_FOR = (
     "{option}={which!r}: {name} has no argument {root!r}, with which this pattern of key paths begins. It takes "
@@ -266,6 +267,8 @@ class Signature:
         for w in which:
             option = f"static_arg{'names' if isinstance(w, str) else 'nums'}" if jax_spelling else option
             if isinstance(w, str):
+                if w == self.var_positional:
+                    raise ValueError(IS_VAR_POSITIONAL.format(option=option, which=w, name=name))
                 if w not in self.names and self.var_keyword is None:
                     names = ", ".join(self.names[self.skip :]) or "none"
                     raise ValueError(NO_SUCH_NAME.format(option=option, which=w, name=name, names=names, hint=hint))

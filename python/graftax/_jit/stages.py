@@ -13,7 +13,7 @@ from graftax import _core
 from graftax._base.errors import StructureError, UnpicklableError, rename_leaves
 from graftax._capture.signature import give_back
 from graftax._explain.compile_events import compiling
-from graftax._graph.structure_diff import Difference, differences_text
+from graftax._graph.structure_diff import Difference, differences, differences_text
 from graftax._jax.tracebacks import boundary
 from graftax._jit.call_plan import Plan
 from graftax._jit.leaf_names import leaf_names
@@ -23,6 +23,7 @@ COMPILED_FOR_OTHERS = (
     "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
     "any arguments."
 )
+ANY_NUMBER = "Write dynamic={path!r} for a program that takes any number, {otherwise}"
 OTHER_ORDER = "  a set with the same elements iterates in a different order, or would after a change"
 NOT_PICKLABLE = (
     "a {what} belongs to this process and cannot be pickled or copied. graftax.export(f)(*args).serialize() makes "
@@ -177,4 +178,15 @@ def match_structure(
         if walked is not None:
             return walked
         text = OTHER_ORDER if in_order and graphdef == recorded else differences_text(graphdef, recorded, names)
+        numbers = (d.path for d in differences(graphdef, recorded, names) if _is_number(d.one) and _is_number(d.other))
+        if (path := next(numbers, None)) is not None:
+            remedy = ANY_NUMBER.format(path=path, otherwise=remedy[0].lower() + remedy[1:])
     raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=verb, differences=text, again=remedy))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        complex(text)
+    except ValueError:
+        return False
+    return True

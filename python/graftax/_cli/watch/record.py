@@ -69,13 +69,13 @@ class Record:
         if recreations := self.recreations:
             seconds = sum(sum(compilation.seconds.values()) for compilation in recreations)
             observation = (
-                f"{_count(len(recreations), 'compilation')} in {seconds:.2f} s of a function that was made anew"
+                f"{plural(len(recreations), 'compilation')} in {seconds:.2f} s of a function that was made anew"
             )
             rows.append((observation, "none: functions are compared by content", "measured"))
         for text, times in self.stale.items():
-            rows.append((f"stale in {_count(times, 'call')}: {text}", "the call sees it", "seen"))
+            rows.append((f"stale in {plural(times, 'call')}: {text}", "the call sees it", "seen"))
         for text, times in self.lost_changes.items():
-            observation = f"a change made in a trace alone ({_count(times, 'time')}): {text}"
+            observation = f"a change made in a trace alone ({plural(times, 'time')}): {text}"
             rows.append((observation, "each call makes it", "seen"))
         for text, size in self.lost_ties.items():
             rows.append((f"one array comes back as two: {text}", f"stays one: {_bytes(size)} less", "measured"))
@@ -85,7 +85,7 @@ class Record:
             rows.append((observation, "arguments of the program; NumPy arrays are copied in each call", "measured"))
         if self.missed_donation >= _WORTH_DONATING:
             observation = (
-                f"{_bytes(self.missed_donation)} were free after each of {_count(self.missed_donations, 'call')}"
+                f"{_bytes(self.missed_donation)} were free after each of {plural(self.missed_donations, 'call')}"
             )
             rows.append((observation, 'reused with graftax.jit(..., donate="all")', "measured"))
         return rows
@@ -104,8 +104,8 @@ def summary(records: dict[Any, Record]) -> str:
     seconds = sum(record.seconds for record in called)
     calls = sum(record.calls for record in called)
     lines = [
-        f"graftax --watch: {_count(len(called), 'function')}, {_count(calls, 'call')}, "
-        f"{_count(compilations, 'compilation')} in {seconds:.2f} s"
+        f"graftax --watch: {plural(len(called), 'function')}, {plural(calls, 'call')}, "
+        f"{plural(compilations, 'compilation')} in {seconds:.2f} s"
     ]
     for record in called:
         lines += [
@@ -115,7 +115,7 @@ def summary(records: dict[Any, Record]) -> str:
     return "\n".join(lines)
 
 
-def _count(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 

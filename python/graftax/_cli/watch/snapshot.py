@@ -14,6 +14,7 @@ import numpy as np
 
 from graftax import _core
 from graftax._base.key_path import keystr
+from graftax._capture.bytecode import globals_in
 from graftax._graph.structure_diff import differences_text
 
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -74,7 +75,7 @@ def captured(function: Any) -> dict[str, Any]:
             values[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    for name in _names(function.__code__):
+    for name in globals_in(function.__code__)[0]:
         if name in function.__globals__:
             values.setdefault(name, function.__globals__[name])
     return {name: value for name, value in values.items() if not isinstance(value, _CODE) and not _is_jitted(value)}
@@ -82,13 +83,6 @@ def captured(function: Any) -> dict[str, Any]:
 
 def _is_jitted(value: Any) -> bool:
     return callable(value) and hasattr(value, "lower")
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _reference(leaf: Any) -> Any:
