@@ -94,8 +94,17 @@ def is_generated(code: types.CodeType, function: Any) -> bool:
     return not isinstance(function, types.FunctionType) or not has_state(function)
 
 
-# Asked by containers of keys at moments of their own, by graftax too: what they read counts as a binding.
-ASKED_ANY_TIME = ("__hash__", "__eq__", "__annotate__")
+_WRITES = frozenset(("STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL"))
+
+
+def is_asked_any_time(code: types.CodeType) -> bool:
+    """Is it code that graftax calls at moments of its own? What it reads counts as a binding.
+
+    So it is with a `__hash__` that keeps count: what it writes is another value each time that graftax looks up a key.
+    """
+    if code.co_name == "__hash__":
+        return any(instruction.opname in _WRITES for instruction in dis.get_instructions(code))
+    return code.co_name == "__annotate__"
 
 
 def is_users_class(cls: type) -> bool:

@@ -23,7 +23,6 @@ from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
 from graftax._capture.builtin_overrides import StoodIn
 from graftax._capture.bytecode import (
-    ASKED_ANY_TIME,
     OF_KEYS,
     OF_NAMES,
     PARTS,
@@ -34,6 +33,7 @@ from graftax._capture.bytecode import (
     has_defaults,
     has_state,
     in_class,
+    is_asked_any_time,
     is_bound_by,
     is_constant,
     is_empty,
@@ -255,7 +255,7 @@ class ReadSet:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
         if is_never_asked(code.co_filename):
             return
-        users = is_users_code(code, scope) and code.co_name not in ASKED_ANY_TIME and not is_generated(code, function)
+        users = is_users_code(code, scope) and not is_asked_any_time(code) and not is_generated(code, function)
         names = names_of(code)
         self._now.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
