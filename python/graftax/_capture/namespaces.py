@@ -123,6 +123,7 @@ class Rebuilt:
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
         self.raised: list[BaseException] = []  # errors about a tracer
+        self.changes_in_place = False  # did its code change arrays in place, or arguments that could be NumPy's?
         self.views: Views | None = None  # of the traced function
         self.take_in: Callable[[], bool] | None = None  # gives the trace the roots that its read set has found
         self._trace: _core.Trace | None = None

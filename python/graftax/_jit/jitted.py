@@ -353,6 +353,8 @@ class Jitted(_core.Caller, Generic[P, R]):
             entry.waits = entry.waits or id(outcome) in self._table.blocking_outcomes
             self._table.blocking_outcomes.discard(id(outcome))
             entry.note_identities(self._table.requested_ids.pop(id(outcome), {}))
+            if id(outcome) in self._table.numpy_leaves:
+                entry.note_numpy(self._table.numpy_leaves.pop(id(outcome)))
         compile_events.finish_trace(self._table)
         if entry.host is None:
             self._table.numbers.settle()
