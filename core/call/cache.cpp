@@ -226,7 +226,8 @@ void bind_table(nb::module_& m) {
             if (e.spoiled || (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get())))) return false;
             const Program& p = r.program();
             bool serves = e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
-                          e.takes_numpy(r.leaves) && same_order(e.program(), p) && (e.symbols.empty() || e.host_values(r.leaves));
+                          e.takes_numpy(r.leaves) && same_order(e.program(), p) &&
+                          (e.symbols.empty() || e.host_values(r.leaves));
             for (const auto& [pc, table] : e.program().set_tables)
               if (const SetTable* own = serves ? p.set_table(p.code[pc]) : nullptr)
                 own->is_changed = own->is_changed || table.is_changed;

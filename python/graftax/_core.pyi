@@ -427,6 +427,9 @@ class Trace:
         """f(), while the nodes that were handed over are as they were when the trace began; None where that cannot be.
         """
 
+    def has_changed(self) -> bool:
+        """Has the function changed anything so far?"""
+
     def begins(self, recording: Recording) -> bool:
         """Is it the recording of the same roots, of which nothing has changed, and of more behind them?"""
 
