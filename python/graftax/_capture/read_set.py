@@ -54,7 +54,7 @@ from graftax._capture.bytecode import (
     resolve_lazy_imports,
 )
 from graftax._capture.cached_values import CachedValues
-from graftax._capture.code_set import CodeSet
+from graftax._capture.code_set import CodeSet, MetCode
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
 from graftax._capture.impure_calls import ImpureCalls
@@ -79,7 +79,7 @@ class ReadSet:
         self.impure = ImpureCalls()
         self.signals = Signals()
         self.builtins = StoodIn(self.signals)
-        self.known = CodeSet()
+        self.known = MetCode()
         self.cached = CachedValues()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
@@ -107,7 +107,7 @@ class ReadSet:
         self._ran = CodeSet()  # code with variables of an enclosing call
         self._inner = CodeSet()  # code of functions that known code makes
         self._scanned = CodeSet()  # of functions that traces made
-        self._of_graph = CodeSet()  # of functions that were part of the roots
+        self._of_graph = MetCode()  # of functions that were part of the roots
         self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
         self._attributes: set[str] = set()
         self._stored_attributes: set[str] = set()
@@ -166,8 +166,10 @@ class ReadSet:
             if (error := self.cached.take_error(function, first)) is not None:
                 return error
             if not self._now.has_changed() and self.cached.fills(function, first):
+                with self.lock:  # a program on disk depends on its code
+                    self._meet(present, code, scope, function, first)
                 return self.signals.give()
-        if code in self.known:
+        if self.known.has(code, scope):
             return False
         if code in self._own_codes and function is self._itself():
             return self._meet_itself(code, scope, function)
@@ -196,8 +198,9 @@ class ReadSet:
         # Another function of this code may hold other state.
         is_met_each_time = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code, function)
         is_met_each_time = is_met_each_time or code in self._rooted or self.cached.is_cached(function)
+        is_met_each_time = is_met_each_time or not is_of_module(scope)  # others may come to lie in its place
         if not is_met_each_time:
-            self.known.add(code)
+            self.known.add(code, scope)
         if self._is_jitted_inside(code, function, present) or (self._size != size_before and not self._take_in()):
             return self.signals.give()
         return False if is_met_each_time else None
@@ -210,7 +213,7 @@ class ReadSet:
             return False
         size_before = self._size
         self.add(code, scope, function)
-        self.known.add(code)
+        self.known.add(code, scope)
         return self.signals.give() if self._size != size_before and not self._take_in() else False
 
     def _take_in(self) -> bool:
@@ -228,14 +231,14 @@ class ReadSet:
     def note_itself(self, function: types.FunctionType) -> None:
         """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
         code, changes = function.__code__, has_defaults(function)
-        if code in self._own_codes or (code in self.known and not changes):
+        if code in self._own_codes or (self.known.has(code, function.__globals__) and not changes):
             return
         if changes:  # as they were made, or since they were replaced
             self._itself = weakref.ref(function)
             self._own_codes.add(code)
             self.known.discard(code)
         else:
-            self.known.add(code)
+            self.known.add(code, function.__globals__)
         self.add(code, function.__globals__, function, False)
 
     @alone
@@ -699,10 +702,10 @@ class ReadSet:
     def has(self, functions: Iterable[types.FunctionType]) -> None:
         """The state of these functions is part of the roots already."""
         for function in functions:
-            code = function.__code__
-            if code not in self.known and code not in self._of_graph:
-                self._of_graph.add(code)
-                self.add(code, function.__globals__, function, False)
+            code, scope = function.__code__, function.__globals__
+            if not self.known.has(code, scope) and not self._of_graph.has(code, scope):
+                self._of_graph.add(code, scope)
+                self.add(code, scope, function, False)
 
     @alone
     def own(self, scope: dict[str, Any], names: Iterable[str], stored: Iterable[str]) -> None:
@@ -777,9 +780,9 @@ class ReadSet:
             self._note_keywords(function)
             if has_state(function):
                 self._add_origin(Origin(function, None))
-            if function.__code__ not in self.known:
+            if not self.known.has(function.__code__, function.__globals__):
                 self.add(function.__code__, function.__globals__, function)
-                self.known.add(function.__code__)
+                self.known.add(function.__code__, function.__globals__)
         if self._size == size_before:
             return False
         self._reads = None
