@@ -129,6 +129,13 @@ Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values
   return out;
 }
 
+bool Entry::takes_numpy(const OwnedList& leaves) const {
+  if (!numpy_leaves) return true;
+  for (size_t i = 0; i < leaves.size(); ++i)
+    if (kind_of(leaves[i]).leaf == Leaf::numpy && !(i < numpy_leaves->size() && (*numpy_leaves)[i])) return false;
+  return true;
+}
+
 void Entry::remember(Shared<Direct> direct) {
   Shared<Direct> last;
   if (directs.size() >= max_directs) {
@@ -219,7 +226,8 @@ void bind_table(nb::module_& m) {
             if (e.spoiled || (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get())))) return false;
             const Program& p = r.program();
             bool serves = e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
-                          same_order(e.program(), p) && (e.symbols.empty() || e.host_values(r.leaves));
+                          e.takes_numpy(r.leaves) && same_order(e.program(), p) &&
+                          (e.symbols.empty() || e.host_values(r.leaves));
             for (const auto& [pc, table] : e.program().set_tables)
               if (const SetTable* own = serves ? p.set_table(p.code[pc]) : nullptr)
                 own->is_changed = own->is_changed || table.is_changed;
@@ -227,7 +235,7 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("recording"), nb::sig("def serves(self, recording: Recording) -> bool"),
           "Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects "
-          "whose id() was asked for the same, "
+          "whose id() was asked for the same, are NumPy arrays where its code changes arrays in place, "
           "have the bindings that it depends on the values they had, and do the guards of its numbers hold?")
       .def(
           "use_numbers",
@@ -258,6 +266,10 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("found"), nb::sig("def note_identities(self, found: dict[int, int]) -> None"),
           "More ids of objects that its code asked for, by tracked index.")
+      .def(
+          "note_numpy", [](Entry& e, std::vector<bool> leaves) { e.numpy_leaves = std::move(leaves); },
+          nb::arg("leaves"), nb::sig("def note_numpy(self, leaves: list[bool]) -> None"),
+          "Its code changes arrays in place: a leaf may be a NumPy array only where it was one in the trace.")
       .def_rw("waits", &Entry::waits,
               "Does a call wait for the computation, so that its errors are raised by the call?")
       .def_prop_ro(

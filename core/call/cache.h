@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "call/fast_dispatch.h"
 #include "graph/record.h"
@@ -22,6 +24,7 @@ struct Entry {
   bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
+  std::optional<std::vector<bool>> numpy_leaves{};  // where its code changes arrays in place: which were NumPy's
   uint32_t arguments = 0;                 // roots that are arguments; what the function captures comes after them
   std::vector<Shared<Direct>> directs{};  // by what the leaves look like; the one used last first
   uint64_t cleared = 0;                   // how often JAX's caches had been cleared when these were made
@@ -41,6 +44,8 @@ struct Entry {
   bool has_identities(Node node) const {
     return std::all_of(identities.begin(), identities.end(), [&](auto& i) { return node(i.first) == i.second; });
   }
+  // Is each NumPy array among these leaves one that was NumPy's when it was traced, where that counts?
+  bool takes_numpy(const OwnedList& leaves) const;
   // What the host computes from the symbolic numbers among these leaves: a tuple; empty where there are none, or where
   // they are not as its guards say.
   Owned host_values(const OwnedList& leaves) const;

@@ -184,6 +184,14 @@ void Trace::restore() {
   });
 }
 
+bool Trace::has_changed() {
+  for (uint32_t t = 0; t < recording_->program().track_pc.size(); ++t) {
+    Change change{t, {}, {}};
+    if (holds_otherwise(recording_->program().track_pc[t]) || find_change(change)) return true;
+  }
+  return false;
+}
+
 nb::object Trace::as_begun(nb::handle f) {
   std::vector<std::unique_ptr<Commit>> done;
   auto take_back = [&] {
@@ -445,6 +453,8 @@ void bind_trace(nb::module_& m) {
       .def("as_begun", &Trace::as_begun, nb::arg("f"), nb::sig("def as_begun(self, f: Callable[[], Any]) -> Any"),
            "f(), while the nodes that were handed over are as they were when the trace began; None where that cannot "
            "be.")
+      .def("has_changed", &Trace::has_changed, nb::sig("def has_changed(self) -> bool"),
+           "Has the function changed anything so far?")
       .def("begins", &Trace::begins, nb::arg("recording"), nb::sig("def begins(self, recording: Recording) -> bool"),
            "Is it the recording of the same roots, of which nothing has changed, and of more behind them?")
       .def("extend", &Trace::extend, nb::arg("recording"), nb::arg("leaves"),

@@ -67,6 +67,8 @@ class Trace {
   nb::list rebuild(nb::sequence leaves);
   // f(), while handed-over nodes are as the trace found them; None where what f changed in them cannot be set aside.
   nb::object as_begun(nb::handle f);
+  // Has the function changed anything so far?
+  bool has_changed();
   // Is this the recording of the same roots, of which nothing has changed, and of more behind them?
   bool begins(nb::handle recording) const;
   // The trace goes on with that recording and all of its leaves: the new roots, rebuilt. What they share with the others

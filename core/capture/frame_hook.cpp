@@ -7,6 +7,7 @@
 #include "python/hooks.h"
 #include "python/thread_stack.h"
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -27,8 +28,9 @@ struct Met {
 
 // A trace that is running in this thread.
 struct Session {
-  PyObject* enter;                      // (code, globals, function, first argument) -> what to do
-  std::unordered_set<PyObject*> known;  // code that was met before, borrowed from `held`
+  PyObject* enter;  // (code, globals, function, first argument) -> what to do
+  // Code that was met before, borrowed from `held`, with the globals that it ran with; a null stands for any.
+  std::unordered_map<PyObject*, std::vector<PyObject*>> known;
   OwnedList held;
   std::unordered_map<PyObject*, PyObject*> functions;  // function -> the rebuilt one that runs in its place; borrowed
   std::unordered_map<PyObject*, PyObject*> shadows;    // globals -> what its frames see; both borrowed from the caller
@@ -45,6 +47,12 @@ struct Session {
   PyObject* telling = nullptr;                         // classes of exceptions that are kept; not owned, or none
   PyObject* raised = nullptr;                          // a list of those that a frame ended with; not owned
 
+  bool knows(PyObject* code, PyObject* globals) const {
+    auto found = known.find(code);
+    if (found == known.end()) return false;
+    return std::any_of(found->second.begin(), found->second.end(),
+                       [own = original(globals)](PyObject* one) { return !one || one == own; });
+  }
   PyObject* original(PyObject* copy) const {
     for (auto found = originals.find(copy); found != originals.end(); found = originals.find(copy))
       copy = found->second;
@@ -130,7 +138,8 @@ bool announce(Session& session, const Frame& frame) {
   }
   if (answer.get() == Py_False) return true;  // it wants to hear of each frame
   if (answer.get() == Py_None) {
-    if (session.known.insert(frame.code()).second) session.held.push(frame.code());
+    session.known[frame.code()].push_back(session.original(frame.globals()));
+    session.held.push(frame.code());
     return true;
   }
   if (session.refused.emplace(frame.code(), answer.get()).second) {
@@ -169,7 +178,7 @@ const Met* meet(Session& session, const Frame& frame) {
   Met& met = session.met[(reinterpret_cast<uintptr_t>(code) >> 5) % session.met.size()];
   if (met.code == code && met.globals == frame.globals()) return &met;
   met.code = nullptr;
-  auto is_known = [&] { return session.known.count(code) || ignored().count(code); };
+  auto is_known = [&] { return session.knows(code, frame.globals()) || ignored().count(code); };
   if (!is_known() && !announce(session, frame)) return nullptr;
   met = {is_known() ? code : nullptr,
          frame.globals(),
@@ -343,9 +352,11 @@ void bind_frames(nb::module_& m) {
         }
         session.inside = Inside(inner);
         session.enter = enter.ptr();
-        for (nb::handle code : nb::borrow<nb::object>(known)) {
-          session.known.insert(code.ptr());
-          session.held.push(code.ptr());
+        for (nb::handle one : nb::borrow<nb::object>(known)) {
+          nb::tuple pair = nb::cast<nb::tuple>(one);
+          PyObject* code = nb::object(pair[0]).ptr();
+          session.known[code].push_back(reinterpret_cast<PyObject*>(nb::cast<uintptr_t>(nb::object(pair[1]))));
+          session.held.push(code);
         }
         session.sees(shadows, functions);
         Scope scope(session);
@@ -355,10 +366,12 @@ void bind_frames(nb::module_& m) {
       nb::arg("inner").none(), nb::arg("quiet") = false, nb::arg("telling") = nb::none(),
       nb::arg("raised") = nb::none(),
       nb::sig("def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: "
-              "Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], "
+              "Iterable[tuple[Any, int]], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: "
+              "list[tuple[Any, Any]], "
               "inner: InnerFrames | None, quiet: bool = False, telling: tuple[type[BaseException], ...] | None = None, "
               "raised: list[BaseException] | None = None) -> Any"),
-      "f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) "
+      "f(), while frames of code that is not known with their globals (by id; 0 for any) are announced: enter(code, "
+      "globals, function, first argument) "
       "returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an "
       "exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in "
       "`functions` "

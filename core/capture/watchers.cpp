@@ -46,7 +46,7 @@ int on_dict(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject*) {
   if (event == PyDict_EVENT_CLEARED || event == PyDict_EVENT_CLONED || !key) return ++epoch, 0;
   auto names = watched().find(dict);
   if (names == watched().end()) return 0;
-  if (names->second.count(key) || !PyUnicode_CHECK_INTERNED(key)) ++epoch;
+  if (names->second.count(key) || !PyUnicode_CheckExact(key) || !PyUnicode_CHECK_INTERNED(key)) ++epoch;
   else if (event != PyDict_EVENT_MODIFIED && names->second.count(of_keys())) ++epoch;
   return 0;
 }
@@ -283,7 +283,8 @@ void show_reads(const Reads& r, Visitor& visit) {
   visit(r.cells, r.contents);
 }
 
-// Of (a dict, a class, or a weak reference to a function for its globals, name).
+// Of (a dict, a class, or a weak reference to a function for its globals, name). In a dict that is no namespace, such as
+// that of a cache, the name may be a number or a tuple.
 Read read_of(const nb::tuple& given) {
   PyObject *holder = nb::object(given[0]).ptr(), *name = nb::object(given[1]).ptr();
   Read b{holder, name, nullptr};
@@ -294,10 +295,10 @@ Read read_of(const nb::tuple& given) {
     b.guard = holder;
     b.holder = PyFunction_GET_GLOBALS(function.get());
   }
-  if ((!PyDict_Check(b.holder) && !PyType_Check(b.holder)) || !PyUnicode_CheckExact(name))
+  if (!PyDict_Check(b.holder) && !(PyType_Check(b.holder) && PyUnicode_CheckExact(name)))
     raise_error(PyExc_TypeError, "expected a dict or a class, and a name");
   Py_INCREF(b.name);
-  PyUnicode_InternInPlace(&b.name);
+  if (PyUnicode_CheckExact(name)) PyUnicode_InternInPlace(&b.name);
   note_value(b);
   if (b.guard) Py_INCREF(b.guard);
   else Py_INCREF(b.holder);

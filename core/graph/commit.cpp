@@ -108,22 +108,22 @@ void Commit::fields(const Program& p, const Instr& n, PyObject* dict, PyObject* 
     assign(dict, PyTuple_GET_ITEM(touched.deleted, i), nullptr);
 }
 
-// Names that are there stay where they are, others go or are added at the end. Where that would not give the order that
-// was recorded, the whole content is exchanged.
+// Names that are there stay where they are, others are added at the end. Where that would not give the order that was
+// recorded, the whole content is exchanged; also where names go, which `take_back` has to put back in their places.
 void Commit::all_fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values) {
   Owned wanted = own(PyDict_New());
   for (uint32_t i = 0; i < n.node->fields; ++i) check(PyDict_SetItem(wanted.get(), field_name(p, n, i), values[i]));
   OwnedList gone;
   PyObject *name, *value;
   uint32_t next = 0;
-  bool in_order = true;
+  bool by_name = n.node->kind->by_name, in_order = true;
   for (Py_ssize_t pos = 0; in_order && PyDict_Next(dict, &pos, &name, &value);) {
     if (name == runtime.tables) continue;  // what is compiled for a function is no attribute of the user's
     if (next < n.node->fields && equal(field_name(p, n, next), name)) ++next;
     else if (!dict_get(wanted.get(), name)) gone.push(name);
-    else in_order = n.node->kind->by_name;
+    else in_order = by_name;
   }
-  if (!in_order) {
+  if (!in_order || (gone.size() > 0 && !by_name)) {
     if (PyObject* tables = dict_get(dict, runtime.tables)) check(PyDict_SetItem(wanted.get(), runtime.tables, tables));
     exchange(dict_node, dict, std::move(wanted));
     return;

@@ -294,8 +294,8 @@ def frames_unknown() -> str:
 def forget_frames(reason: str) -> None:
     """As if the interpreter's frames were not known, for the rest of the process. For tests."""
 
-def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], inner: InnerFrames | None, quiet: bool = False, telling: tuple[type[BaseException], ...] | None = None, raised: list[BaseException] | None = None) -> Any:
-    """f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.
+def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[tuple[Any, int]], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], inner: InnerFrames | None, quiet: bool = False, telling: tuple[type[BaseException], ...] | None = None, raised: list[BaseException] | None = None) -> Any:
+    """f(), while frames of code that is not known with their globals (by id; 0 for any) are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.
     """
 
 def sees_too(shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> None:
@@ -426,6 +426,9 @@ class Trace:
     def as_begun(self, f: Callable[[], Any]) -> Any:
         """f(), while the nodes that were handed over are as they were when the trace began; None where that cannot be.
         """
+
+    def has_changed(self) -> bool:
+        """Has the function changed anything so far?"""
 
     def begins(self, recording: Recording) -> bool:
         """Is it the recording of the same roots, of which nothing has changed, and of more behind them?"""
@@ -659,7 +662,7 @@ class Entry:
         """How many of its executables are run directly; None where none can be."""
 
     def serves(self, recording: Recording) -> bool:
-        """Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects whose id() was asked for the same, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
+        """Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects whose id() was asked for the same, are NumPy arrays where its code changes arrays in place, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
         """
 
     def use_numbers(self, symbols: list[tuple[int, type]], host: Any) -> None:
@@ -677,6 +680,9 @@ class Entry:
 
     def note_identities(self, found: dict[int, int]) -> None:
         """More ids of objects that its code asked for, by tracked index."""
+
+    def note_numpy(self, leaves: list[bool]) -> None:
+        """Its code changes arrays in place: a leaf may be a NumPy array only where it was one in the trace."""
 
     @property
     def waits(self) -> bool:

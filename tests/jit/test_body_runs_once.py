@@ -185,3 +185,63 @@ def test_what_the_body_put_into_a_helper_before_it_was_read_is_no_input():
         assert jitted(jnp.ones(2)).tolist() == jitted(jnp.ones(2)).tolist() == [4, 4]
         assert hooked.hook.tolist() == [2, 2]
     vars(hooked).clear()
+
+
+class Text(str):
+    pass
+
+
+class Plain:
+    pass
+
+
+def function() -> Any:
+    def inner() -> None: ...
+
+    return inner
+
+
+RATE = {"k": 2}
+EDITS = {
+    "new names": "bcd",
+    "one goes": "-abc",
+    "one goes and comes back": "-aba",
+    "first and last go, and come back": "-a-zbzad",
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("make", [lambda: Text("t"), Plain, function, types.SimpleNamespace, dict])
+def test_names_keep_their_order_when_a_trace_takes_in_what_it_reads(make: Any, late: bool, edit: str):
+    def change(x: Any, names: str) -> None:
+        goes = False
+        for name in names:
+            if name == "-":
+                goes = True
+                continue
+            target = x if isinstance(x, dict) else vars(x)
+            if goes:
+                del target[name]
+            else:
+                target[name] = 1
+            goes = False
+
+    def helper() -> int:
+        return RATE["k"]
+
+    def f(x: Any) -> int:
+        change(x, EDITS[edit])
+        k = helper()
+        if late:
+            change(x, "wu")
+        return k
+
+    orders: list[list[str]] = []
+    for run in (f, graftax.jit(f)):
+        x = make()
+        change(x, "ayz")
+        run(x)
+        names = list(x if isinstance(x, dict) else vars(x))
+        orders.append([name for name in names if len(name) == 1])
+    assert orders[0] == orders[1]

@@ -50,7 +50,7 @@ class CapturedArrayWarning(UserWarning):
 
 
 class LostChangeWarning(UserWarning):
-    """A by-value call changed an argument, and the change is dropped."""
+    """A change is dropped: a by-value call's, or that of a NumPy array which others may hold."""
 
 
 class UntiedWarning(UserWarning):

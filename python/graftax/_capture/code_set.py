@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from types import CodeType
+from typing import Any
 
 
 class CodeSet:
@@ -40,3 +41,35 @@ class CodeSet:
         for reference in list(self._by_id.values()):
             if (code := reference()) is not None:
                 yield code
+
+
+class MetCode:
+    """Code objects with the globals that they were met with. One may run with those of several modules."""
+
+    def __init__(self) -> None:
+        self._codes = CodeSet()
+        self._scopes: dict[int, set[int]] = {}  # ids of globals, by that of the code
+
+    def add(self, code: CodeType, scope: dict[str, Any] | None = None) -> None:
+        """Without globals, it is met with any."""
+        if code not in self._codes:
+            self._codes.add(code)
+            self._scopes[id(code)] = set()
+        self._scopes[id(code)].add(id(scope) if scope is not None else 0)
+
+    def discard(self, code: CodeType) -> None:
+        self._codes.discard(code)
+
+    def has(self, code: CodeType, scope: dict[str, Any]) -> bool:
+        return code in self._codes and not self._scopes[id(code)].isdisjoint((0, id(scope)))
+
+    def __contains__(self, code: object) -> bool:
+        return code in self._codes
+
+    def codes(self) -> list[CodeType]:
+        return list(self._codes)
+
+    def __iter__(self) -> Iterator[tuple[CodeType, int]]:
+        for code in self._codes:
+            for scope in list(self._scopes[id(code)]):
+                yield code, scope

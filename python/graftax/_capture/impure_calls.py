@@ -24,7 +24,7 @@ from graftax._base.errors import ImpureCallWarning
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names, cells_of, is_never_asked, is_users_code, names_of
 from graftax._capture.caught_errors import FrameEvents
-from graftax._capture.code_set import CodeSet
+from graftax._capture.code_set import MetCode
 from graftax._capture.impure_functions import (
     ENVIRON,
     ENVIRON_CODES,
@@ -434,7 +434,7 @@ class Overheard:
 
     def __init__(self) -> None:
         self.impure = ImpureCalls()
-        self.known = CodeSet()
+        self.known = MetCode()
 
     def enter(self, code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         if is_never_asked(code.co_filename):

@@ -123,18 +123,21 @@ class Rebuilt:
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
         self.raised: list[BaseException] = []  # errors about a tracer
+        self.changes_in_place = False  # did its code change arrays in place, or arguments that could be NumPy's?
         self.views: Views | None = None  # of the traced function
         self.take_in: Callable[[], bool] | None = None  # gives the trace the roots that its read set has found
+        self.has_changed: Callable[[], bool] = lambda: False  # has the trace changed what was rebuilt?
         self._trace: _core.Trace | None = None
         self._ids: dict[int, tuple[int, int]] = {}
 
     def begin(self, trace: _core.Trace) -> None:
         """The trace has rebuilt its roots, or more of them."""
         self.functions.update(map(id, trace.functions()))
-        self._trace = trace
+        self._trace, self.has_changed = trace, trace.has_changed
 
     def end(self) -> None:
         self._trace = self.views = self.take_in = None
+        self.has_changed = lambda: False
         self._ids = {}
         self.raised.clear()
 
@@ -308,7 +311,7 @@ class Views:
 
     def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
-        reads.begin({origin.key for origin, _ in self._shown}, self._rebuilt.take_in)
+        reads.begin({origin.key for origin, _ in self._shown}, self._rebuilt.take_in, self._has_changed)
         self._begun = {i: dict(frame_scope) for i, (_, frame_scope) in self._scopes.items()}
         self._patch(list(self._classes.values()))
         try:
@@ -331,6 +334,15 @@ class Views:
                 if frame_scope.get(name, MISSING) is not scope.get(name, MISSING):
                     Origin(scope, name).put(frame_scope.get(name, MISSING))
         return result
+
+    def _has_changed(self) -> bool:
+        """Has the trace changed an object or a global by now?"""
+        return self._rebuilt.has_changed() or any(
+            frame_scope.get(name, MISSING) is not self._begun[i].get(name, MISSING)
+            for i, (_, frame_scope) in self._scopes.items()
+            if i in self._begun
+            for name in frame_scope.keys() | self._begun[i].keys()
+        )
 
     def _set_by_computed_names(self, reads: ReadSet) -> list[Origin]:
         """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""

@@ -35,6 +35,8 @@ class Origin(NamedTuple):
             return f"function {self.holder.__qualname__}"
         if isinstance(self.holder, type):
             return f"class attribute {self.holder.__qualname__}.{self.name}"
+        if self.name.endswith(")"):  # what a cache gives out
+            return self.name
         return f"global {self.holder.get('__name__', '?')}.{self.name}"
 
     def value(self) -> Any:

@@ -53,7 +53,8 @@ from graftax._capture.bytecode import (
     passed_on,
     resolve_lazy_imports,
 )
-from graftax._capture.code_set import CodeSet
+from graftax._capture.cached_values import CachedValues
+from graftax._capture.code_set import CodeSet, MetCode
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
 from graftax._capture.impure_calls import ImpureCalls
@@ -78,7 +79,8 @@ class ReadSet:
         self.impure = ImpureCalls()
         self.signals = Signals()
         self.builtins = StoodIn(self.signals)
-        self.known = CodeSet()
+        self.known = MetCode()
+        self.cached = CachedValues()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
         self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
@@ -105,7 +107,7 @@ class ReadSet:
         self._ran = CodeSet()  # code with variables of an enclosing call
         self._inner = CodeSet()  # code of functions that known code makes
         self._scanned = CodeSet()  # of functions that traces made
-        self._of_graph = CodeSet()  # of functions that were part of the roots
+        self._of_graph = MetCode()  # of functions that were part of the roots
         self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
         self._attributes: set[str] = set()
         self._stored_attributes: set[str] = set()
@@ -160,7 +162,14 @@ class ReadSet:
         if run & self.hidden:  # no host function alone
             self.hidden -= run
             return self.signals.give()
-        if code in self.known:
+        if self.cached.is_cached(function):
+            if (error := self.cached.take_error(function, first)) is not None:
+                return error
+            if not self._now.has_changed() and self.cached.fills(function, first):
+                with self.lock:  # a program on disk depends on its code
+                    self._meet(present, code, scope, function, first)
+                return self.signals.give()
+        if self.known.has(code, scope):
             return False
         if code in self._own_codes and function is self._itself():
             return self._meet_itself(code, scope, function)
@@ -181,15 +190,17 @@ class ReadSet:
             return False
         size_before = self._size
         self.add(code, scope, function, not is_made_in_trace)
+        self.see_caches()
         for obj in (first, type(first)):
             if isinstance(obj, type):
                 self._add_class(obj)
         self._look_up()
         # Another function of this code may hold other state.
         is_met_each_time = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code, function)
-        is_met_each_time = is_met_each_time or code in self._rooted
+        is_met_each_time = is_met_each_time or code in self._rooted or self.cached.is_cached(function)
+        is_met_each_time = is_met_each_time or not is_of_module(scope)  # others may come to lie in its place
         if not is_met_each_time:
-            self.known.add(code)
+            self.known.add(code, scope)
         if self._is_jitted_inside(code, function, present) or (self._size != size_before and not self._take_in()):
             return self.signals.give()
         return False if is_met_each_time else None
@@ -202,7 +213,7 @@ class ReadSet:
             return False
         size_before = self._size
         self.add(code, scope, function)
-        self.known.add(code)
+        self.known.add(code, scope)
         return self.signals.give() if self._size != size_before and not self._take_in() else False
 
     def _take_in(self) -> bool:
@@ -220,14 +231,14 @@ class ReadSet:
     def note_itself(self, function: types.FunctionType) -> None:
         """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
         code, changes = function.__code__, has_defaults(function)
-        if code in self._own_codes or (code in self.known and not changes):
+        if code in self._own_codes or (self.known.has(code, function.__globals__) and not changes):
             return
         if changes:  # as they were made, or since they were replaced
             self._itself = weakref.ref(function)
             self._own_codes.add(code)
             self.known.discard(code)
         else:
-            self.known.add(code)
+            self.known.add(code, function.__globals__)
         self.add(code, function.__globals__, function, False)
 
     @alone
@@ -365,7 +376,7 @@ class ReadSet:
         elif isinstance(value, types.ModuleType):
             self.modules.setdefault(id(vars(value)), value)
         else:
-            note_cache(value)
+            self._note_cache(value)
             if users:
                 self._add_classes_in(value)
         return None
@@ -382,6 +393,30 @@ class ReadSet:
         if self.named.note(function) and (id(function), None) not in self._seen:
             self._seen.add((id(vars(function)), OF_KEYS))
             self._bindings.append((vars(function), OF_KEYS))
+        return True
+
+    def _note_cache(self, value: Any) -> None:
+        cache = note_cache(value)
+        code = self.cached.note(cache) if cache is not None else None
+        if code is not None:
+            self.known.discard(code)
+
+    def fill_caches(self) -> None:
+        """Fills the caches that a trace would have filled."""
+        if self.cached.fill():
+            self.see_caches()
+
+    @alone
+    def see_caches(self) -> bool:
+        """Makes roots of the objects that caches give out. True where these are others."""
+        before, bindings = self.cached.objects, self.cached.bindings
+        origins = self.cached.look()
+        if self.cached.bindings is not bindings:
+            self._reads = None
+        if self.cached.objects is before:
+            return False
+        self.origins = [origin for origin in self.origins if origin.holder is not before] + origins
+        self._reads = None
         return True
 
     def _ask_functions(self) -> None:
@@ -501,12 +536,18 @@ class ReadSet:
 
     # ---- attributes of classes, modules and functions that the code sets: known only once it has done it
 
-    def begin(self, shown: set[tuple[int, str | None]], take_in: Callable[[], bool] | None) -> None:
+    def begin(
+        self,
+        shown: set[tuple[int, str | None]],
+        take_in: Callable[[], bool] | None,
+        has_changed: Callable[[], bool],
+    ) -> None:
         """A trace begins: notes what the names hold that code may set, and does not see rebuilt.
 
         `take_in` gives it the roots that are found while it runs; it is False where the trace has to begin anew.
+        `has_changed` says whether it has changed anything so far.
         """
-        self._now.begin(shown, take_in)
+        self._now.begin(shown, take_in, has_changed)
         self._note_before()
 
     def _note_before(self) -> None:
@@ -537,7 +578,7 @@ class ReadSet:
         users = set[str]().union(*map(vars, filter(is_users_class, cls.__mro__)))
         for name in self._attributes | (self._of_libraries & users) | overridden(cls, users):
             holder, value = in_class(cls, name)
-            note_cache(value)
+            self._note_cache(value)
             self._add_classes_in(value)
             if (function := function_in(value)) is not None:
                 self.note_function(function, (holder, name))
@@ -661,10 +702,10 @@ class ReadSet:
     def has(self, functions: Iterable[types.FunctionType]) -> None:
         """The state of these functions is part of the roots already."""
         for function in functions:
-            code = function.__code__
-            if code not in self.known and code not in self._of_graph:
-                self._of_graph.add(code)
-                self.add(code, function.__globals__, function, False)
+            code, scope = function.__code__, function.__globals__
+            if not self.known.has(code, scope) and not self._of_graph.has(code, scope):
+                self._of_graph.add(code, scope)
+                self.add(code, scope, function, False)
 
     @alone
     def own(self, scope: dict[str, Any], names: Iterable[str], stored: Iterable[str]) -> None:
@@ -680,13 +721,15 @@ class ReadSet:
     @alone
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""
+        if self.see_caches():  # the trace has made objects that a cache keeps: they are roots of the next call
+            return _never_holding()
         size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts)
         if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
             self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
             self._reads = (
                 size,
                 _core.Reads(
-                    self._bindings,
+                    [*self._bindings, *self.cached.bindings],
                     list(self._functions.values()),
                     [cell for cell, _ in (*self._cells.values(), *self._hosts.values())],
                 ),
@@ -701,7 +744,8 @@ class ReadSet:
         size_before = self._size
         reads = self._reads[1]
         for holder, name in reads.changed():
-            if id(holder) in self._keywords:
+            if id(holder) in self._keywords or self.cached.watches(holder, name):
+                self._reads = None
                 continue
             if name == OF_KEYS:
                 continue
@@ -736,13 +780,20 @@ class ReadSet:
             self._note_keywords(function)
             if has_state(function):
                 self._add_origin(Origin(function, None))
-            if function.__code__ not in self.known:
+            if not self.known.has(function.__code__, function.__globals__):
                 self.add(function.__code__, function.__globals__, function)
-                self.known.add(function.__code__)
+                self.known.add(function.__code__, function.__globals__)
         if self._size == size_before:
             return False
         self._reads = None
         return True
+
+
+def _never_holding() -> _core.Reads:
+    scope = {"value": 0}
+    reads = _core.Reads([(scope, "value")], [], [])
+    scope["value"] = 1
+    return reads
 
 
 def _defaults_of(function: Any) -> tuple[Any, ...]:

@@ -46,10 +46,16 @@ class Now(threading.local):
         self._states: dict[int, State] = {}  # of functions
         self.locks = Locks(())  # of the trace that runs
         self.take_in: Callable[[], bool] | None = None  # takes in new roots while it runs, where it can
+        self.has_changed: Callable[[], bool] = lambda: False  # has it changed anything so far?
 
-    def begin(self, shown: set[tuple[int, str | None]], take_in: Callable[[], bool] | None) -> None:
+    def begin(
+        self,
+        shown: set[tuple[int, str | None]],
+        take_in: Callable[[], bool] | None,
+        has_changed: Callable[[], bool],
+    ) -> None:
         self.shown, self.trace, self.noted, self.runs = shown, current_trace(), (), False
-        self.take_in = take_in
+        self.take_in, self.has_changed = take_in, has_changed
         self._held, self._states = {}, {}
 
     def show(self, keys: Iterable[tuple[int, str | None]]) -> None:
@@ -86,6 +92,7 @@ class Now(threading.local):
                     changed.append((Origin(holder, name, True), was))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
         self.shown, self.trace, self.take_in, self._held, self._states = None, None, None, {}, {}
+        self.has_changed = lambda: False
         for origin, was in changed:
             origin.put(was)
         for state in states:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`functools.lru_cache` that is filled while a program is traced: it outlives the trace, and may not keep its tracers.
 
-A cache is only a cache: one that would keep a tracer is cleared when the trace ends, and computes again. But what it
-gave before the trace is the caller's own, and no root: what the trace changes in that is put back.
+What would keep a tracer goes when the trace ends, and is computed again; a cache with a limit is cleared as a whole.
+What a cache gave before the trace is the caller's own (`cached_values.py`): an array that is put there is taken out.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any, ParamSpec, TypeVar, cast
 from jax.core import Tracer
 
 from graftax._base.errors import MutationError
+from graftax._capture.cache_layout import Cache, has_no_limit, is_known, results_in, table_of
 from graftax._capture.numbers.symbols import Symbol
 from graftax._jax.compat import array_class, current_trace
 from graftax._jax.tracers import is_ended, live_traces, trace_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Cache = type(functools.lru_cache(len))  # the interpreter's own class, which has no public name
 
 # What leads away from what is kept: to code, to all of JAX, or to a trace whose end makes a plain number of a symbol.
 _NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tracer, array_class(), Symbol)
@@ -59,35 +58,34 @@ class _Now(threading.local):
 _now = _Now()
 
 
-def note_cache(value: Any) -> None:
-    """Notes a cache that code under a trace names."""
+def note_cache(value: Any) -> Any:
+    """Notes a cache that code under a trace names, and gives it; None of any other value."""
     if isinstance(value, (staticmethod, classmethod)):
         value = cast("Any", value).__func__
-    if type(value) is Cache:
-        ref = weakref.ref(value, _forget)
-        if ref not in _met:
-            _met[ref] = None
-            _hold(value)
+    if type(value) is not Cache:
+        return None
+    ref = weakref.ref(value, _forget)
+    if ref not in _met:
+        _met[ref] = None
+        _hold(value)
+    return value
 
 
 def _hold(cache: Any) -> None:
     if _now.held is not None and cache.cache_info().currsize:
         for value in _results(cache):
-            held = value if type(value) in (list, dict) else _attributes_of(value)
+            held = value if type(value) in (list, dict) else attributes_of(value)
             if held is not None and id(held) not in _now.held:
                 _now.held[id(held)] = held, held.copy(), cache
 
 
 def _results(cache: Any) -> list[Any]:
-    """What a cache gives out, and what is in that. Its table changes in any case, and its keys were given to it."""
-    parts = [part for part in gc.get_referents(cache) if part is not vars(cache)]
-    table = next((part for part in reversed(parts) if type(part) is dict), {})  # after what its links hold
-    keys = {id(key) for key in table}
-    results = [part for part in [*parts, *table.values()] if part is not table and id(part) not in keys]
-    return results + [part for result in results for part in _values(result)]
+    """What a cache gives out, and what is in that. Its keys were given to it."""
+    results = list(results_in(cache).values()) if is_known else []
+    return results + [part for result in results for part in values_in(result)]
 
 
-def _attributes_of(value: Any) -> dict[str, Any] | None:
+def attributes_of(value: Any) -> dict[str, Any] | None:
     """The attributes of an instance of a class that a class statement made. No code of the class runs for it."""
     if issubclass(type(value), _NO_HOLDERS) or not type(value).__flags__ & _HEAP_TYPE:
         return None
@@ -150,12 +148,18 @@ def _caches() -> list[Any]:
 
 
 def clear_caches() -> None:
-    """Clears the caches that hold tracers of the trace which ends now, or of one that has ended."""
+    """Clears the caches of what holds tracers of the trace which ends now, or of one that has ended."""
     if _met:
         ending, live = current_trace(), live_traces()
         for cache in _caches():
-            if cache.cache_info().currsize and any(_goes(value, ending, live) for value in _values(cache)):
+            if not cache.cache_info().currsize or not any(_goes(value, ending, live) for value in values_in(cache)):
+                continue
+            if not (is_known and has_no_limit(cache)):
                 cache.cache_clear()
+                continue
+            for key, result in results_in(cache).items():
+                if any(_goes(value, ending, live) for value in (key, result, *values_in([key, result]))):
+                    table_of(cache).pop(key, None)
 
 
 def _goes(value: Any, ending: Any, live: list[Any]) -> bool:
@@ -168,10 +172,10 @@ def holds_tracer(value: Any, ending: Any) -> bool:
     live = live_traces()
     # The collector is told of an instance's values by the instance, not by its dict.
     parts = [value, *value.values()] if type(value) is dict else [value]
-    return any(_goes(part, ending, live) or any(_goes(i, ending, live) for i in _values(part)) for part in parts)
+    return any(_goes(part, ending, live) or any(_goes(i, ending, live) for i in values_in(part)) for part in parts)
 
 
-def _values(holder: Any) -> list[Any]:
+def values_in(holder: Any) -> list[Any]:
     """What a container, an object or a cache holds, and what is in that. No code of the user's runs for it."""
     if issubclass(type(holder), _NO_HOLDERS):
         return []

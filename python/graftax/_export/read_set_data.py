@@ -151,7 +151,7 @@ def _note(reads: Any, bindings: Any, functions: Any, cells: Any, classes: Any) -
             reads._bindings.append((holder, name))
     for function, _ in functions:
         reads._functions.setdefault(id(function), function)
-        reads.known.add(function.__code__)
+        reads.known.add(function.__code__, function.__globals__)
     for function, name, _ in cells:
         cell = _cell(function, name)
         reads._cells[id(cell)] = cell, function
@@ -199,7 +199,7 @@ def _cell(function: types.FunctionType, name: str) -> types.CellType:
 
 def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
     """The names that code imports while it runs: (module, name)."""
-    codes = {*reads.known, *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
+    codes = {*reads.known.codes(), *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
     for code in codes:
         for name in set(names_of(code).imports.values()):
             module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
@@ -208,5 +208,5 @@ def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
 
 
 def _asks_for_hashes(reads: ReadSet, function: Any) -> bool:
-    codes = {*reads.known, *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
+    codes = {*reads.known.codes(), *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
     return any("hash" in code.co_names for code in codes if is_users(code.co_filename))

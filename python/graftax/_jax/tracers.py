@@ -48,6 +48,16 @@ def trace_of(leaf: Any) -> Any:
     return getattr(leaf, "_trace", None) if isinstance(leaf, Tracer) else None
 
 
+def copy_of_tracer(tracer: Any) -> Any:
+    """Another tracer of the same value."""
+    copy = object.__new__(type(tracer))
+    slots = {name for cls in type(tracer).__mro__ for name in getattr(cls, "__slots__", ()) if name != "__weakref__"}
+    for name in slots:
+        if hasattr(tracer, name):
+            setattr(copy, name, getattr(tracer, name))
+    return copy
+
+
 def is_ended(leaf: Any, live: list[Any]) -> bool:
     """Is this a leaked tracer, one of a trace that has ended? `live` are the running traces.
 

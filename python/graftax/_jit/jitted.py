@@ -147,6 +147,8 @@ class Jitted(_core.Caller, Generic[P, R]):
         if self._is_bound and self._method_of._options is self._options:
             self._method_of._rebind()  # the next attribute access binds the method of the class
         plan, plain = self._plan, self._function
+        if self._table.reads is not None:
+            self._table.reads.fill_caches()
         if self._method is not None and resolve(self.__wrapped__)[0] is not plain:
             self._resolve(self.__wrapped__, plan.name, self._options)  # the `__call__` of its class was replaced
             return
@@ -303,8 +305,10 @@ class Jitted(_core.Caller, Generic[P, R]):
             return call
         origins, reads = plan.signature.origins, table.reads
         changing_globals = reads.changing if reads is not None else ()
+        cached = reads.cached.objects if reads is not None else None
+        fixed = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.holder is cached}
         changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
-        while (numbers := table.numbers.symbolic(call.recording, call.context, changing)) is not None:
+        while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed)) is not None:
             try:
                 recording = plan.record(roots, call.layout, opened=opened, symbolic=numbers.places.keys())
             except GraftaxError:
@@ -342,7 +346,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         reads.has(recording.functions)
         code = self._function.__code__
         reads.note_itself(self._function)
-        grown |= reads.refresh() | reads.see_named(recording.named)
+        grown |= reads.refresh() | reads.see_named(recording.named) | reads.see_caches()
         if grown or not signature.has_roots_of(reads) or signature.code is not code:
             raise NewReads
 
@@ -353,6 +357,8 @@ class Jitted(_core.Caller, Generic[P, R]):
             entry.waits = entry.waits or id(outcome) in self._table.blocking_outcomes
             self._table.blocking_outcomes.discard(id(outcome))
             entry.note_identities(self._table.requested_ids.pop(id(outcome), {}))
+            if id(outcome) in self._table.numpy_leaves:
+                entry.note_numpy(self._table.numpy_leaves.pop(id(outcome)))
         compile_events.finish_trace(self._table)
         if entry.host is None:
             self._table.numbers.settle()

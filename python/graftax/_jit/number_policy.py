@@ -126,12 +126,17 @@ class Numbers:
         return graphdef.without_numbers(), context, tuple(type(value) for _, value in graphdef.numbers())
 
     def symbolic(
-        self, recording: _core.Recording, context: Any, changing: Collection[int] = ()
+        self,
+        recording: _core.Recording,
+        context: Any,
+        changing: Collection[int] = (),
+        fixed: Collection[int] = (),
     ) -> SymbolicNumbers | None:
         """What is symbolic in a call of this structure, which has no static entry. None where nothing is.
 
         Args:
             changing: roots that are numbers, and were seen to change.
+            fixed: roots that no copy stands for in a trace.
         """
         found = recording.graphdef.numbers()
         if not found:
@@ -148,6 +153,8 @@ class Numbers:
         if changing:
             at = {row.number for i, row in enumerate(Structure(recording.graphdef).roots) if i in changing}
             family.expect(i for i, (row, _) in enumerate(found) if row in at)
+        if fixed:
+            family.make_static(_numbers_of(Structure(recording.graphdef), fixed, [row for row, _ in found]))
         chosen = family.symbolic(values)
         if not chosen:
             return None
@@ -193,6 +200,16 @@ class Numbers:
     def settle(self) -> None:
         for family in self._recent[-1:]:
             family.settle()
+
+
+def _numbers_of(structure: Structure, roots: Collection[int], numbers: Sequence[int]) -> list[int]:
+    """Which of these rows are below the roots; all, where a root leads to what another one has."""
+    below = [row for i, row in enumerate(structure.roots) if i in roots]
+    for row in structure.rows:
+        holder = next((root for root in below if root.number <= row.number < root.end), None)
+        if holder is not None and row.op is Op.ref and not holder.number <= structure.target(row).number < holder.end:
+            return list(range(len(numbers)))
+    return [i for i, n in enumerate(numbers) if any(root.number <= n < root.end for root in below)]
 
 
 class NotSymbolic(NewReads):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graftax import _core
+from graftax._capture.numpy_in_place import NumpyWatch
 from graftax._jax.compat import current_trace
 
 _THREAD = threading.local()  # .traces: outermost first
@@ -20,6 +21,7 @@ class RunningTrace:
     Attributes:
         trace: None once it has ended.
         recording, roots, leaves: what it rebuilds, which may become more; nothing once it has ended.
+        numpy: what it knows of the caller's NumPy arrays.
         inner: the JAX traces that began inside it.
         copies: functions that describe changes to copies that transforms made in it.
     """
@@ -30,6 +32,7 @@ class RunningTrace:
         self.trace: _core.Trace | None = trace
         self.recording: _core.Recording | None = recording
         self.roots, self.leaves = roots, leaves
+        self.numpy: NumpyWatch | None = None
         self.inner: list[weakref.ref[Any]] = []
         self.copies: list[Callable[[], str]] = []
 

@@ -25,6 +25,7 @@ from graftax._capture.leaked_classes import refuse_tracers_in_classes
 from graftax._capture.leaked_tracers import ended_among, is_unexpected, refuse_ended
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.namespaces import Rebuilt
+from graftax._capture.numpy_in_place import watching_numpy
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import GlobalAssigned
 from graftax._capture.user_caches import clear_caches, keeping_cached, refuse_cached
@@ -293,6 +294,8 @@ def _note_trace(
     _read_new_refs(plan.name, recording, outcome, leaves, outputs)
     if plan.options.out_shardings is not None:
         outcome.ties = _ties(outcome, outputs)
+    if graph.changes_in_place:
+        table.numpy_leaves[id(outcome)] = [isinstance(leaf, (np.ndarray, np.generic)) for leaf in recording.leaves]
     # Most ids that code reads serve one walk of a graph. They matter later only if an argument or a result holds them.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):
         table.requested_ids[id(outcome)] = graph.asked
@@ -341,8 +344,11 @@ def run_trace(
             graph.begin(tracing)
         start = len(equations())
         try:
-            with refusing_uses():
+            with refusing_uses(), watching_numpy(name, tracing.leaf_names, recording.leaves, leaves) as running.numpy:
                 result = within(_core.run_rebuilt, call, values)
+                running.numpy.end(values, recording.names, result)
+                if graph is not None:
+                    graph.changes_in_place = running.numpy.has_changes
             for changes in running.copies:
                 text = changes()
                 if text:

@@ -139,6 +139,8 @@ class Growth:
         running.recording, running.roots, running.leaves = recording, roots, leaves
         if self.aliases is not None:
             self.aliases.extend(recording.leaves, leaves)
+        if running.numpy is not None:
+            running.numpy.add(added, leaves[len(leaves) - len(added) :])
         self.rebuilt.begin(running.trace)
         views.extend(reads, list(zip(origins, values, roots[first:], strict=True)), first)
         return True

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy arrays that traced code changes in place: `a += x`, `a.sort()`.
+
+A tracer cannot be changed, so `a += x` gives a new array, and every other name of the old one would keep the old
+values. The tracers of NumPy arrays are therefore of classes of their own while their function is traced: they know
+which arrays NumPy would have made (`a * 2`), which are views (`a[1:]`), and which stand for what plain Python has
+changed. Such a one cannot be used any more. What holds the caller's array outside is not known, so that is a warning.
+
+With an operand of JAX's `a += x` makes a new array in plain Python, too. So a program in which an argument was changed
+in place depends on which of its arguments are NumPy's (`Entry.note_numpy`).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+
+from graftax import _core
+from graftax._base.errors import LostChangeWarning, MutationError
+from graftax._capture.bytecode import is_never_asked
+from graftax._graph.structure import place_name
+from graftax._graph.types.describe import is_symbol
+from graftax._jax.tracers import copy_of_tracer
+
+CHANGED = (
+    "{name}: `a {op} x` in {place} changes the NumPy array {path} in plain Python. Compiled code makes a new array: who"
+    " else holds the old one does not see the change. Write `a = a {plain} x`, which means the same in both; or make "
+    "it a jax.Array before the call."
+)
+USED_AGAIN = (
+    "`a {op} x` in {place} changes a NumPy array in place, and another name of it, or a view, is used afterwards. "
+    "Compiled code makes a new array, so that name would have the old values. Write `a = a {plain} x`, and give the "
+    "new array to whatever should see it."
+)
+HELD = (
+    "{name}: `a {op} x` in {place} changes a NumPy array in place, and {path} holds that array, too. Compiled code "
+    "makes a new array, so {path} would keep the old values. Assign it the new one: `a = a {plain} x`, then {path} = a."
+)
+SHARED = (
+    "{name}: `a {op} x` in {place} changes the NumPy array {path} in place, and {other} shares its memory. Compiled "
+    "code makes a new array, so {other} would keep the old values. Write `a = a {plain} x`, and give both the new one."
+)
+VIEW = (
+    "`a {op} x` in {place} changes a view of a NumPy array in place, and with it the array. Compiled code makes a new "
+    "array. Write `a = a {plain} x` for the view alone, or a = jnp.asarray(a).at[...].set(...) for the array."
+)
+METHOD = (
+    "{method}() in {place} changes a NumPy array in place, which compiled code cannot do. Write {remedy}, and give the "
+    "new array to whatever should see it."
+)
+_OPERATORS = {
+    **{"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"},
+    **{"matmul": "@", "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"},
+}
+_COPYING = (
+    *(f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")),
+    *("__neg__", "__pos__", "__abs__", "__invert__", "__lt__", "__le__", "__eq__", "__ne__", "__gt__", "__ge__"),
+    *("all", "any", "argmax", "argmin", "argsort", "astype", "clip", "conj", "copy", "cumprod", "cumsum", "dot"),
+    *("flatten", "max", "mean", "min", "prod", "repeat", "round", "std", "sum", "take", "trace", "var"),
+)
+_VIEWING = ("ravel", "reshape", "squeeze", "swapaxes", "transpose", "view", "diagonal")
+_VIEWING_ATTRIBUTES = ("T", "mT")
+_IN_PLACE = {
+    "sort": "a = jnp.sort(a)",
+    "fill": "a = jnp.full_like(a, value)",
+    "partition": "a = jnp.partition(a, k)",
+    "put": "a = jnp.put(a, indices, values, inplace=False)",
+    "resize": "a = jnp.resize(a, shape)",
+}
+_BASIC_INDICES = (int, slice, type(None), type(...), np.integer)
+
+
+class _NumpyValue:
+    """What NumPy would have computed."""
+
+    __slots__ = ()
+
+
+class _NumpyArray(_NumpyValue):
+    """What would be an array of NumPy's, with an identity and memory of its own."""
+
+    __slots__ = ()
+
+
+class _ArgumentOfJax:
+    """An argument that is no array of NumPy's: what would change that makes a new one."""
+
+    __slots__ = ()
+
+
+class _Replaced(_NumpyArray):
+    """An array as it was before it was changed in place."""
+
+    __slots__ = ()
+
+
+_STOOD_IN = _NumpyValue, _ArgumentOfJax
+
+
+class _Change:
+    """An array that was changed in place, and where."""
+
+    def __init__(self, array: Any, operator: str, frame: types.FrameType) -> None:
+        self.array, self.operator, self.code, self.line = array, operator, frame.f_code, frame.f_lineno
+        self.module = frame.f_globals.get("__name__")
+
+    def text(self, message: str, **parts: str) -> str:
+        place = f"{self.code.co_filename}:{self.line}"
+        return message.format(op=f"{self.operator}=", plain=self.operator, place=place, **parts)
+
+
+class NumpyWatch:
+    """What one trace knows of its NumPy arrays."""
+
+    def __init__(self, name: str, paths: Callable[[], list[str]]) -> None:
+        self.name, self.paths = name, paths
+        self.arguments: list[tuple[Any, Any]] = []  # (the caller's leaf, its tracer), all of them
+        self.views: list[tuple[Any, Any]] = []  # (a view, the array)
+        self.changes: list[_Change] = []
+        self.has_changes = False  # of NumPy's arrays, or of arguments that could be some
+
+    def add(self, originals: Sequence[Any], leaves: Sequence[Any]) -> None:
+        for original, leaf in zip(originals, leaves, strict=True):
+            if isinstance(leaf, Tracer):
+                if isinstance(original, (np.ndarray, _NumpyArray)):
+                    _become(leaf, _NumpyArray)
+                elif isinstance(original, (np.generic, _NumpyValue)):
+                    _become(leaf, _NumpyValue)
+                elif not isinstance(leaf, _STOOD_IN):
+                    _become(leaf, _ArgumentOfJax)
+            self.arguments.append((original, leaf))
+
+    def base(self, array: Any) -> Any:
+        return next((base for view, base in self.views if view is array), None)
+
+    def note_view(self, view: Any, array: Any) -> None:
+        base = self.base(array)
+        self.views.append((view, array if base is None else base))
+
+    def replace(self, change: _Change) -> None:
+        if self.base(change.array) is not None:
+            raise MutationError(change.text(VIEW))
+        self._refuse_shared(change)
+        self.changes.append(change)
+        for array in (change.array, *(view for view, base in self.views if base is change.array)):
+            _become(array, _Replaced)
+
+    def _refuse_shared(self, change: _Change) -> None:
+        """Where another argument is the same array, or a view of the same memory."""
+        i = self._argument(change.array)
+        original = None if i is None else self.arguments[i][0]
+        for j, (other, _) in enumerate(self.arguments):
+            both = isinstance(original, np.ndarray) and isinstance(other, np.ndarray)
+            if i is not None and j != i and both and np.may_share_memory(original, other):
+                paths = self.paths()
+                raise MutationError(change.text(SHARED, name=self.name, path=paths[i], other=paths[j]))
+
+    def _argument(self, array: Any) -> int | None:
+        return next((i for i, (_, leaf) in enumerate(self.arguments) if leaf is array), None)
+
+    def change_of(self, array: Any) -> _Change:
+        base = self.base(array)
+        array = array if base is None else base
+        return next(change for change in self.changes if change.array is array)
+
+    def end(self, values: Sequence[Any], names: tuple[str, ...], result: Any) -> None:
+        """Refuses what still holds an array that was changed, and tells of what the caller may hold."""
+        if not self.changes:
+            return
+        self.forget()
+        held = [*(None if isinstance(value, _NumpyArray) else value for value in values), result]
+        names = *names[: len(values)], *(f"<root {i}>" for i in range(len(names), len(values))), "the result"
+        leaves, graphdef = _core.record(tuple(held), names)
+        replaced = {id(change.array): change for change in self.changes}
+        for view, base in self.views:
+            if id(base) in replaced:
+                replaced[id(view)] = replaced[id(base)]
+        for leaf, place in zip(leaves, graphdef.leaf_places(), strict=True):
+            if id(leaf) in replaced:
+                path = place_name(place, names)
+                raise MutationError(replaced[id(leaf)].text(HELD, name=self.name, path=path))
+        for change in self.changes:
+            i = self._argument(change.array)
+            if i is not None:
+                text = change.text(CHANGED, name=self.name, path=self.paths()[i])
+                warnings.warn_explicit(text, LostChangeWarning, change.code.co_filename, change.line, change.module)
+
+    def forget(self) -> None:
+        """Makes arrays of what was replaced: JAX looks at the arguments of a trace once more when it ends."""
+        for change in self.changes:
+            for array in (change.array, *(view for view, base in self.views if base is change.array)):
+                _become(array, _NumpyArray)
+
+
+class _Now(threading.local):
+    """The traces that run in this thread."""
+
+    def __init__(self) -> None:
+        self.watches: tuple[NumpyWatch, ...] = ()
+
+
+_now = _Now()
+
+
+@contextmanager
+def watching_numpy(
+    name: str, paths: Callable[[], list[str]], originals: Sequence[Any], leaves: Sequence[Any]
+) -> Generator[NumpyWatch]:
+    """While entered, a trace runs that has these tracers in place of the caller's leaves.
+
+    Args:
+        name: of the function.
+        paths: gives the path of each leaf.
+        originals, leaves: the caller's leaves, and the tracers.
+    """
+    watch, around = NumpyWatch(name, paths), _now.watches
+    watch.add(originals, leaves)
+    _now.watches = (*around, watch)
+    try:
+        yield watch
+    finally:
+        _now.watches = around
+        watch.forget()
+
+
+# ---- the classes of the tracers
+
+
+@functools.cache
+def _class_of(mixin: type, tracer_class: type) -> type:
+    names: dict[str, Any] = {
+        "__slots__": (),
+        "__module__": tracer_class.__module__,
+        "__qualname__": tracer_class.__qualname__,
+    }
+    if mixin is _Replaced:
+        names["aval"] = property(_refuse_use)
+    elif mixin is _ArgumentOfJax:
+        names |= {f"__i{name}__": _noting_change for name in _OPERATORS}
+        names |= {name: _noting(getattr(tracer_class, name)) for name in _IN_PLACE if hasattr(tracer_class, name)}
+    else:
+        names |= {name: _computing(getattr(tracer_class, name), False) for name in _COPYING}
+    if mixin is _NumpyArray:
+        views = {name: _computing(getattr(tracer_class, name), True) for name in _VIEWING}
+        attributes = {name: _viewing_attribute(getattr(tracer_class, name)) for name in _VIEWING_ATTRIBUTES}
+        names |= views | attributes
+        names["__getitem__"] = _indexing(tracer_class.__getitem__)
+        names["__iter__"] = _iterating(tracer_class.__iter__)
+        names |= {name: _refusing(tracer_class, name, remedy) for name, remedy in _IN_PLACE.items()}
+        names |= {f"__i{name}__": _in_place(name, operator) for name, operator in _OPERATORS.items()}
+    return type(tracer_class.__name__, (mixin, tracer_class), names)
+
+
+def _become(tracer: Any, mixin: type) -> None:
+    tracer_class = type(tracer)
+    if issubclass(tracer_class, _STOOD_IN):
+        tracer_class = tracer_class.__bases__[1]
+    tracer.__class__ = _class_of(mixin, tracer_class)
+
+
+def _is_asked_by_user(frame: types.FrameType) -> bool:
+    """Not by JAX, which computes with JAX's arrays whatever it was given."""
+    return bool(_now.watches) and not is_never_asked(frame.f_code.co_filename)
+
+
+def _is_numpys(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, _NumpyValue)) or is_symbol(value)
+
+
+def _note_result(result: Any, array: Any, is_view: bool) -> Any:
+    """Makes a value of NumPy's of what an operation of NumPy's has computed."""
+    if result is array and not is_view:  # `a.astype(a.dtype)`, of which NumPy makes another array
+        return copy_of_tracer(result)
+    if isinstance(result, Tracer) and not isinstance(result, _NumpyValue):
+        _become(result, _NumpyArray if result.ndim or is_view else _NumpyValue)
+        if is_view:
+            _now.watches[-1].note_view(result, array)
+    return result
+
+
+def _computing(method: Callable[..., Any], is_view: bool) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def computing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        is_operator = method.__name__.startswith("__")
+        is_noted = _is_asked_by_user(sys._getframe(1)) and (not is_operator or all(map(_is_numpys, args)))
+        return _note_result(result, self, is_view) if is_noted else result
+
+    return computing
+
+
+def _indexing(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def indexing(self: Any, index: Any) -> Any:
+        result = method(self, index)
+        if not _is_asked_by_user(sys._getframe(1)):
+            return result
+        parts = index if isinstance(index, tuple) else (index,)
+        is_basic = all(isinstance(part, _BASIC_INDICES) and not isinstance(part, bool) for part in parts)
+        return _note_result(result, self, is_basic and result.ndim > 0)
+
+    return indexing
+
+
+def _iterating(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def iterating(self: Any) -> Any:
+        rows = method(self)
+        if not _is_asked_by_user(sys._getframe(1)):
+            return rows
+        return (_note_result(row, self, row.ndim > 0) for row in rows)
+
+    return iterating
+
+
+def _viewing_attribute(attribute: Any) -> property:
+    def view(self: Any) -> Any:
+        result = attribute.__get__(self, type(self))
+        return _note_result(result, self, True) if _is_asked_by_user(sys._getframe(1)) else result
+
+    return property(view)
+
+
+def _refusing(tracer_class: type, name: str, remedy: str) -> Any:
+    def refusing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)
+        if not _is_asked_by_user(frame):
+            return getattr(tracer_class, name)(self, *args, **kwargs)
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        raise MutationError(METHOD.format(method=name, place=place, remedy=remedy))
+
+    refusing.__name__ = name
+    return refusing
+
+
+def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
+    plain_name = f"__{name}__"
+
+    def in_place(self: Any, other: Any) -> Any:
+        frame = sys._getframe(1)
+        if not _is_asked_by_user(frame):
+            return NotImplemented
+        _now.watches[-1].has_changes = True
+        if not _is_numpys(other):
+            return NotImplemented
+        result = getattr(self, plain_name)(other)
+        if result is NotImplemented:
+            return result
+        if result.shape != self.shape:
+            text = "non-broadcastable output operand with shape {} doesn't match the broadcast shape {}"
+            raise ValueError(text.format(self.shape, result.shape))
+        if not np.can_cast(result.dtype, self.dtype, "same_kind"):
+            text = "Cannot cast ufunc {!r} output from {!r} to {!r} with casting rule 'same_kind'"
+            raise TypeError(text.format(name, result.dtype, self.dtype))
+        result = result.astype(self.dtype)
+        _now.watches[-1].replace(_Change(self, operator, frame))
+        return _note_result(result, self, False)
+
+    in_place.__name__ = f"__i{name}__"
+    return in_place
+
+
+def _noting_change(array: Any, other: Any) -> Any:
+    if _is_asked_by_user(sys._getframe(1)):
+        _now.watches[-1].has_changes = True
+    return NotImplemented
+
+
+def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_asked_by_user(sys._getframe(1)):
+            _now.watches[-1].has_changes = True
+        return method(self, *args, **kwargs)
+
+    return noting
+
+
+def _refuse_use(array: Any) -> Any:
+    for watch in reversed(_now.watches):
+        for change in watch.changes:
+            if change.array is array or watch.base(array) is change.array:
+                raise MutationError(change.text(USED_AGAIN))
+    return type(array).__bases__[1].aval.__get__(array)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `functools.cache` gives out is the caller's own: what changes there is seen, and each call changes it as plain
+Python does. A cache that a trace would fill is filled by plain Python."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+from graftax._capture import cache_layout
+
+Deco = Callable[[Callable[..., Any]], Any]
+CACHES: list[Deco] = [functools.cache, functools.lru_cache(8)]
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.rate, self.steps = 2.0, 0
+
+
+class Net:
+    def __init__(self) -> None:
+        self.w, self.inner = jnp.zeros(2), Settings()
+
+
+def plain(f: Any) -> Any:
+    return f
+
+
+def a_setting_changes(jit: Any, deco: Deco) -> Any:
+    settings = deco(lambda: Settings())
+    f, x = jit(lambda x: x * settings().rate), jnp.ones(2)
+    yield f(x)
+    settings().rate = 5.0
+    yield f(x)
+    settings.cache_clear()
+    yield f(x)
+    settings().rate = 7.0
+    yield f(x)
+
+
+def a_counter_counts(jit: Any, deco: Deco) -> Any:
+    settings, scale = deco(lambda: Settings()), {"k": 1.0}
+
+    def helper(x: Any) -> Any:
+        return x * scale["k"]
+
+    def step(x: Any) -> Any:
+        settings().steps += 1
+        return helper(x)
+
+    f = jit(step)
+    for _ in range(3):
+        yield f(jnp.ones(2)), settings().steps
+
+
+def items_by_key(jit: Any, deco: Deco) -> Any:
+    record = deco(lambda name: {"name": name, "hits": 0})
+
+    def hit(x: Any, name: str) -> Any:
+        record(name)["hits"] += 1
+        return x * record(name)["hits"]
+
+    f = jit(hit)
+    for name in "aabab":
+        yield f(jnp.ones(2), name), record("a")["hits"], record("b")["hits"]
+    record("a")["hits"] = 10
+    yield f(jnp.ones(2), "a")
+
+
+def an_attribute_of_a_net_is_replaced(jit: Any, deco: Deco) -> Any:
+    load = deco(lambda: Net())
+    f, x = jit(lambda x: x * load().inner.rate + load().w), jnp.ones(2)
+    yield f(x)
+    net = load()
+    net.w = jnp.full(2, 3.0)
+    yield f(x), load() is net
+    net.inner.rate = 4.0
+    yield f(x), load() is net
+
+
+def of_methods(jit: Any, deco: Deco) -> Any:
+    class Config:
+        @staticmethod
+        @deco
+        def rates() -> list[float]:
+            return [1.0]
+
+        @classmethod
+        @deco
+        def own(cls) -> dict[str, float]:
+            return {"k": 2.0}
+
+    f, x = jit(lambda x: x * Config.rates()[0] * Config.own()["k"]), jnp.ones(2)
+    yield f(x)
+    Config.rates()[0] = 3.0
+    yield f(x)
+    Config.own()["k"] = 5.0
+    yield f(x)
+
+
+def what_it_was_computed_from_changes(jit: Any, deco: Deco) -> Any:
+    scale, calls = {"k": 2.0}, []
+
+    @deco
+    def table(n: int) -> Any:
+        calls.append(n)
+        return jnp.full(2, n * scale["k"])
+
+    f, x = jit(lambda x: x * table(3)), jnp.ones(2)
+    yield f(x)
+    scale["k"] = 5.0
+    yield f(x), list(calls)
+    table.cache_clear()
+    yield f(x), list(calls)
+
+
+def a_cache_is_cleared(jit: Any, deco: Deco) -> Any:
+    count = [0]
+
+    @deco
+    def number(n: int) -> int:
+        count[0] += n
+        return count[0]
+
+    f, x = jit(lambda x: x * number(3)), jnp.ones(2)
+    for _ in range(2):
+        yield f(x), f(x)
+        number.cache_clear()
+
+
+def it_is_computed_from_what_the_function_has_changed(jit: Any, deco: Deco) -> Any:
+    state = {"k": 2.0}
+    table = deco(lambda n: jnp.full(2, n * state["k"]))
+
+    def step(x: Any) -> Any:
+        state["k"] = 7.0
+        return x * table(3)
+
+    yield jit(step)(jnp.ones(2))
+
+
+def numbers_change(jit: Any, deco: Deco) -> Any:
+    settings = deco(lambda: Settings())
+
+    def step(x: Any, other: Any) -> Any:
+        settings().steps += 1
+        return x * settings().rate + settings().steps + (other.steps if isinstance(other, Settings) else other)
+
+    for is_alias in (False, True):
+        f = jit(step)
+        for i in range(5):
+            yield f(jnp.ones(2), settings() if is_alias else i), settings().steps
+            settings().rate = i * 1.5
+
+
+def it_is_returned(jit: Any, deco: Deco) -> Any:
+    settings = deco(lambda: [Settings()])
+    f = jit(lambda x: (settings(), x * settings()[0].rate))
+    for rate in (1.0, 2.0):
+        result, scaled = f(jnp.ones(2))
+        yield result is settings(), scaled
+        settings()[0].rate = rate
+
+
+def it_fails_at_first(jit: Any, deco: Deco) -> Any:
+    tries = [0]
+
+    @deco
+    def load() -> list[int]:
+        tries[0] += 1
+        if tries[0] == 1:
+            raise OSError("not yet")
+        return [tries[0]]
+
+    def step(x: Any) -> Any:
+        try:
+            return x * load()[0]
+        except OSError:
+            return -x
+
+    yield jit(step)(jnp.ones(2)), tries[0]
+
+
+PROGRAMS = [
+    *(numbers_change, it_is_returned, it_fails_at_first),
+    *(a_setting_changes, a_counter_counts, items_by_key, an_attribute_of_a_net_is_replaced, of_methods),
+    *(what_it_was_computed_from_changes, a_cache_is_cleared, it_is_computed_from_what_the_function_has_changed),
+]
+
+
+@pytest.mark.quick(16)
+@pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+@pytest.mark.parametrize("deco", CACHES, ids=["cache", "lru_cache"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_a_jitted_function_does_with_a_cache_what_plain_python_does(program: Any, deco: Deco):
+    expected, ours = list(program(plain, deco)), list(program(graftax.jit, deco))
+    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(ours), strict=True):
+        np.testing.assert_allclose(one, other)
+
+
+def test_other_entries_stay_where_one_holds_a_tracer():
+    @functools.cache
+    def pair(n: int, *more: Any) -> Any:
+        return [jnp.ones(n)]
+
+    kept = pair(1)
+    graftax.jit(lambda x: x + pair(2, "not before the trace")[0])(jnp.ones(2))
+    assert pair(1) is kept and pair.cache_info().currsize == 1
+
+
+def test_an_object_that_is_no_longer_cached_is_not_kept():
+    settings = functools.cache(lambda: Settings())
+    f = graftax.jit(lambda x: x * settings().rate)
+    f(jnp.ones(2))
+    old = weakref.ref(settings())
+    settings.cache_clear()
+    f(jnp.ones(2))
+    f.clear_cache()
+    gc.collect()
+    assert old() is None
+
+
+def test_the_layout_of_caches_is_known():
+    assert cache_layout.is_known
