@@ -307,10 +307,11 @@ bool choose_program(const Entry& entry, const OwnedList& leaves, PyObject* host,
   }
 }
 
-// What this call refers to of its leaves.
-CallReferences references_of(const Owned& recording, const Owned& host) {
+// What this call refers to of what it was given.
+CallReferences references_of(const Walk& walk, const Owned& recording, const Owned& host) {
   CallReferences out;
-  out.each = host ? 2 : 1;  // the walk, and what is in the place of numbers
+  out.each_leaf = host ? 2 : 1;  // the walk, and what is in the place of numbers
+  out.nodes = &walk.nodes;
   if (recording) {
     const Recording& recorded = *nb::inst_ptr<Recording>(recording.get());
     out.recorded_leaves = &recorded.leaves;
@@ -356,7 +357,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
     if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
     CallReferences references;
     if (entry.donor) {
-      references = references_of(recording, host);
+      references = references_of(walk, recording, host);
       failed = !choose_program(entry, given, host.get(), references, direct, seen);
     }
     if (direct && !failed) {

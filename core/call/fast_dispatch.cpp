@@ -6,6 +6,7 @@
 
 #include "call/array_fields.h"
 #include "call/cache.h"
+#include "call/trace.h"
 #include "graph/kind.h"
 
 namespace graftax {
@@ -350,15 +351,12 @@ void Direct::ask_donor(const Entry& entry, const OwnedList& leaves, PyObject* ho
   static PyObject* const name = interned("candidates");
   Owned donor = entry.donor, all = arguments_of(leaves, entry.vectors(host));
   Owned answer = own(PyObject_CallMethodObjArgs(donor.get(), name, nb::find(entry).ptr(), all.get(), nullptr));
-  std::vector<std::pair<uint32_t, size_t>> found;
-  if (answer.get() != Py_None && !read_as(answer.get(), found)) raise_error(PyExc_TypeError, "expected candidates");
-  std::vector<Donation::Candidate> candidates;
-  for (auto [leaf, bytes] : found) {
-    if (leaf >= guards_.size()) raise_error(PyExc_IndexError, "a candidate that is not there");
-    candidates.emplace_back(leaf, bytes);
-  }
-  if (std::exchange(asked_donor_, true) || candidates.empty()) return;
-  donation_ = std::make_unique<Donation>(std::move(candidates));
+  std::pair<nb::object, std::vector<std::pair<uint32_t, size_t>>> found;  // the Outcome; leaves with their bytes
+  if (answer.get() != Py_None && (!read_as(answer.get(), found) || !nb::isinstance<Outcome>(found.first)))
+    raise_error(PyExc_TypeError, "expected an Outcome and candidates");
+  if (std::exchange(asked_donor_, true) || found.second.empty()) return;
+  Replaced replaced(entry.program(), *nb::inst_ptr<Outcome>(found.first));
+  donation_ = std::make_unique<Donation>(std::move(replaced), found.second);
 }
 
 bool Direct::prepare_donation(const Entry& entry, const OwnedList& leaves, PyObject* host,
@@ -425,7 +423,7 @@ Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ri
   Owned arrays = inputs(leaves, host, vectors, slot);
   if (!arrays) return {};
   if (donation_) {
-    references.each += 1;  // in `arrays`
+    references.each_leaf += 1;  // in `arrays`
     donation_->count(leaves, references);
     donated = donation_->is_ready();
     if (!donated && !execute_) {

@@ -822,7 +822,7 @@ def direct_from(leaves: int, wait: int) -> None:
     """
 
 def replaced_leaves(entry: Entry, outcome: Outcome) -> list[int]:
-    """The leaves that are only in places which this Outcome of the entry overwrites."""
+    """The leaves that this Outcome of the entry takes out of the caller's graph."""
 
 def find_buffer_users(samples: list[Any], aliases: list[Callable[[Any], Any]]) -> bool:
     """Finds where JAX counts the users of a buffer; `aliases` make another array of the buffer of one. Where that is not known, nothing is donated unasked.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`donate="auto"`: what a call replaces and nobody else has is donated; what anybody can reach is kept."""
 
+import collections
 import warnings
 import weakref
 from types import SimpleNamespace
@@ -8,12 +9,13 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import graftax
 from array_holders import HOLDERS
 from graftax._jax import fast_dispatch
-from held_arrays import Programs
+from held_arrays import STEPS, Programs
 from sizes import sized
 
 SIZE = 1 << 15  # elements: twice as much as is looked at
@@ -179,6 +181,102 @@ def test_objects_lists_and_slots_hold_arrays_that_are_donated():
     assert [model.w[0], model.many[0][0], model.layer.w[0]] == [3, 4, 5]
 
 
+class Layer:
+    def __init__(self, w):
+        self.w = w
+
+
+Moments = collections.namedtuple("Moments", "count mu")
+
+CONTAINERS = {
+    "dict": lambda w: {"w": w},
+    "list": lambda w: [0, w],
+    "tuple": lambda w: ("note", w),
+    "named tuple": lambda w: Moments(0, {"w": w}),
+    "ordered dict": lambda w: collections.OrderedDict(w=w),
+    "object": lambda w: Layer(w),
+    "deep": lambda w: (Layer([{"w": (w,)}]),),
+}
+
+
+@pytest.mark.quick(99)
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_is_replaced_with_its_container_is_donated_unless_somebody_has_it(name):
+    make, read = CONTAINERS[name], lambda part: graftax.flatten(part)[0][0]
+
+    @graftax.jit(donate="auto")
+    def f(state):
+        state["part"] = make(read(state["part"]) * 2)
+
+    state = {"part": make(large(1))}
+    f(state)
+    before = read(state["part"]).unsafe_buffer_pointer()
+    f(state)
+    assert read(state["part"]).unsafe_buffer_pointer() == before
+    held = state["part"]
+    f(state), f(state)
+    assert read(held)[0] == 4 and read(state["part"])[0] == 16
+    assert f.cache_info().traces == 1
+
+
+def test_parts_of_a_replaced_container_that_somebody_has_are_kept():
+    @graftax.jit(donate="auto")
+    def f(state):
+        state["layers"] = [Layer(layer.w + 1) for layer in state["layers"]]
+
+    state = {"layers": [Layer(large(1)), Layer(large(2)), Layer(large(3))]}
+    f(state)
+    layer, attributes, method = state["layers"][0], vars(state["layers"][1]), state["layers"][2].__repr__
+    f(state), f(state)
+    assert [layer.w[0], attributes["w"][0], method.__self__.w[0]] == [2, 3, 4]
+    assert [layer.w[0] for layer in state["layers"]] == [4, 5, 6]
+
+
+def test_a_container_that_the_result_holds_or_that_moves_is_kept():
+    @graftax.jit(donate="auto")
+    def f(state):
+        old = state["part"]
+        state["moved"], state["part"] = state["next"], {"w": old["w"] + 1}
+        state["next"] = {"w": state["next"]["w"] + 1}
+        return old
+
+    state = {"part": {"w": large(1)}, "next": {"w": large(5)}, "moved": {"w": large(0)}}
+    olds = [f(state) for _ in range(3)]
+    assert [old["w"][0] for old in olds] == [1, 2, 3]
+    assert [state[name]["w"][0] for name in ("part", "next", "moved")] == [4, 8, 7]
+
+
+def test_the_state_of_optax_in_a_dict_is_donated():
+    transformation = optax.adam(1e-3)
+
+    @graftax.jit(donate="auto")
+    def f(state, x):
+        gradients = jax.grad(lambda w: ((x * w["w"]) ** 2).sum())(state["params"])
+        updates, state["opt"] = transformation.update(gradients, state["opt"])
+        state["params"] = optax.apply_updates(state["params"], updates)
+
+    params = {"w": large(1)}
+    state = {"params": params, "opt": transformation.init(params)}
+    del params
+    for _ in range(3):
+        f(state, jnp.ones(SIZE))
+    assert {array.path.split("[")[1] for array in f.donation().donated} == {"'params']", "'opt']"}
+    assert len(f.donation().donated) == 3
+
+
+@pytest.mark.quick(0)
+def test_a_checkpoint_that_is_being_written_has_the_old_arrays(tmp_path):
+    f, state = graftax.jit(step, donate="auto"), {"a": large(1)}
+    with graftax.Checkpoints(tmp_path, every=1, keep=None) as checkpoints:
+        for i in range(4):
+            checkpoints.save(i, state)
+            f(state)
+        checkpoints.wait()
+        for i, value in ((1, 3), (2, 7), (3, 15)):
+            checkpoints.restore(restored := {"a": large(0)}, i)
+            assert restored["a"][0] == value
+
+
 def test_small_arrays_are_left_alone():
     @graftax.jit(donate="auto")
     def f(state):
@@ -309,7 +407,7 @@ def test_check_and_shardings_donate_nothing():
 
 
 def test_random_programs_never_lose_an_array_that_can_be_reached():
-    programs = Programs()
-    for seed in range(sized(2000, 40)):
+    programs = Programs(sized(len(STEPS), 3))
+    for seed in range(sized(2000, 25)):
         programs.run(seed)
     assert programs.calls_donated() > programs.counts["calls"] / 4

@@ -7,6 +7,7 @@ python tests/support/held_arrays.py 100000 [seed]
 from __future__ import annotations
 
 import collections
+import functools
 import random
 import sys
 import time
@@ -63,30 +64,57 @@ def ties(state: Any) -> None:
     state["b"] = state["b"] + state["a"]
 
 
+def makes_new_containers(state: Any) -> None:
+    moments = state["moments"]
+    state["moments"] = (moments[0] + 1, {"m": moments[1]["m"] * 0.5})
+    state["layers"][0] = SimpleNamespace(w=state["layers"][0].w + 1)
+
+
+def moves_a_container(state: Any) -> None:
+    state["layers"][0] = state["layers"][1]
+    state["layers"][1] = SimpleNamespace(w=state["a"] + 1)
+    state["moments"] = (state["moments"][0], {"m": state["a"]})
+
+
 STEPS = [replaces_all, replaces_some, swaps, keeps_the_last, returns_one, makes_a_new_list, ties]
+STEPS += [makes_new_containers, moves_a_container]
+
+# What is held besides arrays: an object of the state, and how an array is read from it.
+PARTS = {
+    "layers": (lambda state: state["layers"], lambda layers: layers[0].w),
+    "layer": (lambda state: state["layers"][1], lambda layer: layer.w),
+    "attributes": (lambda state: vars(state["layers"][0]), lambda attributes: attributes["w"]),
+    "moments": (lambda state: state["moments"], lambda moments: moments[0]),
+    "mapping": (lambda state: state["moments"][1], lambda mapping: mapping["m"]),
+    "values": (lambda state: state["moments"][1].values(), lambda values: next(iter(values))),
+    "items": (lambda state: iter(state["layers"]), lambda layers: next(layers).w),
+}
 
 
 def new_state(make: Any) -> Any:
     layers = [SimpleNamespace(w=make(i + 2.0)) for i in range(2)]
-    return {"a": make(0.0), "b": make(1.0), "last": make(9.0), "layers": layers}
+    moments = (make(4.0), {"m": make(5.0)})
+    return {"a": make(0.0), "b": make(1.0), "last": make(9.0), "layers": layers, "moments": moments}
 
 
 def places(state: Any) -> dict[str, Any]:
     named = {name: state[name] for name in ("a", "b", "last")}
+    named |= {"moments[0]": state["moments"][0], "moments[1].m": state["moments"][1]["m"]}
     return named | {f"layers[{i}].w": layer.w for i, layer in enumerate(state["layers"])}
 
 
 class Programs:
-    """Runs programs with one set of compiled functions, and counts what they did."""
+    """Runs programs of the last so many steps, compiled once, and counts what they did."""
 
-    def __init__(self) -> None:
-        self.steps = [graftax.jit(step, donate="auto") for step in STEPS]
+    def __init__(self, count: int = len(STEPS)) -> None:
+        self.plain = STEPS[-count:]
+        self.steps = [graftax.jit(step, donate="auto") for step in self.plain]
         self.counts: collections.Counter[str] = collections.Counter()
 
     def run(self, seed: int) -> None:
         draw = random.Random(seed)
         state, plain = new_state(lambda x: jnp.full(SIZE, x) + 0), new_state(lambda x: np.float32(x))
-        held: list[tuple[str, Any, np.float32]] = []
+        held: list[tuple[str, Any, Any]] = []
         log: list[str] = []
         for _ in range(draw.randint(2, 7)):
             for _ in range(draw.choice([0, 0, 1, 1, 2])):
@@ -97,14 +125,21 @@ class Programs:
                 log.append(f"{place} in {name}")
                 held.append((log[-1], HOLDERS[name](places(state)[place]), places(plain)[place]))
                 self.counts["held"] += 1
+            if draw.random() < 0.3:
+                name = draw.choice(list(PARTS))
+                take, read = PARTS[name]
+                log.append(f"part {name}")
+                parts = take(state), take(plain)
+                held.append((log[-1], *(functools.partial(read, part) for part in parts)))
+                del parts
             if held and draw.random() < 0.3:
                 held.pop(draw.randrange(len(held)))
-            index = draw.randrange(len(STEPS))
-            log.append(STEPS[index].__name__)
-            result, expected = self.steps[index](state), STEPS[index](plain)
+            index = draw.randrange(len(self.plain))
+            log.append(self.plain[index].__name__)
+            result, expected = self.steps[index](state), self.plain[index](plain)
             self.counts["calls"] += 1
             if result is not None and draw.random() < 0.5:
-                held.append((f"result of {STEPS[index].__name__}", lambda result=result: result, expected))
+                held.append((f"result of {self.plain[index].__name__}", lambda result=result: result, expected))
             del result
         for name, value in places(state).items():
             self._check(seed, log, name, value, places(plain)[name])
@@ -115,7 +150,8 @@ class Programs:
         entries = [entry for step in self.steps for entry in step._table.entries.values()]  # pyright: ignore
         return sum(donation[0] for entry in entries for donation in entry.donations())
 
-    def _check(self, seed: int, log: list[str], name: str, value: Any, expected: np.float32) -> None:
+    def _check(self, seed: int, log: list[str], name: str, value: Any, expected: Any) -> None:
+        expected = expected() if callable(expected) else expected
         try:
             first = np.asarray(value)[:2]
         except RuntimeError as error:

@@ -21,6 +21,7 @@ NO_CALL = (
     "least 64 kB in the objects of their arguments."
 )
 VIEW = "a view of its memory (np.asarray, memoryview, dlpack), or another array of it (jax.device_put)"
+CONTAINER = "somebody who has the object that it is in, which the call replaces"
 UNKNOWN = "an object that Python's collector does not see"
 KEPT = (
     "{name} keeps {size} that it could donate, because somebody else holds it. The device needs that memory twice "
@@ -118,6 +119,8 @@ def _holders(holder: int, reference: Any) -> tuple[str, ...]:
         return ()
     if holder == 2:
         return (VIEW,)
+    if holder == 3:
+        return (CONTAINER,)
     array = None if reference is None else reference()
     return ("an object that is gone by now",) if array is None else holders_of(array)
 

@@ -26,13 +26,16 @@ class Donor:
     def __init__(self, name: str, compiled: Any, tupled: bool, jit_options: dict[str, Any]) -> None:
         self._name, self._compiled, self._tupled, self._jit_options = name, compiled, tupled, jit_options
 
-    def candidates(self, entry: _core.Entry, leaves: tuple[Any, ...]) -> list[tuple[int, int]] | None:
-        """The leaves that a call overwrites and that are large enough, each with its bytes. Traces where need be."""
+    def candidates(self, entry: _core.Entry, leaves: tuple[Any, ...]) -> tuple[Any, list[tuple[int, int]]] | None:
+        """The Outcome of a call, and the leaves that it replaces and that are large enough, with their bytes.
+
+        Traces where need be.
+        """
         if not counts_buffer_users():
             return None
         outcome = entry.outcomes[_number(self._trace(leaves))]
         replaced = _core.replaced_leaves(entry, outcome)
-        return [(i, leaves[i].nbytes) for i in replaced if _may_be_donated(leaves[i])]
+        return outcome, [(i, leaves[i].nbytes) for i in replaced if _may_be_donated(leaves[i])]
 
     def program(self, leaves: tuple[Any, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
         """The program with these leaves donated, as `fast_dispatch.capture` returns it; None if there is none."""
