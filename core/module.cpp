@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of contents of graftax._core: one bind_x(m) per file.
 #include "call/call.h"
+#include "call/donation.h"
 #include "call/fast_dispatch.h"
 #include "call/trace.h"
 #include "capture/frame_hook.h"
@@ -44,6 +45,7 @@ NB_MODULE(_core_of_main, m) {
   bind_call(m);
   bind_settings(m);
   bind_direct(m);
+  bind_donation(m);
 }
 
 // The caches are one for the process. Python 3.12 and later refuse by themselves; before, a second interpreter would

@@ -18,12 +18,12 @@ constexpr size_t hints_of_one_hash = 4;
 size_t first_hint(size_t missed) { return (missed >> 20) % (max_hints / hints_of_one_hash) * hints_of_one_hash; }
 
 void show_entry(const Entry& e, Visitor& visit) {
-  visit(e.context, e.compiled, e.reads, e.outcomes, e.host, e.evaluate, e.graphdef);
+  visit(e.context, e.compiled, e.reads, e.outcomes, e.host, e.evaluate, e.donor, e.graphdef);
 }
 
 // The list of its Outcomes stays: the collector clears that by itself, and calls count what is in it.
 void clear_entry(Entry& e) {
-  for (Owned* held : {&e.context, &e.compiled, &e.reads, &e.host, &e.evaluate}) *held = {};
+  for (Owned* held : {&e.context, &e.compiled, &e.reads, &e.host, &e.evaluate, &e.donor}) *held = {};
   e.held = &Recording::nothing().program();
   e.graphdef = {};
 }
@@ -55,16 +55,32 @@ Shared<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, PyObject* h
     forget_directs(entry);
   }
   if (entry.directs.empty()) return nullptr;
+  int waits = entry.donor ? 0 : direct_waits(leaves.size() + (host_values ? 2 : 0));
   for (size_t i = 0; i < entry.directs.size(); ++i) {
     Shared<Direct> direct = entry.directs[i];
     if (!direct->fits(leaves, trace_context)) continue;
     if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
-    if (direct->ready() || direct->calls++ < direct_waits(leaves.size() + (host_values ? 2 : 0))) return direct;
+    if (direct->ready() || direct->calls++ < waits) return direct;
     Owned compiled = entry.compiled;
     entry.refused = !direct->prepare(compiled.get(), leaves, entry.vectors(host_values), entry.tupled);
     return entry.refused ? nullptr : direct;
   }
   return nullptr;
+}
+
+// Of each executable that may donate, the last one first.
+nb::list donations(const Entry& entry) {
+  nb::list out;
+  for (const Shared<Direct>& direct : entry.directs) {
+    const Donation* donation = direct->donation();
+    if (!donation) continue;
+    nb::list candidates;
+    for (const Donation::Candidate& c : donation->candidates)
+      candidates.append(nb::make_tuple(c.leaf, c.bytes, c.is_donated, static_cast<int>(c.holder),
+                                       nb::borrow(c.held ? c.held.get() : Py_None)));
+    out.append(nb::make_tuple(donation->calls_donated, donation->calls_kept, donation->has_donated, candidates));
+  }
+  return out;
 }
 
 }  // namespace
@@ -254,6 +270,17 @@ void bind_table(nb::module_& m) {
           nb::for_getter(nb::sig("def evaluate(self) -> Any")),
           nb::for_setter(nb::sig("def evaluate(self, f: Any, /) -> None")),
           "The numbers of a call -> what the host computes of them; None where a guard fails.")
+      .def_prop_rw(
+          "donor", [](const Entry& e) { return nb::borrow(e.donor ? e.donor.get() : Py_None); },
+          [](Entry& e, nb::object donor) { e.donor = Owned::borrow(donor.ptr()); },
+          nb::for_getter(nb::sig("def donor(self) -> Any")),
+          nb::for_setter(nb::sig("def donor(self, donor: Any, /) -> None")),
+          "With `donate='auto'`: makes the programs that donate.")
+      .def(
+          "donations", &donations, nb::sig("def donations(self) -> list[tuple[Any, ...]]"),
+          "Of each executable that may donate: (calls that donated, calls that did not, did the last one?, and of each "
+          "candidate: the leaf, its bytes, whether the program donates it, who else had it in the last call, a weak "
+          "reference to it).")
       .def_prop_ro(
           "host", [](const Entry& e) { return nb::borrow(e.host ? e.host.get() : Py_None); },
           nb::sig("def host(self) -> Any"))

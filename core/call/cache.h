@@ -35,6 +35,7 @@ struct Entry {
   std::vector<std::pair<uint32_t, PyTypeObject*>> symbols{};  // leaves that are symbolic numbers: int or float
   Owned host;                                                 // the HostProgram of these numbers
   Owned evaluate;  // numbers -> what the host computes of them, or None where a guard fails
+  Owned donor;     // with `donate="auto"`: makes the programs that donate
 
   const Program& program() const { return *held; }
   const Program* held = nullptr;  // that of `graphdef`

@@ -293,6 +293,33 @@ Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, co
                           : PyObject_Vectorcall(compiled, leaves.data(), leaves.size(), nullptr));
 }
 
+// With `donate="auto"`: lets the Direct of this call choose a program, which may be compiled here. A first call is traced
+// here, so that one program is compiled and not two. False with the error set.
+bool choose_program(const Entry& entry, const OwnedList& leaves, PyObject* host, const CallReferences& references,
+                    Shared<Direct>& direct, const Shared<Direct>& seen) {
+  try {
+    if (direct) direct->prepare_donation(entry, leaves, host, references);
+    else if (seen && !host && Shared<Direct>(seen)->prepare_donation(entry, leaves, host, references)) direct = seen;
+    return true;
+  } catch (nb::python_error& e) {
+    e.restore();
+    return false;
+  }
+}
+
+// What this call refers to of what it was given.
+CallReferences references_of(const Walk& walk, const Owned& recording, const Owned& host) {
+  CallReferences out;
+  out.each_leaf = host ? 2 : 1;  // the walk, and what is in the place of numbers
+  out.nodes = &walk.nodes;
+  if (recording) {
+    const Recording& recorded = *nb::inst_ptr<Recording>(recording.get());
+    out.recorded_leaves = &recorded.leaves;
+    out.recorded_objects = &recorded.live;
+  }
+  return out;
+}
+
 PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject* const* args, Py_ssize_t nargs,
                     PyObject* kwnames) {
   rebind_changed_function(self);
@@ -318,6 +345,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
   Shared<Direct> direct, seen;
   Owned flat_result;
   std::optional<HostLock> lock;
+  bool failed = false, donated = false;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get(), recording.get()});
     OwnedList numberless;
@@ -327,19 +355,29 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
       direct = entry.find_direct(given, host.get(), now, seen,
                                  recording && !host ? &nb::inst_ptr<Recording>(recording.get())->looks : nullptr);
     if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
-    if (direct) {
-      flat_result = direct->run(given, host.get(), [&] { return tuple_of(entry.vectors(host.get())); });
-      if (!flat_result) {
+    CallReferences references;
+    if (entry.donor) {
+      references = references_of(walk, recording, host);
+      failed = !choose_program(entry, given, host.get(), references, direct, seen);
+    }
+    if (direct && !failed) {
+      flat_result =
+          direct->run(given, host.get(), [&] { return tuple_of(entry.vectors(host.get())); }, references, donated);
+      if (!flat_result && !PyErr_Occurred()) {
+        direct = nullptr;
+      } else if (!flat_result) {
         nb::python_error error;
         if (!error.matches(PyExc_Exception) ||
-            (direct->donates() && !nothing_has_run(error.value().ptr()))) {  // what was donated may be gone
+            ((direct->donates() || donated) &&
+             !nothing_has_run(error.value().ptr()))) {  // what was donated may be gone
           error.restore();
           raise_explained(self, roots);
         }  // else Tier A raises with a better message
         direct = nullptr;
+        donated = false;
       }
     }
-    if (!direct) {
+    if (!direct && !failed) {
       OwnedList vectors;
       Owned both;
       if (host) {
@@ -366,10 +404,19 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
     flat_result = Owned::steal(PyObject_CallOneArg(hooks::block_until_ready.get(), flat_result.get()));
   if (!flat_result) raise_explained(self, roots, traced ? held.get() : Py_None);
   if (seen) entry.remember(std::move(seen));
-  Owned result =
-      direct ? finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),
-                      direct->outcome(), outcomes.get(), walk, entry, host.get())
-             : finish(flat_result.get(), outcomes.get(), walk, entry, host.get());
+  Owned result;
+  try {
+    result = direct ? finish(PySequence_Fast_ITEMS(flat_result.get()),
+                             static_cast<size_t>(PyList_GET_SIZE(flat_result.get())), direct->outcome(), outcomes.get(),
+                             walk, entry, host.get())
+                    : finish(flat_result.get(), outcomes.get(), walk, entry, host.get());
+  } catch (nb::python_error& e) {
+    if (!donated) throw;
+    e.restore();
+    raise_explained(self, roots);  // which arrays are gone
+  }
+  if (direct && direct->donation() && direct->donation()->should_warn())
+    Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::warn_of_kept, nullptr)));
   give_back(binding, roots);
   return result.release();
 }

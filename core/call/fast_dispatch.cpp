@@ -5,6 +5,8 @@
 #include <array>
 
 #include "call/array_fields.h"
+#include "call/cache.h"
+#include "call/trace.h"
 #include "graph/kind.h"
 
 namespace graftax {
@@ -274,50 +276,114 @@ bool Direct::fits(const OwnedList& leaves, const TraceContext& trace_context) {
   return true;
 }
 
-bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, const OwnedList& vectors, bool tupled) {
+namespace {
+
+Owned arguments_of(const OwnedList& leaves, const OwnedList& vectors) {
   OwnedList arguments;
   for (size_t i = 0; i < leaves.size(); ++i) arguments.push(leaves[i]);
   for (size_t i = 0; i < vectors.size(); ++i) arguments.push(vectors[i]);
-  Owned all = tuple_of(arguments);
-  Owned answer = own(PyObject_CallFunction(jax.capture, "OOOn", compiled, all.get(), tupled ? Py_True : Py_False,
-                                           static_cast<Py_ssize_t>(vectors.size())));
-  if (answer.get() == Py_None) return false;
-  PyObject *execute, *handlers, *kept, *hosts, *ring;
+  return tuple_of(arguments);
+}
+
+}  // namespace
+
+// What Python says of an executable. Where the copies of NumPy leaves go is noted in the guards.
+Direct::Captured Direct::captured(Owned answer, size_t arguments, size_t vectors) {
+  Captured out;
+  out.answer = std::move(answer);
+  PyObject *kept, *hosts;
   Py_ssize_t number;
   int donates;
-  if (!PyArg_ParseTuple(answer.get(), "OO!O!npO!O", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number,
-                        &donates, &PyList_Type, &hosts, &ring))
+  if (!PyArg_ParseTuple(out.answer.get(), "OO!O!npO!O", &out.execute, &PyList_Type, &out.handlers, &PyTuple_Type, &kept,
+                        &number, &donates, &PyList_Type, &hosts, &out.ring))
     raise_python();
-  std::vector<HostLook> computed(vectors.size());
+  out.number = static_cast<size_t>(number);
+  out.donates = donates;
+  out.computed.resize(vectors);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hosts); ++i) {
     Py_ssize_t k;
     PyObject *aval, *sharding, *devices;
     if (!PyArg_ParseTuple(PyList_GET_ITEM(hosts, i), "nOOO", &k, &aval, &sharding, &devices)) raise_python();
     auto at = static_cast<size_t>(k);
-    if (k < 0 || at >= arguments.size() || (at < guards_.size() && !guards_[at].look->host))
+    if (k < 0 || at >= arguments || (at < guards_.size() && !guards_[at].look->host))
       raise_error(PyExc_IndexError, "a NumPy leaf that is not there");
-    HostLook& host = at < guards_.size() ? *guards_[at].look->host : computed[at - guards_.size()];
+    HostLook& host = at < guards_.size() ? *guards_[at].look->host : out.computed[at - guards_.size()];
+    if (host.aval) continue;
     host.aval = Owned::borrow(aval);
     host.sharding = Owned::borrow(sharding);
     host.devices = Owned::borrow(devices);
   }
-  auto in_place = Ring::of(ring);
-  std::vector<uint32_t> taken;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kept); ++i) {
     size_t k = PyLong_AsSize_t(PyTuple_GET_ITEM(kept, i));
-    if (k >= arguments.size()) raise_error(PyExc_IndexError, "a kept leaf that is not there");
-    taken.push_back(static_cast<uint32_t>(k));
+    if (k >= arguments) raise_error(PyExc_IndexError, "a kept leaf that is not there");
+    out.kept.push_back(static_cast<uint32_t>(k));
   }
-  if (ready()) return true;  // another thread has asked meanwhile, and may be running it
-  takes_vectors_ = !taken.empty() && taken.back() >= guards_.size();
-  kept_ = std::move(taken);
-  outcome_ = static_cast<size_t>(number);
-  donates_ = donates;
-  vectors_ = std::move(computed);
+  return out;
+}
+
+// What all programs of these leaves have in common stays once it is there: another thread may be using it.
+void Direct::take(Captured captured, Owned& execute, Owned& handlers) {
+  handlers = Owned::borrow(captured.handlers);
+  execute = Owned::borrow(captured.execute);
+  if (std::exchange(has_program_, true)) return;
+  auto in_place = Ring::of(captured.ring);
+  takes_vectors_ = !captured.kept.empty() && captured.kept.back() >= guards_.size();
+  kept_ = std::move(captured.kept);
+  outcome_ = captured.number;
+  vectors_ = std::move(captured.computed);
   ring_ = std::move(in_place);
-  handlers_ = Owned::borrow(handlers);
-  execute_ = Owned::borrow(execute);
+}
+
+bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, const OwnedList& vectors, bool tupled) {
+  Owned all = arguments_of(leaves, vectors);
+  Owned answer = own(PyObject_CallFunction(jax.capture, "OOOn", compiled, all.get(), tupled ? Py_True : Py_False,
+                                           static_cast<Py_ssize_t>(vectors.size())));
+  if (answer.get() == Py_None) return false;
+  Captured found = captured(std::move(answer), leaves.size() + vectors.size(), vectors.size());
+  if (execute_) return true;  // another thread has asked meanwhile, and may be running it
+  if (has_program_ && found.kept != kept_) return false;
+  donates_ = found.donates;
+  take(std::move(found), execute_, handlers_);
   return true;
+}
+
+void Direct::ask_donor(const Entry& entry, const OwnedList& leaves, PyObject* host) {
+  static PyObject* const name = interned("candidates");
+  Owned donor = entry.donor, all = arguments_of(leaves, entry.vectors(host));
+  Owned answer = own(PyObject_CallMethodObjArgs(donor.get(), name, nb::find(entry).ptr(), all.get(), nullptr));
+  std::pair<nb::object, std::vector<std::pair<uint32_t, size_t>>> found;  // the Outcome; leaves with their bytes
+  if (answer.get() != Py_None && (!read_as(answer.get(), found) || !nb::isinstance<Outcome>(found.first)))
+    raise_error(PyExc_TypeError, "expected an Outcome and candidates");
+  if (std::exchange(asked_donor_, true) || found.second.empty()) return;
+  Replaced replaced(entry.program(), *nb::inst_ptr<Outcome>(found.first));
+  donation_ = std::make_unique<Donation>(std::move(replaced), found.second);
+}
+
+bool Direct::prepare_donation(const Entry& entry, const OwnedList& leaves, PyObject* host,
+                              const CallReferences& references) {
+  static PyObject* const name = interned("program");
+  bool is_first_call = !has_program_;
+  if (!asked_donor_) {
+    ask_donor(entry, leaves, host);
+    if (donation_) donation_->count(leaves, references);
+  }
+  std::vector<uint32_t> chosen = donation_ ? donation_->worth_donating(is_first_call) : std::vector<uint32_t>();
+  if (chosen.empty()) return ready();
+  Owned donor = entry.donor, all = arguments_of(leaves, entry.vectors(host));
+  Owned numbers = own(nb::cast(chosen).release().ptr());
+  Owned count = own(PyLong_FromSize_t(PyTuple_GET_SIZE(all.get()) - leaves.size()));
+  Owned answer = own(PyObject_CallMethodObjArgs(donor.get(), name, all.get(), numbers.get(), count.get(), nullptr));
+  auto arguments = static_cast<size_t>(PyTuple_GET_SIZE(all.get()));
+  bool usable = answer.get() != Py_None;
+  if (usable) {
+    Captured found = captured(std::move(answer), arguments, arguments - leaves.size());
+    usable = !has_program_ || found.kept == kept_;
+    Owned execute, handlers;
+    if (usable) take(std::move(found), execute, handlers);
+    if (usable) donation_->use(chosen, std::move(execute), std::move(handlers));
+  }
+  if (!usable) donation_->refuse();
+  return ready();
 }
 
 // The content of a NumPy leaf on its device. The caller may write to the leaf as soon as the call has returned.
@@ -330,8 +396,8 @@ Owned Direct::put(const HostLook& host, PyObject* leaf) {
   return Owned::steal(PyObject_Vectorcall(jax.put, arguments, 7, nullptr));
 }
 
-Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot) {
-  Owned inputs = own(PyList_New(static_cast<Py_ssize_t>(kept_.size())));
+Owned Direct::inputs(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot) {
+  Owned out = own(PyList_New(static_cast<Py_ssize_t>(kept_.size())));
   size_t in_slot = 0;
   auto array_of = [&](uint32_t k) {
     if (k >= guards_.size()) {
@@ -347,15 +413,34 @@ Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ri
   for (size_t i = 0; i < kept_.size(); ++i) {
     Owned array = array_of(kept_[i]);
     if (!array) return {};
-    PyList_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), array.release());
+    PyList_SET_ITEM(out.get(), static_cast<Py_ssize_t>(i), array.release());
   }
-  Owned results = Owned::steal(PyObject_CallOneArg(execute_.get(), inputs.get()));
+  return out;
+}
+
+Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot,
+                  CallReferences references, bool& donated) {
+  Owned arrays = inputs(leaves, host, vectors, slot);
+  if (!arrays) return {};
+  if (donation_) {
+    references.each_leaf += 1;  // in `arrays`
+    donation_->count(leaves, references);
+    donated = donation_->is_ready();
+    if (!donated && !execute_) {
+      donation_->note_call(leaves, false);
+      return {};
+    }
+  }
+  // Both held: while it runs, another thread may ask for another program.
+  Owned execute = donated ? donation_->execute : execute_, handlers = donated ? donation_->handlers : handlers_;
+  Owned results = Owned::steal(PyObject_CallOneArg(execute.get(), arrays.get()));
   if (!results) return {};
-  Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), jax.consume, handlers_.get()));
+  Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), jax.consume, handlers.get()));
   if (outputs && !PyList_CheckExact(outputs.get()))
     raise_error(PyExc_SystemError, "the results of an executable are no list");
   if (outputs) expect(outputs.get());
   if (outputs && slot) ring_->give_back(*slot, outputs.get());
+  if (donation_) donation_->note_call(leaves, donated);
   return outputs;
 }
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "call/donation.h"
 #include "call/host_input_ring.h"
 #include "graph/graphdef.h"
 #include "python/jax_settings.h"
@@ -56,6 +57,8 @@ struct LeafLook {
 // What these leaves look like, one after the other; empty where one of them is nothing that Tier B takes.
 std::vector<LeafLook> looks_of(const OwnedList& leaves);
 
+struct Entry;
+
 class Direct {
  public:
   // Remembers what these leaves look like; `looks` are theirs where they are known. Null where one of them is nothing
@@ -65,26 +68,41 @@ class Direct {
   // Are the trace context and these leaves as they were then? Runs no user code.
   bool fits(const OwnedList& leaves, const TraceContext& trace_context);
 
-  bool ready() const { return static_cast<bool>(execute_); }
+  bool ready() const { return execute_ || (donation_ && donation_->is_ready()); }
   // Asks Python for the executable that `compiled`, a jax.jit object, has for these leaves. False where there is none to
   // run like this. The `vectors` are what the host computes for a call: arguments after the leaves.
   bool prepare(PyObject* compiled, const OwnedList& leaves, const OwnedList& vectors, bool tupled);
 
-  // The output arrays (a list), or nothing with the error set. `host` has tuples of numbers for the vectors, and is null
-  // where there are none; `vectors` makes arrays of them.
+  // With `donate="auto"`: asks the donor of the entry what a call replaces, and for a program that donates of it what is
+  // free. False where nothing is compiled that can run.
+  bool prepare_donation(const Entry& entry, const OwnedList& leaves, PyObject* host, const CallReferences& references);
+
+  // The output arrays (a list), or nothing: with the error set, or without where what is donated by the only program
+  // that is compiled is not free any more. `host` has tuples of numbers for the vectors, and is null where there are
+  // none; `vectors` makes arrays of them. `donated` tells whether the program that ran donates what is in `donation`.
   template <typename Vectors>
-  Owned run(const OwnedList& leaves, PyObject* host, Vectors vectors) {
+  Owned run(const OwnedList& leaves, PyObject* host, Vectors vectors, CallReferences references, bool& donated) {
     std::shared_ptr<Ring::Slot> slot = ring_ ? ring_->claim() : nullptr;
     Owned made = takes_vectors_ && !slot ? vectors() : Owned();
-    return run(leaves, host, made.get(), slot.get());
+    return run(leaves, host, made.get(), slot.get(), references, donated);
   }
 
   int calls = 0;  // that fitted before it was ready
 
   size_t outcome() const { return outcome_; }
   bool donates() const { return donates_; }
+  Donation* donation() const { return donation_.get(); }
 
  private:
+  struct Captured {
+    Owned answer;  // holds the others
+    PyObject *execute = nullptr, *handlers = nullptr, *ring = nullptr;
+    std::vector<uint32_t> kept;
+    std::vector<HostLook> computed;
+    size_t number = 0;
+    bool donates = false;
+  };
+
   // Which object one leaf was, once it has fitted. `ref` is a weak reference to a leaf that was the same object twice in
   // a row: while it is alive, nothing else has to be asked.
   struct Met {
@@ -103,7 +121,12 @@ class Direct {
   void find_result(Met& met, PyObject* leaf) const;
   void expect(PyObject* outputs);
   static Owned put(const HostLook& host, PyObject* leaf);
-  Owned run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot);
+  Captured captured(Owned answer, size_t arguments, size_t vectors);
+  void take(Captured captured, Owned& execute, Owned& handlers);
+  void ask_donor(const Entry& entry, const OwnedList& leaves, PyObject* host);
+  Owned inputs(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot);
+  Owned run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot, CallReferences references,
+            bool& donated);
 
   std::vector<LeafLook> guards_;
   std::vector<Met> met_;  // by leaf; empty until all have fitted, and never resized again
@@ -117,6 +140,8 @@ class Direct {
   size_t outcome_ = 0;
   size_t differed_ = 0;  // the leaf that did not fit the last time: it is asked first
   bool donates_ = false;
+  bool asked_donor_ = false, has_program_ = false;
+  std::unique_ptr<Donation> donation_;
 };
 
 void bind_direct(nb::module_& m);

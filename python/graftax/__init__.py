@@ -75,6 +75,7 @@ from graftax.errors import ImpureCallWarning as ImpureCallWarning
 from graftax.errors import LeakedTracerError as LeakedTracerError
 from graftax.errors import LoadError as LoadError
 from graftax.errors import LostChangeWarning as LostChangeWarning
+from graftax.errors import MissedDonationWarning as MissedDonationWarning
 from graftax.errors import MutationError as MutationError
 from graftax.errors import RecompileError as RecompileError
 from graftax.errors import RecompileWarning as RecompileWarning

@@ -676,6 +676,17 @@ class Entry:
     def evaluate(self, f: Any, /) -> None: ...
 
     @property
+    def donor(self) -> Any:
+        """With `donate='auto'`: makes the programs that donate."""
+
+    @donor.setter
+    def donor(self, donor: Any, /) -> None: ...
+
+    def donations(self) -> list[tuple[Any, ...]]:
+        """Of each executable that may donate: (calls that donated, calls that did not, did the last one?, and of each candidate: the leaf, its bytes, whether the program donates it, who else had it in the last call, a weak reference to it).
+        """
+
+    @property
     def host(self) -> Any: ...
 
     def note_identities(self, found: dict[int, int]) -> None:
@@ -814,4 +825,11 @@ def caches_cleared() -> None:
 
 def direct_from(leaves: int, wait: int) -> None:
     """Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` calls; 0: none does.
+    """
+
+def replaced_leaves(entry: Entry, outcome: Outcome) -> list[int]:
+    """The leaves that this Outcome of the entry takes out of the caller's graph."""
+
+def find_buffer_users(samples: list[Any], aliases: list[Callable[[Any], Any]]) -> bool:
+    """Finds where JAX counts the users of a buffer; `aliases` make another array of the buffer of one. Where that is not known, nothing is donated unasked.
     """

@@ -53,6 +53,10 @@ class LostChangeWarning(UserWarning):
     """A change is dropped: a by-value call's, or that of a NumPy array which others may hold."""
 
 
+class MissedDonationWarning(UserWarning):
+    """A call with `donate="auto"` keeps more than 100 MB that somebody else holds. Off unless a filter turns it on."""
+
+
 class UntiedWarning(UserWarning):
     """Objects or arrays that the caller shares come back as separate copies."""
 

@@ -152,14 +152,15 @@ def _recompiled_call(name: str) -> _Pending | None:
     plan = getattr(caller, "_plan", None)  # a loop that is compiled eagerly has none
     if plan is None or plan.name != name:
         return None
-    latest = table.history.latest_variant(table.entry_of(outcomes))
+    entry = table.entry_of(outcomes)
+    latest = table.history.latest_variant(entry)
     walked = _core.walk(latest.graphdef, roots) if latest is not None else None
     if latest is None or walked is None:
         return None
     variant = Variant.from_call(name, latest.graphdef, latest.names, walked[0], table.reads)
     variant.entry = latest.entry
-    if "compiled" not in latest.seconds and not latest.differences_to(
-        variant
-    ):  # lowered earlier, and compiled only now
+    # Lowered earlier, and compiled only now; or with and without donation.
+    is_same_variant = "compiled" not in latest.seconds or (entry is not None and entry.donor is not None)
+    if is_same_variant and not latest.differences_to(variant):
         return _Pending(table, latest, False)
     return _Pending(table, variant)

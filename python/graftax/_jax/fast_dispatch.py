@@ -199,6 +199,22 @@ def _capture_executable(
         stage = compiled.stage_for(leaves) if hasattr(compiled, "stage_for") else None  # one that was loaded
         if stage is None:
             stage = compiled.lower(leaves).compile() if tupled else compiled.lower(*leaves).compile()
+    if _call_of(stage) is None:
+        return None
+    outputs = tree_util.tree_unflatten(stage.out_tree, list(range(stage.out_tree.num_leaves)))
+    return _parts_of_stage(stage, leaves, _core.decode(outputs[2]), inputs)
+
+
+def capture_donating(stage: Any, leaves: tuple[Any, ...], number: int, inputs: int) -> tuple[Any, ...] | None:
+    """Captures a compiled stage that takes these leaves one by one, as `capture` does.
+
+    Args:
+        number: of the Outcome that its results are for.
+    """
+    return _parts_of_stage(stage, leaves, number, inputs) if _passes_self_test() else None
+
+
+def _parts_of_stage(stage: Any, leaves: tuple[Any, ...], number: int, inputs: int) -> tuple[Any, ...] | None:
     call = _call_of(stage)
     if call is None:
         return None
@@ -232,8 +248,6 @@ def _capture_executable(
         if array is leaves[i] and layout is not None and not array.is_deleted() and array.format.layout != layout:
             return None
     handlers = list(call.out_handler.handlers)
-    outputs = tree_util.tree_unflatten(stage.out_tree, list(range(len(handlers))))
-    number = _core.decode(outputs[2])
     donated = [info.donated for info in tree_util.tree_leaves(stage.args_info)]
     ring = _ring([host for host in hosts if host[0] >= len(leaves) - inputs and not donated[host[0]]], stage)
     return call.xla_executable.execute_sharded, handlers, kept_indices, number, any(donated), hosts, ring
@@ -317,6 +331,22 @@ def _passes_self_test() -> bool:
             with contextlib.suppress(Exception):  # where they are not found, each array is asked by its getters
                 _core.find_array_parts([(a, a.aval, a._sharding, a._committed) for a in _samples()])
     return _state.reason is None
+
+
+@functools.cache
+def counts_buffer_users() -> bool:
+    """Can the core tell whether an array is the only user of its buffer? Looks for the place where JAX counts them."""
+    if not _passes_self_test():
+        return False
+    device = jax.local_devices()[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    fresh = [jax.numpy.full(size, float(size)) + 1 for size in (3, 1000, 70_000)]
+    # The first makes another array of the device's buffer, the second one of the same list of buffers.
+    aliases = [functools.partial(jax.device_put, device=place) for place in (device, sharding)]
+    try:
+        return _core.find_buffer_users(jax.block_until_ready(fresh), aliases)
+    except Exception:
+        return False
 
 
 def _samples() -> list[Any]:

@@ -76,7 +76,7 @@ def jit(
         static_argnums, static_argnames: arguments that must not hold arrays. Other values are static anyway.
         donate: whose arrays may be reused for outputs: "all", "all-except-first" or "none"; or names, positions or
             patterns of key paths of arguments (`"state.opt"`, `"**.moments"`). With "warn" or "warn-except-first" JAX
-            warns about buffers that it could not reuse.
+            warns about buffers that it could not reuse. "auto": those that the call overwrites and nobody else has.
         donate_argnums, donate_argnames: the same, in JAX's spelling.
         dynamic: names, positions or patterns of key paths of Python numbers to trace: the function sees arrays.
             `graftax.Dynamic` does the same for one value.

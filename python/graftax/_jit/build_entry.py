@@ -14,6 +14,7 @@ from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
 from graftax._jit.donation import DonationWarnings, donated_leaves
+from graftax._jit.donor import Donor
 from graftax._jit.leaf_names import LeafNames
 from graftax._jit.multihost_check import CrossHostCheck
 from graftax._jit.multihost_rendezvous import compares_hosts
@@ -63,9 +64,14 @@ def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
         compiled = OutputPlacement(plan, layout, graphdef, flat_program, jit_options, outcomes, tupled)
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
+    donor = None
+    if options.donates_proven and not (call.donates or placed or staged or compares_hosts()):
+        donor = Donor(plan.name, compiled, tupled, jit_options)
     if not staged and compares_hosts():
         compiled = CrossHostCheck(compiled, plan, layout, outcomes, numbers, tupled)
     entry = _core.Entry(weak, call.context, compiled, outcomes, call.arguments, tupled)
+    if donor is not None:
+        entry.donor = donor
     if numbers is not None:
         program = numbers.begin()
         entry.use_numbers(list(zip(numbers.leaves, program.kinds, strict=True)), program)

@@ -45,7 +45,8 @@ from graftax._jit.build_entry import build_entry, leaf_options
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.compile_progress import report_stages
-from graftax._jit.donation import refuse_static_donation
+from graftax._jit.donation import note_gone, refuse_static_donation
+from graftax._jit.donation_report import DonationReport, report_of, warn_of_kept
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.out_of_memory import note_largest
@@ -411,6 +412,8 @@ class Jitted(_core.Caller, Generic[P, R]):
                     break
         elif is_out_of_memory(error):
             note_largest(error, self._plan.name, self._plan.record(roots, layout))
+        elif self._options.donates_proven:
+            note_gone(error, self._plan.name, self._plan.record(roots, layout))
         elif is_placement_error(error):
             recording = self._plan.record(roots, layout)
             rename_leaves(error, leaf_names(recording.graphdef, recording.names))
@@ -420,6 +423,10 @@ class Jitted(_core.Caller, Generic[P, R]):
             if paths := [path for leaf, path in named_leaves if is_mismatched_leaf(error, leaf)]:
                 error.args = (f"{error} (of {self._plan.name} that is {' or '.join(paths)})",)
         return error
+
+    def _warn_of_kept(self) -> None:
+        """Warns that a call has kept much that it could have donated. The core calls this once for an executable."""
+        warn_of_kept(self.donation())
 
     # ---- ahead of time
 
@@ -604,6 +611,23 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _cache_size(self) -> int:
         """The number of programs. `jax.jit` has it under this name, and many tests count compilations by it."""
         return sum(len(entry.outcomes) for entry in self._table.entries.values())
+
+    def donation(self) -> DonationReport:
+        """What the last call donated with `donate="auto"`, what it kept, and who holds that.
+
+        Returns:
+            a report that prints as text: `donated` and `kept` have the arrays of at least 64 kB that a call replaces.
+
+        Example:
+            >>> @graftax.jit(donate="auto")
+            ... def step(state):
+            ...     state["w"] = 0.9 * state["w"]
+            >>> state = {"w": jnp.ones((256, 256))}
+            >>> step(state)
+            >>> step.donation().donated[0].path
+            "state['w']"
+        """
+        return report_of(self._plan.name, self._options.donates_proven, self._table)
 
     # ---- as a method, a pickle, a copy
 

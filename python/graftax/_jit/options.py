@@ -38,7 +38,17 @@ class JitOptions(FilterJitOptions, total=False):
 
 MUTATION = ("propagate", "error", "discard")
 NUMBERS = ("symbolic", "static")
-DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none")  # equinox's words
+DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none", "auto")  # equinox's words, and our own
+
+AUTO_BY_VALUE = (
+    "donate='auto' donates the arrays that a call replaces in the caller's objects, and with mutation={mutation!r} (as "
+    "in filter_jit) it replaces none. Name what may be donated (donate='all', names, positions, patterns), or use "
+    "graftax.jit with mutation='propagate'."
+)
+AUTO_WITH_OTHERS = (
+    "donate='auto' finds out by itself what can be donated: leave out donate_argnums and donate_argnames, or name all "
+    "of it in donate=."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +79,22 @@ class Options:
             raise ValueError(f"mutation={self.mutation!r}: expected one of {', '.join(map(repr, MUTATION))}")
         if self.numbers not in NUMBERS:
             raise ValueError(f"numbers={self.numbers!r}: expected one of {', '.join(map(repr, NUMBERS))}")
+        if self.donate_word == "auto" and self.mutation != "propagate":
+            raise ValueError(AUTO_BY_VALUE.format(mutation=self.mutation))
+        if self.donate_word == "auto" and self.donate:
+            raise ValueError(AUTO_WITH_OTHERS)
         if self.cache_size < 1:
             raise ValueError(f"cache_size={self.cache_size}: expected at least 1")
 
     @property
     def donates(self) -> bool:
-        return bool(self.donate) or self.donate_word != "none"
+        """Are there arrays that are donated whoever has them?"""
+        return bool(self.donate) or self.donate_word not in ("none", "auto")
+
+    @property
+    def donates_proven(self) -> bool:
+        """Is donated what a call replaces and nobody else has?"""
+        return self.donate_word == "auto" and not (self.check or self.shards)
 
     @property
     def warns_impure(self) -> bool:

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call/buffer_users.h"
+
+#include <map>
+#include <tuple>
+
+#ifdef __linux__
+#include <fcntl.h>
+#include <unistd.h>
+#endif
+
+namespace graftax {
+
+namespace {
+
+constexpr size_t array_bytes = 1024, buffer_bytes = 320, count_bytes = 40;  // how far the trial looks
+constexpr int32_t most_users = 64;
+
+// Memory of this process that may not be there: reading it directly could end the process.
+class OwnMemory {
+ public:
+#ifdef __linux__
+  OwnMemory() : file_(open("/proc/self/mem", O_RDONLY | O_CLOEXEC)) {}
+  OwnMemory(const OwnMemory&) = delete;
+  OwnMemory& operator=(const OwnMemory&) = delete;
+  ~OwnMemory() {
+    if (file_ >= 0) close(file_);
+  }
+  // How many bytes from this address on could be read.
+  size_t read(uint64_t address, char* into, size_t count) const {
+    ssize_t got = file_ < 0 ? -1 : pread(file_, into, count, static_cast<off_t>(address));
+    return got < 0 ? 0 : static_cast<size_t>(got);
+  }
+
+ private:
+  int file_;
+#else
+  size_t read(uint64_t, char*, size_t) const { return 0; }
+#endif
+};
+
+using Key = std::tuple<size_t, size_t, size_t>;  // the three parts of a place
+using Numbers = std::map<Key, int32_t>;
+
+bool may_be_pointer(uint64_t word) { return word > 4096 && word % 8 == 0 && word >> 47 == 0; }
+
+void add_numbers(Numbers& out, const char* memory, size_t size, size_t array, size_t buffer) {
+  for (size_t c = 0; c + 4 <= std::min(size, count_bytes); c += 4) {
+    int32_t number;
+    std::memcpy(&number, memory + c, 4);
+    if (number >= 0 && number <= most_users) out.emplace(Key{array, buffer, c}, number);
+  }
+}
+
+// Every small number that one or two pointers from the array lead to.
+Numbers numbers_behind(const OwnMemory& memory, PyObject* array, size_t size) {
+  Numbers out;
+  for (size_t a = sizeof(PyObject); a + 8 <= size; a += 8) {
+    uint64_t first, second;
+    std::memcpy(&first, reinterpret_cast<const char*>(array) + a, 8);
+    if (!may_be_pointer(first)) continue;
+    char buffer[buffer_bytes], count[count_bytes];
+    size_t buffer_size = memory.read(first, buffer, buffer_bytes);
+    add_numbers(out, buffer, buffer_size, a, BufferUsers::Place::direct);
+    for (size_t b = 0; b + 8 <= buffer_size; b += 8) {
+      std::memcpy(&second, buffer + b, 8);
+      if (may_be_pointer(second)) add_numbers(out, count, memory.read(second, count, count_bytes), a, b);
+    }
+  }
+  return out;
+}
+
+// Keeps the places whose number is now so much more than at first.
+void keep_places(Numbers& places, const Numbers& now, int32_t more) {
+  for (auto place = places.begin(); place != places.end();) {
+    auto current = now.find(place->first);
+    bool holds = current != now.end() && current->second == place->second + more;
+    place = holds ? std::next(place) : places.erase(place);
+  }
+}
+
+// The places behind one array where the number follows what this function makes of it.
+Numbers places_for(const OwnMemory& memory, PyObject* array, PyObject* another, size_t size, PyObject* alias) {
+  Numbers out = numbers_behind(memory, array, size);
+  OwnedList made;
+  auto make = [&](PyObject* of) { made.push_stolen(own(PyObject_CallOneArg(alias, of))); };
+  make(another);  // users of other buffers do not count
+  keep_places(out, numbers_behind(memory, array, size), 0);
+  for (int32_t more = 1; more <= 3; ++more) {
+    make(array);
+    keep_places(out, numbers_behind(memory, array, size), more);
+  }
+  made.clear();
+  keep_places(out, numbers_behind(memory, array, size), 0);
+  return out;
+}
+
+}  // namespace
+
+BufferUsers BufferUsers::find(PyTypeObject* type, const nb::list& samples, const nb::list& aliases) {
+  BufferUsers out;
+#ifdef Py_GIL_DISABLED
+  return out;  // what is counted may change before it is used
+#endif
+  OwnMemory memory;
+  size_t size = std::min(array_bytes, static_cast<size_t>(type->tp_basicsize));
+  for (nb::handle alias : aliases) {
+    Numbers places;
+    for (size_t i = 0; i < samples.size(); ++i) {
+      nb::object array = samples[i], another = samples[(i + 1) % samples.size()];
+      if (Py_TYPE(array.ptr()) != type) return {};
+      Numbers here = places_for(memory, array.ptr(), another.ptr(), size, alias.ptr());
+      if (i == 0) places = std::move(here);
+      else keep_places(places, here, 0);
+    }
+    if (places.size() != 1) return {};
+    auto [key, one_user] = *places.begin();
+    out.places_.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), one_user});
+  }
+  return out;
+}
+
+}  // namespace graftax

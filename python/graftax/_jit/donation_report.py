@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`f.donation()`: what the last call with `donate="auto"` donated, what it kept, and who holds that."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import sys
+import types
+import warnings
+from typing import Any
+
+from graftax._base.amounts import count_text, short_bytes
+from graftax._base.errors import MissedDonationWarning
+from graftax._jax.tracebacks import caller_level
+from graftax._jit.leaf_names import leaf_names
+
+NOT_AUTO = "{name} is not jitted with donate='auto'"
+NO_CALL = (
+    "{name}: no call has looked for what it can donate. Only direct calls do, of functions that replace arrays of at "
+    "least 64 kB in the objects of their arguments."
+)
+VIEW = "a view of its memory (np.asarray, memoryview, dlpack), or another array of it (jax.device_put)"
+CONTAINER = "somebody who has the object that it is in, which the call replaces"
+UNKNOWN = "an object that Python's collector does not see"
+KEPT = (
+    "{name} keeps {size} that it could donate, because somebody else holds it. The device needs that memory twice "
+    "while the call runs.\n{rows}"
+)
+
+_ROWS = 20
+_MAX_HOLDERS = 4
+
+warnings.filterwarnings("ignore", category=MissedDonationWarning, append=True)  # off, unless a filter turns it on
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedArray:
+    """An array that a call replaces: its path, its bytes, and who else holds it."""
+
+    path: str
+    bytes: int
+    holders: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        held = f", held by {'; '.join(self.holders)}" if self.holders else ""
+        return f"{self.path}: {short_bytes(self.bytes)}{held}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DonationReport:
+    """What became of the arrays that a call replaces. `calls_donated` and `calls_kept` count the calls so far."""
+
+    name: str
+    donated: tuple[ReplacedArray, ...] = ()
+    kept: tuple[ReplacedArray, ...] = ()
+    calls_donated: int = 0
+    calls_kept: int = 0
+    reason: str = ""  # why there is nothing to report
+
+    @property
+    def donated_bytes(self) -> int:
+        return sum(array.bytes for array in self.donated)
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(array.bytes for array in self.kept)
+
+    def __str__(self) -> str:
+        if self.reason:
+            return self.reason
+        lines = [
+            f"{self.name}: the last call donated {count_text(len(self.donated), 'array')} of "
+            f"{short_bytes(self.donated_bytes)} and kept {len(self.kept)} of {short_bytes(self.kept_bytes)}"
+        ]
+        return "\n".join([*lines, *rows_of(self.kept, "kept "), *rows_of(self.donated, "donated ")])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def rows_of(arrays: tuple[ReplacedArray, ...], prefix: str = "") -> list[str]:
+    ordered = sorted(arrays, key=lambda array: -array.bytes)
+    more = [f"  and {len(arrays) - _ROWS} more"] if len(arrays) > _ROWS else []
+    return [*(f"  {prefix}{array}" for array in ordered[:_ROWS]), *more]
+
+
+def report_of(name: str, is_auto: bool, table: Any) -> DonationReport:
+    if not is_auto:
+        return DonationReport(name, reason=NOT_AUTO.format(name=name))
+    entries = sorted(list(table.entries.values()), key=lambda entry: -entry.used)
+    donations = next(((entry, *entry.donations()[0]) for entry in entries if entry.donations()), None)
+    if donations is None:
+        return DonationReport(name, reason=NO_CALL.format(name=name))
+    entry, calls_donated, calls_kept, has_donated, candidates = donations
+    variants = [variant for variant in table.history.variants if variant.entry() is entry]
+    names = variants[-1].names if variants else ()
+    paths = leaf_names(entry.graphdef, names)
+    donated: list[ReplacedArray] = []
+    kept: list[ReplacedArray] = []
+    for leaf, size, is_donated, holder, reference in candidates:
+        if is_donated and has_donated:
+            donated.append(ReplacedArray(paths[leaf], size))
+        else:
+            kept.append(ReplacedArray(paths[leaf], size, _holders(holder, reference)))
+    return DonationReport(name, tuple(donated), tuple(kept), calls_donated, calls_kept)
+
+
+def warn_of_kept(report: DonationReport) -> None:
+    held = tuple(array for array in report.kept if array.holders)
+    size = short_bytes(sum(array.bytes for array in held))
+    text = KEPT.format(name=report.name, size=size, rows="\n".join(rows_of(held)))
+    warnings.warn(text, MissedDonationWarning, caller_level())
+
+
+def _holders(holder: int, reference: Any) -> tuple[str, ...]:
+    """Who held an array in the last call; empty where nobody did."""
+    if holder == 0:
+        return ()
+    if holder == 2:
+        return (VIEW,)
+    if holder == 3:
+        return (CONTAINER,)
+    array = None if reference is None else reference()
+    return ("an object that is gone by now",) if array is None else holders_of(array)
+
+
+def holders_of(array: Any) -> tuple[str, ...]:
+    """The names of what refers to an array, as far as Python can tell."""
+    own = sys._getframe()
+    names: list[str] = []
+    for frame in sys._current_frames().values():
+        outer: types.FrameType | None = frame
+        while outer is not None:
+            if outer.f_code.co_filename != own.f_code.co_filename:
+                names += _in_frame(outer, array)
+            outer = outer.f_back
+    for referrer in gc.get_referrers(array):
+        if isinstance(referrer, types.FrameType):
+            names += _in_frame(referrer, array) if referrer.f_code.co_filename != own.f_code.co_filename else ()
+        else:
+            names.append(_in_object(referrer, array))
+    return tuple(dict.fromkeys(names))[:_MAX_HOLDERS] or (UNKNOWN,)
+
+
+def _in_frame(frame: types.FrameType, array: Any) -> list[str]:
+    code = frame.f_code
+    if code.co_name == "<module>":
+        return []  # its locals are the module's dict
+    line = f"{code.co_filename}:{frame.f_lineno}"
+    return [f"{name} of {code.co_qualname} ({line})" for name, value in frame.f_locals.items() if value is array]
+
+
+def _in_object(referrer: Any, array: Any) -> str:
+    if isinstance(referrer, dict):
+        key = next((key for key, value in list(referrer.items()) if value is array), None)
+        if "__name__" in referrer and "__builtins__" in referrer:
+            return f"the global {key} of {referrer['__name__']}"
+        owner = next((o for o in gc.get_referrers(referrer) if getattr(o, "__dict__", None) is referrer), None)
+        return f"a dict under {key!r}" if owner is None else f".{key} of {_an_instance(owner)}"
+    if isinstance(referrer, list | tuple):
+        index = next((i for i, value in enumerate(referrer) if value is array), 0)
+        return f"a {type(referrer).__name__} of {len(referrer)} at [{index}]"
+    if isinstance(referrer, types.GeneratorType | types.CoroutineType):
+        code = referrer.gi_code if isinstance(referrer, types.GeneratorType) else referrer.cr_code
+        return f"{code.co_qualname}, which is suspended ({code.co_filename}:{code.co_firstlineno})"
+    if type(referrer).__name__ in ("managedbuffer", "memoryview"):
+        return VIEW
+    if isinstance(referrer, types.CellType):
+        return "a variable that a closure captures"
+    names = [name for name, value in getattr(referrer, "__dict__", {}).items() if value is array]
+    return f".{names[0]} of {_an_instance(referrer)}" if names else _an_instance(referrer)
+
+
+def _an_instance(value: Any) -> str:
+    return (
+        f"the class {value.__qualname__}" if isinstance(value, type) else f"an instance of {type(value).__qualname__}"
+    )

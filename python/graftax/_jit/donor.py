@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`donate="auto"`: what a call may donate, and the programs that do. The core decides at each call whether one runs.
+
+See docs/internals/decisions/0011-donation-that-is-proven.md.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core
+
+from graftax import _core
+from graftax._jax.compat import array_class
+from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users
+
+LEAST_BYTES = 1 << 16  # of an array: the memory of a smaller one is not worth a look at each call
+
+
+class Donor:
+    """Makes the programs of one entry that donate. The core calls it, through `Entry.donor`."""
+
+    def __init__(self, name: str, compiled: Any, tupled: bool, jit_options: dict[str, Any]) -> None:
+        self._name, self._compiled, self._tupled, self._jit_options = name, compiled, tupled, jit_options
+
+    def candidates(self, entry: _core.Entry, leaves: tuple[Any, ...]) -> tuple[Any, list[tuple[int, int]]] | None:
+        """The Outcome of a call, and the leaves that it replaces and that are large enough, with their bytes.
+
+        Traces where need be.
+        """
+        if not counts_buffer_users():
+            return None
+        outcome = entry.outcomes[_number(self._trace(leaves))]
+        replaced = _core.replaced_leaves(entry, outcome)
+        return outcome, [(i, leaves[i].nbytes) for i in replaced if _may_be_donated(leaves[i])]
+
+    def program(self, leaves: tuple[Any, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
+        """The program with these leaves donated, as `fast_dispatch.capture` returns it; None if there is none."""
+        traced = self._trace(leaves)
+        run = jax.extend.core.jaxpr_as_fun(traced.jaxpr)
+
+        def flat(*leaves: Any) -> Any:
+            return run(*leaves)
+
+        flat.__name__ = flat.__qualname__ = self._name
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # XLA need not find a use for each of them
+                donating = jax.jit(flat, donate_argnums=tuple(donated), **self._jit_options).trace(*leaves)
+                if _types(donating.jaxpr) != _types(traced.jaxpr):
+                    return None
+                stage = donating.lower().compile()
+            return capture_donating(stage, leaves, _number(traced), inputs)
+        except Exception:  # what cannot be compiled like this runs as it is
+            return None
+
+    def _trace(self, leaves: Sequence[Any]) -> Any:
+        """The trace of the entry for such leaves: the one that its calls use."""
+        return self._compiled.trace(tuple(leaves)) if self._tupled else self._compiled.trace(*leaves)
+
+
+def _number(traced: Any) -> int:
+    return _core.decode(traced.out_info[2])
+
+
+def _types(jaxpr: Any) -> list[str]:
+    return [str(aval) for aval in jaxpr.out_avals]
+
+
+def _may_be_donated(leaf: Any) -> bool:
+    if type(leaf) is not array_class() or leaf.nbytes < LEAST_BYTES or len(leaf.sharding.device_set) != 1:
+        return False
+    (device,) = leaf.sharding.device_set
+    return leaf.sharding.memory_kind in (None, device.default_memory().kind)

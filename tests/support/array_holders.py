@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways in which Python code holds an array: each takes the array and returns a function that reads what is held."""
+
+import collections
+import concurrent.futures
+import contextvars
+import ctypes
+import functools
+import itertools
+import queue
+import threading
+import types
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import graftax
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+
+def in_variable(array):
+    return lambda: array
+
+
+def in_list(array):
+    held = [0, array]
+    return lambda: held[1]
+
+
+def in_tuple(array):
+    held = ("note", (array,))
+    return lambda: held[1][0]
+
+
+def in_dict(array):
+    held = {"w": array}
+    return lambda: held["w"]
+
+
+def in_deque(array):
+    held = collections.deque([array])
+    return lambda: held[0]
+
+
+def in_attribute(array):
+    held = types.SimpleNamespace(w=array)
+    return lambda: held.w
+
+
+def in_slot(array):
+    held = Slotted()
+    held.held = array
+    return lambda: held.held
+
+
+def in_class(array):
+    cls = type("Best", (), {"w": array})
+    return lambda: cls.w
+
+
+def in_default(array):
+    def read(held=array):
+        return held
+
+    return read
+
+
+def in_partial(array):
+    return functools.partial(lambda held: held, array)
+
+
+def in_method(array):
+    return types.MethodType(lambda held: held, array)
+
+
+def in_cache(array):
+    read = functools.lru_cache(lambda: array)
+    read()
+    return read
+
+
+def in_generator(array):
+    def values(held):
+        yield
+        yield held
+
+    generator = values(array)
+    next(generator)
+    return functools.cache(lambda: next(generator))
+
+
+def in_coroutine(array):
+    class Wait:
+        def __await__(self):
+            yield
+
+    async def work(held):
+        await Wait()
+        return held
+
+    coroutine = work(array)
+    coroutine.send(None)
+
+    @functools.cache
+    def read():
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            return stop.value
+
+    return read
+
+
+def in_iterator(array):
+    held = iter([array])
+    return functools.cache(lambda: next(held))
+
+
+def in_repeat(array):
+    held = itertools.repeat(array)
+    return lambda: next(held)
+
+
+def in_map(array):
+    held = map(lambda x: x, (array,))
+    return functools.cache(lambda: next(held))
+
+
+def in_traceback(array):
+    def fail(held):
+        raise ValueError
+
+    try:
+        fail(array)
+    except ValueError as error:
+        saved = error
+    return lambda: saved.__traceback__.tb_next.tb_frame.f_locals["held"]
+
+
+def in_exception(array):
+    error = ValueError(array)
+    return lambda: error.args[0]
+
+
+def in_thread(array):
+    asked, results = threading.Event(), queue.Queue()
+
+    def work(held):
+        asked.wait()
+        results.put(held)
+
+    thread = threading.Thread(target=work, args=(array,), daemon=True)
+    thread.start()
+
+    @functools.cache
+    def read():
+        asked.set()
+        return results.get()
+
+    weakref.finalize(read, asked.set)
+    return read
+
+
+def in_thread_local(array):
+    local = threading.local()
+    local.held = array
+    return lambda: local.held
+
+
+def in_context_variable(array):
+    variable, context = contextvars.ContextVar("held"), contextvars.copy_context()
+    context.run(variable.set, array)
+    return lambda: context[variable]
+
+
+def in_future(array):
+    future = concurrent.futures.Future()
+    future.set_result(array)
+    return future.result
+
+
+def in_queue(array):
+    held = queue.Queue()
+    held.put(array)
+    return lambda: held.queue[0]
+
+
+def in_finalizer(array):
+    anchor, seen = concurrent.futures.Future(), []
+    finalizer = weakref.finalize(anchor, seen.append, array)
+    finalizer.atexit = False
+    return lambda: anchor and finalizer.peek()[2][0]
+
+
+def in_object_array(array):
+    held = np.empty(2, object)
+    held[0] = array
+    return lambda: held[0]
+
+
+def in_py_object(array):
+    held = ctypes.py_object(array)
+    return lambda: held.value
+
+
+def in_proxy(array):
+    held = types.MappingProxyType({"w": array})
+    return lambda: held["w"]
+
+
+def in_tree(array):
+    held = jax.tree.map(lambda x: x, {"a": [array]})
+    return lambda: held["a"][0]
+
+
+def in_numpy_view(array):
+    held = np.asarray(array)
+    return lambda: held
+
+
+def in_part_of_view(array):
+    held = np.asarray(array)[1:]
+    return lambda: held
+
+
+def in_memoryview(array):
+    held = memoryview(array)
+    return lambda: np.frombuffer(held, np.float32)
+
+
+def in_dlpack(array):
+    held = np.from_dlpack(array)
+    return lambda: held
+
+
+def in_capsule(array):
+    class Exporter:
+        def __init__(self, capsule, device):
+            self.capsule, self.device = capsule, device
+
+        def __dlpack__(self, **options):
+            return self.capsule
+
+        def __dlpack_device__(self):
+            return self.device
+
+    held = Exporter(array.__dlpack__(), array.__dlpack_device__())
+    return functools.cache(lambda: np.from_dlpack(held))
+
+
+def in_device_get(array):
+    held = jax.device_get({"w": array})
+    return lambda: held["w"]
+
+
+def in_shard(array):
+    held = array.addressable_shards[0]
+    return lambda: held.data
+
+
+def in_addressable_data(array):
+    held = array.addressable_data(0)
+    return lambda: held
+
+
+def in_device_put(array):
+    held = jax.device_put(array, jax.devices()[0])
+    return lambda: held
+
+
+def in_sharding(array):
+    held = jax.device_put(array, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    return lambda: held
+
+
+def in_named_sharding(array):
+    mesh = jax.make_mesh((1,), ("i",))
+    held = jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i")))
+    return lambda: held
+
+
+def in_same_sharding(array):
+    held = jax.device_put(array, array.sharding)
+    return lambda: held
+
+
+def in_jax_dlpack(array):
+    held = jax.dlpack.from_dlpack(array)
+    return lambda: held
+
+
+def in_callback_array(array):
+    held = jax.make_array_from_callback(array.shape, array.sharding, lambda index: array)
+    return lambda: held
+
+
+def in_assembled(array):
+    held = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    return lambda: held
+
+
+def in_ref(array):
+    held = jax.new_ref(array) if hasattr(jax, "new_ref") else [array]
+    return lambda: held[...] if hasattr(jax, "new_ref") else held[0]
+
+
+def in_pullback(array):
+    _, pull = jax.vjp(lambda x: (x * array).sum(), jnp.ones(array.shape))
+    return lambda: pull(jnp.ones(()))[0]
+
+
+def in_jit(array):
+    read = jax.jit(lambda: array + 0)
+    read()
+    return read
+
+
+def in_graftax_jit(array):
+    read = graftax.jit(lambda: array + 0)
+    read()
+    return read
+
+
+def in_pending_computation(array):
+    held = jnp.sin(array) * 0 + array
+    return lambda: held
+
+
+def in_copy(array):
+    held = jnp.copy(array)
+    return lambda: held
+
+
+HOLDERS = {name[3:]: value for name, value in list(globals().items()) if name.startswith("in_")}
