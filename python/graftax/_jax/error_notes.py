@@ -20,8 +20,8 @@ NOT_OPENED_BY_TRANSFORM = (
     "JAX's own transforms do not look inside {cls} objects. graftax's do: call graftax.{name} in place of {theirs}."
 )
 NOT_OPENED_BY_FUNCTION = (
-    "Functions of JAX do not look inside {cls} objects: pass one of its arrays, or graftax.map_leaves(function, obj) to "
-    "call the function for each of them."
+    "Functions of JAX do not look inside {cls} objects: pass one of its arrays, or graftax.map_leaves(function, obj) "
+    "to call the function for each of them."
 )
 TEXT_OF_TRACED_VALUE = (
     "A traced value has no text yet: print it with jax.debug.print('{x:.3f}', x=x), or return it and format it after "
@@ -61,8 +61,9 @@ _ARGUMENTS = re.compile(r"(?<=depends on the values of the arguments )(.+?)(?=\.
 _MAX_ARGUMENTS = 10  # how many arguments an error lists
 _BOUNDARY = "reraise_with_filtered_traceback"  # JAX's own wrapper of public functions
 _OWN_TRANSFORMS = frozenset(
-    "associative_scan checkpoint cond eval_shape fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr map "
-    "scan shard_map switch value_and_grad vjp vmap while_loop".split()
+    ["associative_scan", "checkpoint", "cond", "eval_shape", "fori_loop", "grad", "hessian", "jacfwd", "jacrev", "jit"]
+    + ["jvp", "linearize", "make_jaxpr", "map", "scan", "shard_map", "switch", "value_and_grad", "vjp", "vmap"]
+    + ["while_loop"]
 )
 _MAX_OPERANDS = 4  # how many operands an error names
 _WRITING_METHODS = {"byteswap", "fill", "itemset", "partition", "put", "resize", "setfield"}  # of numpy.ndarray alone
