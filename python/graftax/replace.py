@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.export
+import jax.numpy as jnp
 
 import graftax
 from graftax._base.errors import GraftaxError
@@ -26,6 +27,8 @@ _LIBRARIES = ("equinox", "flax.nnx")  # patched once they are imported
 # Whose modules ask for `jax.jit` while they run. What users call of these libraries has a name of its own.
 _KEEP_THEIR_OWN = ("jax", "jaxlib", "graftax", *_LIBRARIES)
 _OF_NNX_ALONE = ("graph", "graph_updates")  # options of nnx.jit that say how it splits graphs
+
+_NUMBERS = frozenset((bool, int, float, complex))
 
 # What stood at the names.
 _patched: list[tuple[types.ModuleType, str, Any]] = []
@@ -57,7 +60,9 @@ class StandsForCompiled:
 class Replacement(StandsForCompiled):
     """A function compiled by graftax, or by its original `jit` once graftax has refused it.
 
-    A call that graftax refuses has changed nothing, so the original can make it anew.
+    A call that graftax refuses has changed nothing, so the original can make it anew. `jax.jit` makes arrays of Python
+    numbers, and the program was written for that: numbers in results become arrays here as well, and stages for
+    numbers, which are to serve for any others, are those of `jax.jit`.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Replacement(StandsForCompiled):
     ) -> None:
         functools.update_wrapper(self, function)
         self._name, self._original, self.refusal = name, original, ""
+        self._stages: Any = None
         _counts[False] += 1
         try:
             self._compiled = replaced(function)
@@ -75,21 +81,32 @@ class Replacement(StandsForCompiled):
         _counts[False] -= 1
         _counts[True] += 1
         self.refusal = str(error).partition("\n")[0]
+        self._tell(self.refusal)
+        self._compiled = self._original(self.__wrapped__)
+
+    def _tell(self, reason: str) -> None:
         code = getattr(self.__wrapped__, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
         name = getattr(self.__wrapped__, "__name__", repr(self.__wrapped__))
-        print(f"graftax: {name}{place} stays with {self._name}: {self.refusal}", file=sys.stderr)
-        self._compiled = self._original(self.__wrapped__)
+        print(f"graftax: {name}{place} stays with {self._name}: {reason}", file=sys.stderr)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._compiled(*args, **kwargs)
+            result = self._compiled(*args, **kwargs)
         except Exception as error:
             if not self._may_fall_back(error, args, kwargs):
                 raise
             return self._make_anew("__call__", error, args, kwargs)
+        if self._name == "jax.jit" and not self.refusal and _have_numbers(result):
+            return jax.tree.map(_as_array, result)
+        return result
 
     def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._name == "jax.jit" and not self.refusal and _have_numbers((args, kwargs)):
+            if self._stages is None:
+                self._stages = self.as_written()
+                self._tell(f"its {method}() is given Python numbers, and has to serve for others")
+            return getattr(self._stages, method)(*args, **kwargs)
         try:
             return getattr(self._compiled, method)(*args, **kwargs)
         except Exception as error:
@@ -127,11 +144,15 @@ class Replacement(StandsForCompiled):
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
 
 
-def _have_numbers(arguments: Any) -> bool:
+def _have_numbers(values: Any) -> bool:
     try:
-        return any(isinstance(leaf, (int, float, complex)) for leaf in jax.tree.leaves(arguments))
+        return not _NUMBERS.isdisjoint(map(type, jax.tree.leaves(values)))
     except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take them
         return False
+
+
+def _as_array(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if type(leaf) in _NUMBERS else leaf
 
 
 class Request(NamedTuple):
