@@ -8,9 +8,11 @@ one line on the standard error says so.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
+import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -52,6 +54,9 @@ class StandsForCompiled:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__signature__" and "__wrapped__" in vars(self):  # for those who do not follow __wrapped__
+            with contextlib.suppress(TypeError, ValueError):
+                return inspect.signature(self.__wrapped__)
         if name.startswith("__") or name == "_compiled":  # a copy asks before it has its attributes
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self._compiled, name)

@@ -171,7 +171,7 @@ def test_a_function_whose_stages_are_refused_stays_with_its_own_jit(tmp_path):
 
 
 RETURNING_NUMBERS = """
-import jax, jax.numpy as jnp
+import inspect, jax, jax.numpy as jnp
 
 @jax.jit
 def counted(x, n):
@@ -180,13 +180,14 @@ def counted(x, n):
 first, second = counted(jnp.ones(2), 1), counted(jnp.ones(2), 2.5)
 print([leaf.block_until_ready().tolist() for leaf in jax.tree.leaves((first, second))])
 print(first["more"][0].weak_type, (first["more"][0] + jnp.float16(1)).dtype)
+print(*inspect.signature(counted, follow_wrapped=False).parameters)
 """
 
 
-def test_numbers_in_results_are_the_arrays_that_jax_jit_returns(tmp_path):
+def test_numbers_in_results_and_the_signature_are_those_of_jax_jit(tmp_path):
     (tmp_path / "script.py").write_text(RETURNING_NUMBERS)
     done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[2, False, [1.0, 1.0], 3.5, True, [1.0, 1.0]]", "True float16"]
+    assert done.stdout.splitlines() == ["[2, False, [1.0, 1.0], 3.5, True, [1.0, 1.0]]", "True float16", "x n"]
     assert done.stdout == run("script.py", cwd=tmp_path).stdout
     assert done.stderr.splitlines() == ["graftax: 1 functions compiled by graftax, 0 by their own jit"]
