@@ -102,7 +102,7 @@ class Replacement(StandsForCompiled):
             if not self._may_fall_back(error, args, kwargs):
                 raise
             return self._make_anew("__call__", error, args, kwargs)
-        if self._name == "jax.jit" and not self.refusal and _have_numbers(result):
+        if self._name == "jax.jit" and not self.refusal and _have_numbers(result) and not jax.config.jax_disable_jit:
             return jax.tree.map(_as_array, result)
         return result
 
@@ -110,7 +110,7 @@ class Replacement(StandsForCompiled):
         if self._name == "jax.jit" and not self.refusal and _have_numbers((args, kwargs)):
             if self._stages is None:
                 self._stages = self.as_written()
-                self._tell(f"its {method}() is given Python numbers, and has to serve for others")
+                self._tell(f"of graftax.jit, {method}() is for the given Python numbers alone")
             return getattr(self._stages, method)(*args, **kwargs)
         try:
             return getattr(self._compiled, method)(*args, **kwargs)
