@@ -21,16 +21,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 
 import graftax
 from graftax._base.errors import GraftaxError
+from graftax._jax.compat import array_class
 
 _LIBRARIES = ("equinox", "flax.nnx")  # patched once they are imported
 # Whose modules ask for `jax.jit` while they run. What users call of these libraries has a name of its own.
 _KEEP_THEIR_OWN = ("jax", "jaxlib", "graftax", *_LIBRARIES)
 _OF_NNX_ALONE = ("graph", "graph_updates")  # options of nnx.jit that say how it splits graphs
 
-_NUMBERS = frozenset((bool, int, float, complex))
+_NUMBERS = (int, float, complex)
+_RETURNED_AS_ARRAYS = (*_NUMBERS, np.ndarray, np.generic)
+_ARRAY = frozenset((array_class(),))
 
 # What stood at the names.
 _patched: list[tuple[types.ModuleType, str, Any]] = []
@@ -66,8 +70,8 @@ class Replacement(StandsForCompiled):
     """A function compiled by graftax, or by its original `jit` once graftax has refused it.
 
     A call that graftax refuses has changed nothing, so the original can make it anew. `jax.jit` makes arrays of Python
-    numbers, and the program was written for that: numbers in results become arrays here as well, and stages for
-    numbers, which are to serve for any others, are those of `jax.jit`.
+    numbers and of NumPy's, and the program was written for that: in results they become arrays here as well, and stages
+    for numbers, which are to serve for any others, are those of `jax.jit`.
     """
 
     def __init__(
@@ -102,9 +106,7 @@ class Replacement(StandsForCompiled):
             if not self._may_fall_back(error, args, kwargs):
                 raise
             return self._make_anew("__call__", error, args, kwargs)
-        if self._name == "jax.jit" and not self.refusal and _have_numbers(result) and not jax.config.jax_disable_jit:
-            return jax.tree.map(_as_array, result)
-        return result
+        return result if self._name != "jax.jit" or self.refusal else _with_arrays(result)
 
     def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._name == "jax.jit" and not self.refusal and _have_numbers((args, kwargs)):
@@ -149,15 +151,31 @@ class Replacement(StandsForCompiled):
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
 
 
-def _have_numbers(values: Any) -> bool:
+def _have_numbers(arguments: Any) -> bool:
+    return any(isinstance(leaf, (*_NUMBERS, jax.ShapeDtypeStruct)) for leaf in _leaves(arguments))
+
+
+def _leaves(values: Any) -> list[Any]:
     try:
-        return not _NUMBERS.isdisjoint(map(type, jax.tree.leaves(values)))
+        return jax.tree.leaves(values)
     except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take them
-        return False
+        return []
+
+
+def _with_arrays(result: Any) -> Any:
+    """The result, with arrays of JAX in place of numbers and NumPy arrays, as `jax.jit` returns it."""
+    if _ARRAY.issuperset(map(type, leaves := _leaves(result))) or jax.config.jax_disable_jit:
+        return result
+    return jax.tree.map(_as_array, result) if any(isinstance(leaf, _RETURNED_AS_ARRAYS) for leaf in leaves) else result
 
 
 def _as_array(leaf: Any) -> Any:
-    return jnp.asarray(leaf) if type(leaf) in _NUMBERS else leaf
+    if not isinstance(leaf, _RETURNED_AS_ARRAYS):
+        return leaf
+    try:
+        return jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
+    except TypeError:  # of strings or objects, which `jax.jit` refuses
+        return leaf
 
 
 class Request(NamedTuple):

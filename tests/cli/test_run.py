@@ -171,11 +171,11 @@ def test_a_function_whose_stages_are_refused_stays_with_its_own_jit(tmp_path):
 
 
 RETURNING_NUMBERS = """
-import inspect, jax, jax.numpy as jnp
+import inspect, jax, jax.numpy as jnp, numpy as np
 
 @jax.jit
 def counted(x, n):
-    return {"x": x, "more": [n + 1, n > 2, None]}
+    return {"x": x, "more": [n + 1, n > 2, None], "numpy": np.full(2, 3.0)}
 
 first, second = counted(jnp.ones(2), 1), counted(jnp.ones(2), 2.5)
 print([leaf.block_until_ready().tolist() for leaf in jax.tree.leaves((first, second))])
@@ -191,7 +191,7 @@ def test_numbers_in_results_and_the_signature_are_those_of_jax_jit(tmp_path):
     done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     arrays, *others = done.stdout.splitlines()
-    assert arrays == "[2, False, [1.0, 1.0], 3.5, True, [1.0, 1.0]]"
+    assert arrays == "[2, False, [3.0, 3.0], [1.0, 1.0], 3.5, True, [3.0, 3.0], [1.0, 1.0]]"
     assert others == ["True float16", "x n", "[2, False, None]"]
     assert done.stdout == run("script.py", cwd=tmp_path).stdout
     assert done.stderr.splitlines() == ["graftax: 1 functions compiled by graftax, 0 by their own jit"]

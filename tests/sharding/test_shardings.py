@@ -97,6 +97,13 @@ def test_the_state_of_an_optimizer_and_of_nnx():
         assert kernel.sharding.spec == PartitionSpec("d") and bias.sharding.spec == PartitionSpec()
 
 
+@pytest.mark.parametrize("spec", [ALL, {"a": ALL, "b": None}], ids=["for all", "by part"])
+def test_eval_shape_says_the_shardings_that_were_asked_for(spec: Any):
+    shapes = graftax.jit(lambda x: {"a": x * 2, "b": x}, out_shardings=spec).eval_shape(jnp.ones(2))
+    assert shapes["a"].sharding == ALL
+    assert shapes["b"].sharding == (ALL if spec is ALL else None)
+
+
 @two_devices
 def test_a_size_that_does_not_divide_is_named_by_its_path():
     with pytest.raises(ValueError, match=r"d\['a'\]|dimension size is 3 "):  # JAX 0.10 names no argument
