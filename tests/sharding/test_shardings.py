@@ -140,6 +140,33 @@ def test_what_is_written_keeps_what_in_shardings_say():
         assert m.kernel.sharding == ROWS
 
 
+NAMES = ["bias", "kernel", "scale"]  # of Variables
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES[1:] + NAMES[:1], NAMES[2:] + NAMES[:2]], ids=str)
+def test_each_variable_is_where_its_filter_says(names: list[str]):
+    mesh = jax.make_mesh((1, 1), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    specs = {"bias": PartitionSpec("b"), "kernel": PartitionSpec("a", "b"), "scale": PartitionSpec("a")}
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+
+    @graftax.jit(in_shardings=(nnx.StateSharding({nnx.PathContains(name): shardings[name] for name in names}),))
+    def step(layers: Any):
+        for layer in layers:
+            for name in NAMES:
+                if hasattr(layer, name):
+                    getattr(layer, name)[...] += 1
+
+    layers = [
+        nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+        nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+        nnx.LayerNorm(2, rngs=nnx.Rngs(0)),
+    ]
+    step(layers)
+    for layer in layers:
+        for name in filter(lambda name: hasattr(layer, name), NAMES):
+            assert getattr(layer, name).sharding == shardings[name]
+
+
 @two_devices
 @pytest.mark.parametrize("of", [nnx.state, lambda m: m, lambda m: nnx.prefix(m, {...: ROWS}, graph=True)])
 def test_states_and_prefixes_of_nnx_are_shardings(of: Any):
