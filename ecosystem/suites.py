@@ -39,6 +39,7 @@ _HAIKU = (
     "base basic data_structures dot eval_shape filtering initializers jaxpr_info lift module multi_transform random"
 )
 _HAIKU += " recurrent stateful summarise transform"
+_API = "APITest JaxprTest NamedCallTest RematTest"
 
 SUITES = {
     "equinox": Suite("patrick-kidger/equinox", "tests", "equinox"),
@@ -49,6 +50,9 @@ SUITES = {
     "paramax": Suite("danielward27/paramax", "tests", "paramax"),
     "nnx": Suite("google/flax", "tests/nnx", "flax", names="nnx"),
     "jax": Suite("jax-ml/jax", "tests/api_test.py -k JitTest", "jax", "jit", "jax-v{}"),
+    "jax-api": Suite(
+        "jax-ml/jax", " ".join(f"tests/api_test.py::{name}" for name in _API.split()), "jax", "jit", "jax-v{}"
+    ),
     "jax-refs": Suite("jax-ml/jax", "tests/mutable_array_test.py", "jax", "jit", "jax-v{}"),
     "jax-callbacks": Suite("jax-ml/jax", "tests/python_callback_test.py", "jax", "jit", "jax-v{}"),
     "jax-checkify": Suite("jax-ml/jax", "tests/checkify_test.py", "jax", "jit", "jax-v{}"),
@@ -75,6 +79,9 @@ SUITES = {
     "brainstate": Suite(
         "chaobrain/brainstate", "brainstate/graph brainstate/transform/_jit_test.py", "brainstate", "jit"
     ),
+    "penzai": Suite("google-deepmind/penzai", "tests/core", "penzai", "jit"),
+    "haliax": Suite("stanford-crfm/haliax", "tests", "haliax", "jit"),
+    "blackjax": Suite("blackjax-devs/blackjax", "tests/test_compilation.py tests/mcmc", "blackjax", "jit", "{}"),
     "tinygp": Suite("dfm/tinygp", "tests", "tinygp", "jit"),
 }
 

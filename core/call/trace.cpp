@@ -139,7 +139,7 @@ PyObject* Trace::expected(uint32_t pc) const {
 void Trace::restore_node(uint32_t pc, Commit& commit) {
   const Program& p = recording_->program();
   if (p.code[pc].node->kind->node->is_registered) {
-    restore_raw(p.code[pc].node->track, commit);
+    restore_raw(pc, commit);
   } else {
     std::vector<PyObject*> values;
     for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) values.push_back(recording_->live[c]);

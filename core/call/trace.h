@@ -120,7 +120,7 @@ class Trace {
   void each_changed_in_place(const std::function<void(uint32_t)>& f);
   bool has_another_type_or_code(uint32_t pc) const;
   void restore_node(uint32_t pc, Commit& commit);
-  void restore_raw(uint32_t track, Commit& commit);
+  void restore_raw(uint32_t pc, Commit& commit);
   std::vector<bool> leads_to_rebuilt() const;
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
 

@@ -386,10 +386,12 @@ bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject
 }
 
 // Gives a registered node the attributes back that its snapshot holds.
-void Trace::restore_raw(uint32_t track, Commit& commit) {
-  PyObject* obj = recording_->live[recording_->program().track_pc[track]];
+void Trace::restore_raw(uint32_t pc, Commit& commit) {
+  PyObject* obj = recording_->live[pc];
   const Kind& kind = kind_of(obj);
-  PyObject *snapshot = raw_[track], *before = PyTuple_GET_ITEM(snapshot, 0), *name, *value;
+  uint32_t track = recording_->program().code[pc].node->track;
+  PyObject* snapshot = track != NONE ? raw_[track] : unflattened_[pc];
+  PyObject *before = PyTuple_GET_ITEM(snapshot, 0), *name, *value;
   if (kind.has_dict) {
     Owned now = own(PyDict_Copy(instance_dict(obj).get()));
     Py_ssize_t pos = 0;

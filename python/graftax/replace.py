@@ -8,9 +8,11 @@ one line on the standard error says so.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
+import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -18,14 +20,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.export
+import jax.numpy as jnp
+import numpy as np
 
 import graftax
 from graftax._base.errors import GraftaxError
+from graftax._jax.compat import array_class
 
 _LIBRARIES = ("equinox", "flax.nnx")  # patched once they are imported
 # Whose modules ask for `jax.jit` while they run. What users call of these libraries has a name of its own.
 _KEEP_THEIR_OWN = ("jax", "jaxlib", "graftax", *_LIBRARIES)
 _OF_NNX_ALONE = ("graph", "graph_updates")  # options of nnx.jit that say how it splits graphs
+
+_NUMBERS = (int, float, complex)
+_RETURNED_AS_ARRAYS = (*_NUMBERS, np.ndarray, np.generic)
+_ARRAY = frozenset((array_class(),))
 
 # What stood at the names.
 _patched: list[tuple[types.ModuleType, str, Any]] = []
@@ -49,6 +58,9 @@ class StandsForCompiled:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__signature__" and "__wrapped__" in vars(self):  # for those who do not follow __wrapped__
+            with contextlib.suppress(TypeError, ValueError):
+                return inspect.signature(self.__wrapped__)
         if name.startswith("__") or name == "_compiled":  # a copy asks before it has its attributes
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self._compiled, name)
@@ -57,7 +69,9 @@ class StandsForCompiled:
 class Replacement(StandsForCompiled):
     """A function compiled by graftax, or by its original `jit` once graftax has refused it.
 
-    A call that graftax refuses has changed nothing, so the original can make it anew.
+    A call that graftax refuses has changed nothing, so the original can make it anew. `jax.jit` makes arrays of Python
+    numbers and of NumPy's, and the program was written for that: in results they become arrays here as well, and stages
+    for numbers, which are to serve for any others, are those of `jax.jit`.
     """
 
     def __init__(
@@ -65,6 +79,7 @@ class Replacement(StandsForCompiled):
     ) -> None:
         functools.update_wrapper(self, function)
         self._name, self._original, self.refusal = name, original, ""
+        self._stages: Any = None
         _counts[False] += 1
         try:
             self._compiled = replaced(function)
@@ -75,21 +90,30 @@ class Replacement(StandsForCompiled):
         _counts[False] -= 1
         _counts[True] += 1
         self.refusal = str(error).partition("\n")[0]
+        self._tell(self.refusal)
+        self._compiled = self._original(self.__wrapped__)
+
+    def _tell(self, reason: str) -> None:
         code = getattr(self.__wrapped__, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
         name = getattr(self.__wrapped__, "__name__", repr(self.__wrapped__))
-        print(f"graftax: {name}{place} stays with {self._name}: {self.refusal}", file=sys.stderr)
-        self._compiled = self._original(self.__wrapped__)
+        print(f"graftax: {name}{place} stays with {self._name}: {reason}", file=sys.stderr)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._compiled(*args, **kwargs)
+            result = self._compiled(*args, **kwargs)
         except Exception as error:
             if not self._may_fall_back(error, args, kwargs):
                 raise
             return self._make_anew("__call__", error, args, kwargs)
+        return result if self._name != "jax.jit" or self.refusal else _with_arrays(result)
 
     def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._name == "jax.jit" and not self.refusal and _have_numbers((args, kwargs)):
+            if self._stages is None:
+                self._stages = self.as_written()
+                self._tell(f"of graftax.jit, {method}() is for the given Python numbers alone")
+            return getattr(self._stages, method)(*args, **kwargs)
         try:
             return getattr(self._compiled, method)(*args, **kwargs)
         except Exception as error:
@@ -128,10 +152,30 @@ class Replacement(StandsForCompiled):
 
 
 def _have_numbers(arguments: Any) -> bool:
+    return any(isinstance(leaf, (*_NUMBERS, jax.ShapeDtypeStruct)) for leaf in _leaves(arguments))
+
+
+def _leaves(values: Any) -> list[Any]:
     try:
-        return any(isinstance(leaf, (int, float, complex)) for leaf in jax.tree.leaves(arguments))
+        return jax.tree.leaves(values)
     except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take them
-        return False
+        return []
+
+
+def _with_arrays(result: Any) -> Any:
+    """The result, with arrays of JAX in place of numbers and NumPy arrays, as `jax.jit` returns it."""
+    if _ARRAY.issuperset(map(type, leaves := _leaves(result))) or jax.config.jax_disable_jit:
+        return result
+    return jax.tree.map(_as_array, result) if any(isinstance(leaf, _RETURNED_AS_ARRAYS) for leaf in leaves) else result
+
+
+def _as_array(leaf: Any) -> Any:
+    if not isinstance(leaf, _RETURNED_AS_ARRAYS):
+        return leaf
+    try:
+        return jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
+    except TypeError:  # of strings or objects, which `jax.jit` refuses
+        return leaf
 
 
 class Request(NamedTuple):

@@ -47,8 +47,9 @@ def test_a_script_runs_as_it_is(tmp_path):
     done = run("-m", "graftax", "run", "script.py", "--epochs", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['--epochs', '3'] __main__ 3 6.0 9.0 11.0 11.0", "1.0 module"]
-    *_, refused, summary = done.stderr.splitlines()
+    refused, lowered, summary = done.stderr.splitlines()[-3:]
     assert refused.startswith("graftax: refused (") and "stays with jax.jit: " in refused
+    assert lowered.startswith("graftax: power (") and "lower() is for the given Python numbers alone" in lowered
     assert summary == "graftax: 3 functions compiled by graftax, 1 by their own jit"
 
 
@@ -145,7 +146,7 @@ def test_a_function_that_needs_arrays_where_it_is_given_numbers_stays_with_its_o
 
 
 LOWERED_FIRST = """
-import itertools, jax
+import itertools, jax, jax.numpy as jnp
 
 numbers = itertools.count()
 @jax.jit
@@ -154,7 +155,8 @@ def numbered(x): return x + next(numbers)
 @jax.jit
 def half(x): return (x / 2).astype(x.dtype)
 
-print(numbered.lower(1.0).as_text()[:6], numbered.eval_shape(1.0).shape, half.trace(1.0).jaxpr.in_avals[0].shape)
+print(numbered.lower(jnp.ones(())).as_text()[:6], numbered.eval_shape(1.0).shape)
+print(half.trace(1.0).jaxpr.in_avals[0].shape, half.lower(1.0).compile()(5.0))
 """
 
 
@@ -162,5 +164,34 @@ def test_a_function_whose_stages_are_refused_stays_with_its_own_jit(tmp_path):
     (tmp_path / "script.py").write_text(LOWERED_FIRST)
     done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["module", "()", "()"]
-    assert done.stderr.splitlines()[-1] == "graftax: 0 functions compiled by graftax, 2 by their own jit"
+    assert done.stdout.split() == ["module", "()", "()", "2.5"]
+    lines = [line.split()[1] for line in done.stderr.splitlines() if "stays with jax.jit: " in line]
+    assert lines == ["numbered", "half"]  # of `half` the stages alone
+    assert done.stderr.splitlines()[-1] == "graftax: 1 functions compiled by graftax, 1 by their own jit"
+
+
+RETURNING_NUMBERS = """
+import inspect, jax, jax.numpy as jnp, numpy as np
+
+@jax.jit
+def counted(x, n):
+    return {"x": x, "more": [n + 1, n > 2, None], "numpy": np.full(2, 3.0)}
+
+first, second = counted(jnp.ones(2), 1), counted(jnp.ones(2), 2.5)
+print([leaf.block_until_ready().tolist() for leaf in jax.tree.leaves((first, second))])
+print(first["more"][0].weak_type, (first["more"][0] + jnp.float16(1)).dtype)
+print(*inspect.signature(counted, follow_wrapped=False).parameters)
+with jax.disable_jit():
+    print(counted(1, 1)["more"])
+"""
+
+
+def test_numbers_in_results_and_the_signature_are_those_of_jax_jit(tmp_path):
+    (tmp_path / "script.py").write_text(RETURNING_NUMBERS)
+    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    arrays, *others = done.stdout.splitlines()
+    assert arrays == "[2, False, [3.0, 3.0], [1.0, 1.0], 3.5, True, [3.0, 3.0], [1.0, 1.0]]"
+    assert others == ["True float16", "x n", "[2, False, None]"]
+    assert done.stdout == run("script.py", cwd=tmp_path).stdout
+    assert done.stderr.splitlines() == ["graftax: 1 functions compiled by graftax, 0 by their own jit"]

@@ -49,6 +49,22 @@ def tree(**more):
     return {"a": jnp.arange(3.0), "b": jnp.ones((2, 3)), "c": jnp.asarray(2), "d": jnp.zeros((), bool)} | more
 
 
+@pytest.mark.quick(0)
+def test_the_self_test_of_a_process_is_not_among_the_compilations_that_jax_logs():
+    run("""
+        import jax, jax.numpy as jnp, graftax, logging
+        said = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())
+        logging.getLogger("jax").addHandler(handler)
+        x = jnp.ones(2)
+        step = graftax.jit(lambda x: x * 2)
+        with jax.log_compiles():
+            x = step(step(x))
+        assert len([text for text in said if text.startswith("Finished XLA compilation")]) == 1, said
+    """)
+
+
 def test_the_second_call_of_a_structure_goes_direct():
     f = graftax.jit(double)
     f(tree())

@@ -368,3 +368,34 @@ def test_a_mutable_opaque_object_made_inside_is_a_clear_error():
 
     with pytest.raises(graftax.GraftaxError, match="counter"):
         f(f32(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Registered with JAX, immutable, and flattened into a new list each time."""
+
+    names: tuple
+
+
+jax.tree_util.register_pytree_node(Names, lambda n: (([*n.names],), None), lambda _, parts: Names(tuple(parts[0])))
+
+
+def test_an_immutable_registered_object_with_computed_children_is_handed_over_as_it_is():
+    f = graftax.jit(lambda box, x: x + len(box.node.names))
+    box = Box(node=Names(("a", "b")))
+    node = box.node
+    assert [f(box, f32(1)).tolist() for _ in range(2)] == [[3.0], [3.0]]
+    assert box.node is node and node == Names(("a", "b"))
+
+
+@pytest.mark.parametrize("attribute", ["names", "more"])
+def test_an_immutable_registered_object_gets_its_attributes_back_after_an_error(attribute):
+    @graftax.jit
+    def f(box, x):
+        object.__setattr__(box.node, attribute, ("c",))
+        raise KeyError("no")
+
+    box = Box(node=Names(("a", "b")))
+    with pytest.raises(KeyError, match="no"):
+        f(box, f32(1))
+    assert vars(box.node) == {"names": ("a", "b")}

@@ -52,6 +52,11 @@ def test_the_signature_is_the_functions_own():
     assert inspect.signature(doubled).parameters["n"].default == 2
 
 
+@pytest.mark.parametrize("function", [step, Model.step, doubled, Model().step], ids=str)
+def test_the_signature_is_there_for_those_who_do_not_follow_what_is_wrapped(function):
+    assert inspect.signature(function, follow_wrapped=False) == inspect.signature(function)
+
+
 def test_the_signature_of_a_bound_method_is_without_self():
     assert list(inspect.signature(Model().step).parameters) == ["x", "n"]
 

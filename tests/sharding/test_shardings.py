@@ -97,6 +97,13 @@ def test_the_state_of_an_optimizer_and_of_nnx():
         assert kernel.sharding.spec == PartitionSpec("d") and bias.sharding.spec == PartitionSpec()
 
 
+@pytest.mark.parametrize("spec", [ALL, {"a": ALL, "b": None}], ids=["for all", "by part"])
+def test_eval_shape_says_the_shardings_that_were_asked_for(spec: Any):
+    shapes = graftax.jit(lambda x: {"a": x * 2, "b": x}, out_shardings=spec).eval_shape(jnp.ones(2))
+    assert shapes["a"].sharding == ALL
+    assert shapes["b"].sharding == (ALL if spec is ALL else None)
+
+
 @two_devices
 def test_a_size_that_does_not_divide_is_named_by_its_path():
     with pytest.raises(ValueError, match=r"d\['a'\]|dimension size is 3 "):  # JAX 0.10 names no argument
@@ -131,6 +138,33 @@ def test_what_is_written_keeps_what_in_shardings_say():
     for _ in range(2):
         step(m)
         assert m.kernel.sharding == ROWS
+
+
+NAMES = ["bias", "kernel", "scale"]  # of Variables
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES[1:] + NAMES[:1], NAMES[2:] + NAMES[:2]], ids=str)
+def test_each_variable_is_where_its_filter_says(names: list[str]):
+    mesh = jax.make_mesh((1, 1), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    specs = {"bias": PartitionSpec("b"), "kernel": PartitionSpec("a", "b"), "scale": PartitionSpec("a")}
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+
+    @graftax.jit(in_shardings=(nnx.StateSharding({nnx.PathContains(name): shardings[name] for name in names}),))
+    def step(layers: Any):
+        for layer in layers:
+            for name in NAMES:
+                if hasattr(layer, name):
+                    getattr(layer, name)[...] += 1
+
+    layers = [
+        nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+        nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+        nnx.LayerNorm(2, rngs=nnx.Rngs(0)),
+    ]
+    step(layers)
+    for layer in layers:
+        for name in filter(lambda name: hasattr(layer, name), NAMES):
+            assert getattr(layer, name).sharding == shardings[name]
 
 
 @two_devices

@@ -323,7 +323,8 @@ def _passes_self_test() -> bool:
         if not _state.tested:
             _state.tested = True  # from here on: the self-test captures, too
             try:
-                _self_test()
+                with jax.log_compiles(False):  # the program counts its own compilations
+                    _self_test()
             except Exception as error:
                 _state.disable(f"the self-test failed on JAX {jax.__version__}: {type(error).__name__}: {error}")
         if not _state.searched_fields:

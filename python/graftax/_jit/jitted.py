@@ -7,6 +7,7 @@ applies its Outcome. Python handles a miss, `jax.disable_jit`, errors, and the m
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -663,8 +664,11 @@ class Jitted(_core.Caller, Generic[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name == "__signature__" and self._is_bound:  # without self, as for any bound method
-                return inspect.signature(self.__wrapped__.__get__(self.__self__))
+            if name == "__signature__" and "__wrapped__" in vars(self):  # also for those who do not follow __wrapped__
+                function = self.__wrapped__
+                # Without self, as for any bound method.
+                with contextlib.suppress(TypeError, ValueError):
+                    return inspect.signature(function.__get__(self.__self__) if self._is_bound else function)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __eq__(self, other: object) -> bool:

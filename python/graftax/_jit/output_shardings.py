@@ -109,6 +109,10 @@ class OutputPlacement:
         run, arguments = self._select(arguments)
         return self._run_and_recheck(run, arguments, run.trace)
 
+    def eval_shape(self, *arguments: Any) -> Any:
+        run, arguments = self._select(arguments)
+        return self._run_and_recheck(run, arguments, run.eval_shape)
+
     def _run_and_recheck(self, run: Any, arguments: tuple[Any, ...], use: Callable[..., Any]) -> Any:
         """Calls or stages with `use`. If JAX had dropped its trace, the new Outcome's shardings are resolved again."""
         count = len(self._outcomes)

@@ -71,6 +71,8 @@ class Shardings:
         self._message_fields = {"name": name, "option": option}
         self._selected: dict[tuple[int, Path], tuple[Graph, set[int]]] = {}
         self._containers: dict[tuple[int, Path], tuple[Any, str]] = {}  # specs with parts, and their key paths as text
+        # NNX's filters are made anew each time that they are asked for. What is selected is kept by the id of a filter.
+        self._choices: dict[int, tuple[Any, list[tuple[Any, Any]] | None]] = {}
         self._pattern_used: dict[str, bool] = {}  # whether each pattern has decided about a leaf
         self._paths: list[str] = []
         self._graph_part, self._by_argument = part, by_argument
@@ -99,7 +101,7 @@ class Shardings:
             if not has_parts(spec):
                 return _plain(spec)
             part = child_spec(spec, key) if interop.choices(spec) is None else ABSENT
-            if part is ABSENT and (choices := _choices(spec)) is not None:
+            if part is ABSENT and (choices := self._choices_of(spec)) is not None:
                 choice, part = self._deciding_choice(choices, full_path, i, named)
                 an_argument = (
                     i == 0 and self._by_argument and isinstance(choice, str) and root_entries(choice)[:1] == named[:1]
@@ -123,6 +125,11 @@ class Shardings:
         if isinstance(spec, Rules):
             return self._by_rules(spec, full_path, len(full_path))
         return self._leaf_entry(spec, named)
+
+    def _choices_of(self, spec: Any) -> list[tuple[Any, Any]] | None:
+        if id(spec) not in self._choices:
+            self._choices[id(spec)] = spec, _choices(spec)
+        return self._choices[id(spec)][1]
 
     def _enter(self, spec: Any, path: tuple[Any, ...], named: Sequence[Any]) -> None:
         key = id(spec), Path(path)
