@@ -89,6 +89,16 @@ def test_programs_with_and_without_donation_are_one_for_explain():
     assert str(explanation).endswith(str(f.donation()))
 
 
+def test_programs_of_earlier_shapes_with_and_without_donation_are_one_for_explain():
+    f = graftax.jit(lambda state: step(state), donate="auto")
+    states = [{"a": large(1)}, {"a": jnp.ones(2 * SIZE)}]
+    for i in range(8):
+        for state in states:
+            held = state["a"] if i > 4 else None
+            f(state)
+    assert held.shape == (2 * SIZE,) and graftax.explain(f).count == 2
+
+
 def test_what_is_always_held_does_not_keep_the_rest():
     f, state = graftax.jit(step, donate="auto"), {"a": large(1), "b": large(2), "c": large(3)}
     history = []
