@@ -333,6 +333,49 @@ def test_an_array_that_is_replaced_and_never_read_does_not_prevent_donation():
     assert [array.path for array in f.donation().donated] == ["state['w']"]
 
 
+def test_the_users_of_a_buffer_are_found_again_whatever_else_is_alive():
+    others = [jnp.full(size, 1.0) + 1 for size in (3, 1000, 70_000) for _ in range(20)]
+    assert all(fast_dispatch.counts_buffer_users.__wrapped__() for _ in range(3)) and others
+
+
+def test_loops_within_a_call_leave_its_arrays_to_it():
+    @graftax.jit(donate="auto")
+    def f(state):
+        def body(state, i):
+            state["w"] = state["w"] + i
+            return state, None
+
+        graftax.scan(body, state, jnp.arange(3.0))
+        state["v"] = jax.lax.fori_loop(0, 3, lambda _, v: v + 1, state["v"])
+
+    state = {"w": jnp.ones(SIZE), "v": large(2)}
+    for _ in range(2):
+        f(state)
+    held = state["v"]
+    f(state), f(state)
+    assert held[0] == 8 and state["w"][0] == 13 and state["v"][0] == 14
+    assert (f.donation().calls_donated, f.donation().calls_kept) == (3, 1)
+
+
+def test_a_call_with_an_array_that_is_deleted_takes_none_of_the_others():
+    f, state = graftax.jit(step, donate="auto"), {"a": large(1), "b": large(2)}
+    f(state), f(state)
+    state["b"].delete()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"state\['b'\] holds an array that was deleted"):
+            f(state)
+        assert state["a"][0] == 7
+    state["b"] = large(2)
+    f(state)
+    assert state["a"][0] == 15 and state["b"][0] == 5
+
+
+def test_without_auto_no_call_has_a_donor():
+    for f in (graftax.jit(lambda state: step(state)), graftax.jit(lambda state: step(state), donate="state")):
+        f(state := {"a": large(1)}), f(state), f(state)
+        assert [(entry.donor, entry.donations()) for entry in f._table.entries.values()] == [(None, [])]
+
+
 def test_small_arrays_are_left_alone():
     @graftax.jit(donate="auto")
     def f(state):
