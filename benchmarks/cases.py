@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.inputs import (
     BLOCKS,
+    BRAINSTATE,
     DEEP,
     DICT,
     EQUINOX,
@@ -55,6 +56,7 @@ def cases() -> list[Case]:
         *_sized(EQUINOX, *_SIZES),
         *_sized(OBJECT, *_SIZES),
         *_sized(NNX, 100),
+        *_sized(BRAINSTATE, 100),
         *_sized(FLAREJAX, 100),
         Case("deep 100", DEEP, 100),
         Case("shared 100", SHARED, 100),

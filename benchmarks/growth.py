@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.inputs import DICT, Case
+from benchmarks.inputs import DICT, NNX, Case
 from benchmarks.measures import Measure, Ready, plus, same, user_function
 from benchmarks.table import Row, compare
 
 SIZES = (1, 10, 100, 1_000, 10_000, 100_000)
-SUBJECTS = ("jax_flat", "jax_tree", "graftax_jit", "equinox_filter_jit")
+SUBJECTS = ("jax_flat", "jax_tree", "graftax_jit", "equinox_filter_jit", "nnx_jit", "nnx_cached_partial")
+VARIABLES = 7_600  # as many as the model had for which vLLM's engineers found NNX to be bound by the host
 # A round of the largest sizes takes up to seconds.
 _MOST_ROUNDS = {10_000: 15, 100_000: 7}
 _LARGEST = {"update_one": 10_000}
@@ -47,23 +48,27 @@ def _update_one(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     return Ready(lambda: form.probe(step(obj)).block_until_ready(), equal)
 
 
-MEASURES = {
-    m.name: m
-    for m in (
-        Measure("read_one", "reads one leaf, returns a scalar", _read_one),
-        Measure("update_one", "changes one leaf, returns the object", _update_one),
-    )
-}
+_DECODE = Measure("decode", "of an nnx.Module; reads one Variable, returns a scalar", _read_one)
+SERIES = (
+    Measure("read_one", "reads one leaf, returns a scalar", _read_one),
+    Measure("update_one", "changes one leaf, returns the object", _update_one),
+)
+MEASURES = {m.name: m for m in (*SERIES, _DECODE)}
 
 
 def plan(largest: int = SIZES[-1]) -> list[tuple[Case, Measure]]:
-    """The comparisons to make, small sizes first. The object is a dict; `jax_flat` gets the same arrays as a list."""
-    return [
+    """The comparisons to make, small sizes first. The object is a dict; `jax_flat` gets the same arrays as a list.
+
+    The last one is what a step of decoding costs the host with a large NNX module, which it does not change.
+    """
+    decoding = (Case(f"{NNX.name} {VARIABLES}", NNX, VARIABLES), _DECODE)
+    series = [
         (Case(f"dict {n}", DICT, n), m)
         for n in SIZES
-        for m in MEASURES.values()
+        for m in SERIES
         if n <= min(largest, _LARGEST.get(m.name, largest))
     ]
+    return [*series, decoding] if largest >= VARIABLES else series
 
 
 def rounds_for(case: Case, rounds: int) -> int:
@@ -73,4 +78,7 @@ def rounds_for(case: Case, rounds: int) -> int:
 def measure(
     case: Case, measure: Measure, subjects: dict[str, ModuleType], rounds: int, on_round: Callable[[], None]
 ) -> list[Row]:
+    of_nnx = {name for name in subjects if name.startswith("nnx")}
+    left_out = set[str]() if case.form is NNX else of_nnx
+    subjects = {name: subject for name, subject in subjects.items() if name not in left_out}
     return compare(measure, case, subjects, rounds_for(case, rounds), on_round)

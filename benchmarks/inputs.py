@@ -226,22 +226,64 @@ def _build_nnx(arrays: Arrays) -> Any:
     return model([layer(w, b) for w, b in _pairs(arrays)])
 
 
-def _nnx_variables(obj: Any) -> list[Any]:
+def _variables(obj: Any) -> list[Any]:
     return [v for layer in obj.layers for v in (layer.weight, getattr(layer, "bias", None)) if v is not None]
 
 
 def _assign_nnx(obj: Any, new: Arrays) -> None:
-    for variable, x in zip(_nnx_variables(obj), new, strict=True):
+    for variable, x in zip(_variables(obj), new, strict=True):
         variable.set_value(x)
 
 
 NNX = Form(
     "nnx.Module",
     build=_build_nnx,
-    arrays=lambda o: [v.get_value() for v in _nnx_variables(o)],
+    arrays=lambda o: [v.get_value() for v in _variables(o)],
     probe=lambda o: o.layers[0].weight.get_value(),
     assign=_assign_nnx,
     library="flax",
+)
+
+
+@functools.cache
+def _brainstate_classes() -> tuple[Any, Any]:
+    import brainstate as bst
+
+    global BrainLayer, BrainModel
+
+    class BrainLayer(bst.nn.Module):
+        def __init__(self, weight: Any, bias: Any) -> None:
+            super().__init__(name="layer")
+            self.weight = bst.ParamState(weight)
+            if bias is not None:
+                self.bias = bst.ParamState(bias)
+
+    class BrainModel(bst.nn.Module):
+        def __init__(self, layers: list[Any]) -> None:
+            super().__init__()
+            self.layers = layers
+
+    return BrainModel, BrainLayer
+
+
+def _build_brainstate(arrays: Arrays) -> Any:
+    model, layer = _brainstate_classes()
+    return model([layer(w, b) for w, b in _pairs(arrays)])
+
+
+def _assign_states(obj: Any, new: Arrays) -> None:
+    for state, x in zip(_variables(obj), new, strict=True):
+        state.value = x
+
+
+BRAINSTATE = Form(
+    "brainstate.nn.Module",
+    build=_build_brainstate,
+    arrays=lambda o: [state.value for state in _variables(o)],
+    probe=lambda o: o.layers[0].weight.value,
+    assign=_assign_states,
+    library="brainstate",
+    registered=False,
 )
 
 

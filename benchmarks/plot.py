@@ -100,7 +100,7 @@ def growth_series(rows: list[Row], names: Mapping[str, str], path: Path) -> None
     rows = _timed(rows)
     if not rows:
         raise ValueError("nothing to plot: no time was measured")
-    measures = [m for m in growth.MEASURES.values() if any(row.measure == m.name for row in rows)]
+    measures = [m for m in growth.SERIES if any(row.measure == m.name for row in rows)]
     figure = Figure(figsize=(1.5 + 4.5 * len(measures), 4.6), layout="constrained")
     axes = list(figure.subplots(1, len(measures), sharey=True, squeeze=False)[0])
     for ax, measure in zip(axes, measures, strict=True):

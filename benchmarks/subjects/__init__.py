@@ -23,6 +23,7 @@ ORDER = (
     "nnx_jit_tree",
     "nnx_cached_partial",
     "nnx_split",
+    "brainstate_jit",
     "flarejax_filter_jit",
     "wrapper",
     "jarp_jit",

@@ -17,7 +17,7 @@ jit = nnx.jit
 
 
 def accepts(form: Form) -> bool:
-    return form is not OBJECT
+    return form is not OBJECT and form.library != "brainstate"
 
 
 def taken_as(form: Form) -> Form:

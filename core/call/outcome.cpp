@@ -17,6 +17,17 @@ bool is_context(const Program& p, uint32_t pc) {
 
 namespace {
 
+// Does a text look like a tracer's, as `f"{x}"` makes it? They are "JitTracer(float32[])" or "Traced<float32[]>with<...".
+bool names_tracer(PyObject* text) {
+  static PyObject* const parts[] = {interned("Tracer("), interned("Traced<")};
+  for (PyObject* part : parts) {
+    int contains = PyUnicode_Contains(text, part);
+    check(contains);
+    if (contains) return true;
+  }
+  return false;
+}
+
 // The children of a changed node. What stays as it is in the caller's node is not made, unless it is a new node, which
 // others may refer to. Context values are those that the caller's node has: it keeps them.
 void build_written(Builder& builder, const Program& p, const Write& w, PyObject* node, OwnedList& values) {
@@ -401,6 +412,16 @@ void bind_outcome(nb::module_& m) {
             return out;
           },
           nb::sig("def classes(self) -> set[type]"), "The classes of its nodes, and those that are values in it.")
+      .def_prop_ro(
+          "texts_of_tracers",
+          [](const Outcome& o) {
+            nb::list out;
+            for (const Static& s : o.program.statics)
+              if (s.obj && !s.weak && PyUnicode_Check(s.obj) && names_tracer(s.obj)) out.append(nb::borrow(s.obj));
+            return out;
+          },
+          nb::sig("def texts_of_tracers(self) -> list[str]"),
+          "Strings in it that JAX has made of a tracer, most likely.")
       .def("rows", &rows_of<Outcome>, nb::sig("def rows(self) -> list[Row]"))
       .def(
           "__reduce__", [](nb::handle self) { return hooks::reduce_outcome.object()(self); },

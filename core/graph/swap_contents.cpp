@@ -69,8 +69,7 @@ bool unshare(PyObject* dict) {
 
 bool is_watched(PyObject* dict) {
 #if PY_VERSION_HEX >= 0x030E0000
-  (void)dict;
-  return true;  // where this Python keeps the watchers is not known
+  return reinterpret_cast<PyDictObject*>(dict)->_ma_watcher_tag & 0xFF;
 #elif PY_VERSION_HEX >= 0x030C0000
   return version(reinterpret_cast<PyDictObject*>(dict)) & 0xFF;
 #else
@@ -167,6 +166,34 @@ Owned made(PyTypeObject* type, const char* text) {
 
 bool equal_to(PyObject* obj, PyTypeObject* type, const char* text) { return equal(obj, made(type, text).get()); }
 
+// A watcher has to be told of each change, and an exchange tells nobody.
+bool sees_watchers() {
+#if PY_VERSION_HEX >= 0x030C0000
+  int watcher = PyDict_AddWatcher([](PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) { return 0; });
+  if (watcher < 0) return PyErr_Clear(), false;  // all of them are taken
+  Owned dict = own(PyDict_New());
+  bool sees_none = !is_watched(dict.get());
+  check(PyDict_Watch(watcher, dict.get()));
+  bool sees_one = is_watched(dict.get());
+  check(PyDict_Unwatch(watcher, dict.get()));
+  check(PyDict_ClearWatcher(watcher));
+  return sees_none && sees_one;
+#else
+  return true;
+#endif
+}
+
+bool dict_holds() {
+  if (!sees_watchers()) return false;
+  Owned a = made(&PyDict_Type, "{i: i for i in range(20)}"), b = made(&PyDict_Type, "{'b': 2}");
+  exchange_dicts(a.get(), b.get());
+  Owned key = own(PyLong_FromLong(7));
+  check(PyDict_DelItem(b.get(), key.get()));
+  check(PyDict_SetItem(a.get(), key.get(), Py_None));
+  return equal_to(a.get(), &PyDict_Type, "{'b': 2, 7: None}") &&
+         equal_to(b.get(), &PyDict_Type, "{i: i for i in range(20) if i != 7}");
+}
+
 bool odict_holds() {
   PyTypeObject* type = runtime.odict_type;
   if (type->tp_basicsize != sizeof(OrderedDictLayout)) return false;
@@ -212,8 +239,8 @@ bool array_holds() {
 
 void bind_exchange(nb::module_& m) {
   auto use = [](bool known) {
-    known_dict = known;
-    known_odict = known && odict_holds();
+    known_dict = known && dict_holds();
+    known_odict = known_dict && odict_holds();
     known_deque = known && deque_holds();
     known_array = known && array_holds();
   };

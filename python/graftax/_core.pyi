@@ -394,6 +394,10 @@ class Outcome:
     def classes(self) -> set[type]:
         """The classes of its nodes, and those that are values in it."""
 
+    @property
+    def texts_of_tracers(self) -> list[str]:
+        """Strings in it that JAX has made of a tracer, most likely."""
+
     def rows(self) -> list[Row]: ...
 
     def __reduce__(self) -> tuple[Any, ...]: ...

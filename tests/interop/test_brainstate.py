@@ -87,7 +87,7 @@ def test_an_optimizer_trains_the_states_that_are_parameters():
             self.seen = bst.ShortTermState({"mean": jnp.zeros(3)})
 
     net = Noisy()
-    opt = graftax.optimizer(optax.sgd(0.1), net)
+    opt = graftax.optimizer(optax.sgd(0.01), net)
 
     @graftax.jit
     def step(net: Any, opt: Any, x: Any) -> Any:

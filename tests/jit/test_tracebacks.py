@@ -355,14 +355,23 @@ OF_JAX = {
     "checkpoint": lambda model: jax.checkpoint(lambda m: m.w)(model),
     "jit": lambda model: jax.jit(lambda m: m.w)(model),
     "grad in grad": lambda model: graftax.grad(lambda x: jax.grad(lambda m: m.w.sum() * x)(model))(1.0),
+    "jacfwd in hessian": lambda model: jax.hessian(lambda m: m.w.sum())(model),
 }
 
 
-@pytest.mark.parametrize("call", OF_JAX.values(), ids=OF_JAX)
-def test_a_transform_of_jax_that_refuses_an_object_says_whose_to_call(call):
-    error = raised(graftax.jit(call), Plain())
-    told = "JAX's own transforms do not open Plain: those of graftax do, such as graftax.grad in place of jax.grad."
-    assert error.__notes__.count(told) == 1
+@pytest.mark.parametrize("name", OF_JAX)
+def test_a_transform_of_jax_that_refuses_an_object_says_whose_to_call(name):
+    error = raised(graftax.jit(OF_JAX[name]), Plain())
+    name = name.partition(" ")[0]
+    theirs = "jax.lax.scan" if name == "scan" else f"jax.{name}"
+    told = f"graftax's do: call graftax.{name} in place of {theirs}."
+    assert sum(told in note for note in error.__notes__) == 1
+
+
+def test_a_function_of_jax_that_is_given_an_object_says_to_pass_its_arrays():
+    error = raised(graftax.jit(lambda model: jnp.sum(model)), Plain())
+    told = "Functions of JAX do not look inside Plain objects: pass one of its arrays"
+    assert sum(told in note for note in error.__notes__) == 1
 
 
 def branches(x):
@@ -382,6 +391,7 @@ REMEDIES = {
     "float": (lambda x: float(x.sum()), X, "compute with the array itself and read it after the call"),
     "numpy": (np.asarray, X, "call the function of jax.numpy instead"),
     "range": (lambda x: [i for i in range(x)], jnp.array(3), "loop with graftax.fori_loop"),
+    "format": (lambda x: f"{x.sum():.3f}", X, "print it with jax.debug.print"),
     "item": (writes, np.ones(3), "`model.w = model.w.at[i].set(x)`"),
     "method": (fills, np.ones(3), "`model.w = model.w.at[i].set(x)`"),
 }

@@ -580,6 +580,7 @@ def _has_text(text: str, *kinds: type[BaseException]) -> Callable[[BaseException
     return lambda error: isinstance(error, kinds or BaseException) and text in str(error)
 
 
+is_format_of_tracer = _has_text("Tracer.__format__", TypeError)
 is_item_assignment = _has_text("in-place item assignment", TypeError)
 is_deleted_array_error = _has_text("delete", RuntimeError, ValueError)
 is_out_of_memory = _has_text("ut of memory", RuntimeError)  # of a device; its code differs between backends

@@ -16,8 +16,16 @@ from graftax._jax import compat
 from graftax._jax.tracebacks import FULL, HIDDEN_FOLDERS
 
 OPERANDS = "Of its operands, {operands}."
-NOT_OPENED_BY_JAX = (
-    "JAX's own transforms do not open {cls}: those of graftax do, such as graftax.grad in place of jax.grad."
+NOT_OPENED_BY_TRANSFORM = (
+    "JAX's own transforms do not look inside {cls} objects. graftax's do: call graftax.{name} in place of {theirs}."
+)
+NOT_OPENED_BY_FUNCTION = (
+    "Functions of JAX do not look inside {cls} objects: pass one of its arrays, or graftax.map_leaves(function, obj) "
+    "to call the function for each of them."
+)
+TEXT_OF_TRACED_VALUE = (
+    "A traced value has no text yet: print it with jax.debug.print('{x:.3f}', x=x), or return it and format it after "
+    "the call."
 )
 WRITTEN_IN_PLACE = (
     "Inside the call NumPy arrays are JAX arrays, too. Assign the new array to the attribute, item or global that "
@@ -51,6 +59,12 @@ REMEDIES = {
 
 _ARGUMENTS = re.compile(r"(?<=depends on the values of the arguments )(.+?)(?=\.(\n|$))")
 _MAX_ARGUMENTS = 10  # how many arguments an error lists
+_BOUNDARY = "reraise_with_filtered_traceback"  # JAX's own wrapper of public functions
+_OWN_TRANSFORMS = frozenset(
+    ["associative_scan", "checkpoint", "cond", "eval_shape", "fori_loop", "grad", "hessian", "jacfwd", "jacrev", "jit"]
+    + ["jvp", "linearize", "make_jaxpr", "map", "scan", "shard_map", "switch", "value_and_grad", "vjp", "vmap"]
+    + ["while_loop"]
+)
 _MAX_OPERANDS = 4  # how many operands an error names
 _WRITING_METHODS = {"byteswap", "fill", "itemset", "partition", "put", "resize", "setfield"}  # of numpy.ndarray alone
 
@@ -91,10 +105,31 @@ def _shorten_arguments(error: BaseException, names: Callable[[], Sequence[str]])
 def _remedy(error: BaseException) -> str:
     refused = compat.refused_class(error)
     if refused is not None:
-        return NOT_OPENED_BY_JAX.format(cls=refused.rpartition(".")[2])
+        return _unopened_text(error, refused.rpartition(".")[2])
+    if compat.is_format_of_tracer(error):
+        return TEXT_OF_TRACED_VALUE
     if compat.is_item_assignment(error) or _writes_in_place(error):
         return WRITTEN_IN_PLACE
     return REMEDIES.get(type(error).__name__, "") if type(error).__module__.partition(".")[0] == "jax" else ""
+
+
+def _unopened_text(error: BaseException, cls: str) -> str:
+    called = next((code for code in _codes_of_jax(error) if code.co_name != _BOUNDARY), None)
+    name = "" if called is None else called.co_qualname.partition(".")[0]  # of vmap.<locals>.vmap_f, for instance
+    name = "jit" if name == "_cpp_pjit" else name
+    if name not in _OWN_TRANSFORMS:
+        return NOT_OPENED_BY_FUNCTION.format(cls=cls)
+    module = "jax" if hasattr(jax, name) else "jax.lax"
+    return NOT_OPENED_BY_TRANSFORM.format(cls=cls, name=name, theirs=f"{module}.{name}")
+
+
+def _codes_of_jax(error: BaseException) -> list[types.CodeType]:
+    """The code of the function of JAX that the user's code called and that raised, and what it called."""
+    codes: list[types.CodeType] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        is_hidden = frame.f_code.co_filename.startswith(HIDDEN_FOLDERS)
+        codes = [*codes, frame.f_code] if is_hidden else []
+    return codes
 
 
 def _writes_in_place(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ from graftax._capture.constant_arrays import read_only
 from graftax._capture.host_callbacks import codes as host_codes
 from graftax._capture.host_callbacks import give_own, host_functions, warn_of_copies
 from graftax._capture.leaked_classes import refuse_tracers_in_classes
-from graftax._capture.leaked_tracers import ended_among, is_unexpected, refuse_ended
+from graftax._capture.leaked_tracers import ended_among, is_unexpected, refuse_ended, refuse_text
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.numpy_in_place import watching_numpy
@@ -356,9 +356,10 @@ def run_trace(
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
                 outcome, outputs, changed, lost = within(tracing.finish, result, *finish_options)
-            path = functools.partial(_path_of_output, running.recording or recording, outcome)
+            path = functools.partial(output_path, running.recording or recording, outcome)
             refuse_ended(name, outcome, outputs, path, running.inner)
             refuse_tracers_in_classes(name, outcome)
+            refuse_text(name, running.recording or recording, outcome, path)
             refuse_cached(name)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], start)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:

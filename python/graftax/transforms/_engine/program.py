@@ -112,7 +112,8 @@ class Program:
     def private(self) -> Program:
         """This program on a copy of its current graph, without leaves, for traces that outlive the call."""
         twin = copy.copy(self)
-        twin.roots = _core.unflatten_roots(self.graphdef, [np.zeros(()) for _ in self.leaves])
+        # Scalars: a NumPy array could be changed in place, and the watch for that takes it for the caller's own.
+        twin.roots = _core.unflatten_roots(self.graphdef, [np.float32() for _ in self.leaves])
         twin.leaves, twin._recording = [], None
         # New objects as roots: the signature takes all captured values as replaced and puts copies into the function.
         twin._parts = [part._replace(roots=tuple(object() for _ in part.roots)) for part in self._parts]
