@@ -84,7 +84,7 @@ Numbers places_for(const OwnMemory& memory, PyObject* array, PyObject* another, 
   Numbers out = numbers_behind(memory, array, size);
   OwnedList made;
   auto make = [&](PyObject* of) { made.push_stolen(own(PyObject_CallOneArg(alias, of))); };
-  make(another);  // users of other buffers do not count
+  make(another);  // what arrays of other buffers share with this one, such as its type, does not count
   keep_places(out, numbers_behind(memory, array, size), 0);
   for (int32_t more = 1; more <= 3; ++more) {
     make(array);
@@ -102,12 +102,13 @@ BufferUsers BufferUsers::find(PyTypeObject* type, const nb::list& samples, const
 #ifdef Py_GIL_DISABLED
   return out;  // what is counted may change before it is used
 #endif
+  if (samples.size() % 2) raise_error(PyExc_ValueError, "samples come in pairs");
   OwnMemory memory;
   size_t size = std::min(array_bytes, static_cast<size_t>(type->tp_basicsize));
   for (nb::handle alias : aliases) {
     Numbers places;
     for (size_t i = 0; i < samples.size(); ++i) {
-      nb::object array = samples[i], another = samples[(i + 1) % samples.size()];
+      nb::object array = samples[i], another = samples[i ^ 1];
       if (Py_TYPE(array.ptr()) != type) return {};
       Numbers here = places_for(memory, array.ptr(), another.ptr(), size, alias.ptr());
       if (i == 0) places = std::move(here);

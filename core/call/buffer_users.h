@@ -22,8 +22,9 @@ class BufferUsers {
   };
 
   // Each function in `aliases` makes another array of the buffer of one, in another way. Looks for the one number behind
-  // each of the samples that is one more for each such array and one less when that is gone. Unless there is a single
-  // place for each way, the same for all samples, none is known.
+  // each of the samples that is one more for each such array and one less when that is gone. The samples are pairs of
+  // arrays that differ in their buffers alone: what else arrays share is counted as well, for both. Unless there is a
+  // single place for each way, the same for all samples, none is known.
   static BufferUsers find(PyTypeObject* type, const nb::list& samples, const nb::list& aliases);
 
   bool known() const { return !places_.empty(); }

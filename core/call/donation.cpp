@@ -133,6 +133,13 @@ Donation::Donation(Replaced replaced, const std::vector<std::pair<uint32_t, size
   }
 }
 
+void Donation::keep_only(const std::vector<uint32_t>& taken) {
+  auto is_left_out = [&](const Candidate& c) { return !std::binary_search(taken.begin(), taken.end(), c.leaf); };
+  candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_left_out), candidates.end());
+  total_bytes_ = 0;
+  for (const Candidate& c : candidates) total_bytes_ += c.bytes;
+}
+
 constexpr Py_ssize_t one_place = 1;
 
 void Donation::count_nodes(const CallReferences& references) {

@@ -70,6 +70,8 @@ class Donation {
 
   Donation(Replaced replaced, const std::vector<std::pair<uint32_t, size_t>>& leaves_with_bytes);
 
+  // The leaves that the program takes, in order: the others are no candidates. XLA frees nothing of what it is not given.
+  void keep_only(const std::vector<uint32_t>& taken);
   // Who else has the candidates now? Runs no Python code, so that the answer holds until the interpreter is let go.
   void count(const OwnedList& leaves, const CallReferences& references);
   // Is there a program all of whose donated arrays are free?

@@ -357,6 +357,7 @@ void Direct::ask_donor(const Entry& entry, const OwnedList& leaves, PyObject* ho
   if (std::exchange(asked_donor_, true) || found.second.empty()) return;
   Replaced replaced(entry.program(), *nb::inst_ptr<Outcome>(found.first));
   donation_ = std::make_unique<Donation>(std::move(replaced), found.second);
+  if (has_program_) donation_->keep_only(kept_);
 }
 
 bool Direct::prepare_donation(const Entry& entry, const OwnedList& leaves, PyObject* host,
@@ -380,6 +381,7 @@ bool Direct::prepare_donation(const Entry& entry, const OwnedList& leaves, PyObj
     usable = !has_program_ || found.kept == kept_;
     Owned execute, handlers;
     if (usable) take(std::move(found), execute, handlers);
+    if (usable) donation_->keep_only(kept_);
     if (usable) donation_->use(chosen, std::move(execute), std::move(handlers));
   }
   if (!usable) donation_->refuse();

@@ -2,8 +2,11 @@
 """`donate="auto"`: what a call replaces and nobody else has is donated; what anybody can reach is kept."""
 
 import collections
+import random
+import sys
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import jax
@@ -83,6 +86,17 @@ def test_programs_with_and_without_donation_are_one_for_explain():
             f(state)
     explanation = graftax.explain(f)
     assert explanation.count == 1 and explanation.variants[0].seconds["compiled"] > 0
+    assert str(explanation).endswith(str(f.donation()))
+
+
+def test_programs_of_earlier_shapes_with_and_without_donation_are_one_for_explain():
+    f = graftax.jit(lambda state: step(state), donate="auto")
+    states = [{"a": large(1)}, {"a": jnp.ones(2 * SIZE)}]
+    for i in range(8):
+        for state in states:
+            held = state["a"] if i > 4 else None
+            f(state)
+    assert held.shape == (2 * SIZE,) and graftax.explain(f).count == 2
 
 
 def test_what_is_always_held_does_not_keep_the_rest():
@@ -275,6 +289,91 @@ def test_a_checkpoint_that_is_being_written_has_the_old_arrays(tmp_path):
         for i, value in ((1, 3), (2, 7), (3, 15)):
             checkpoints.restore(restored := {"a": large(0)}, i)
             assert restored["a"][0] == value
+
+
+def test_threads_that_run_one_program_each_keep_what_they_hold():
+    f = graftax.jit(step, donate="auto")
+
+    def work(seed):
+        draw, state, value, held = random.Random(seed), {"a": large(0), "b": large(0)}, 0, []
+        ways = [lambda x: x, np.asarray, lambda x: jax.device_put(x, jax.devices()[0])]
+        for _ in range(sized(400, 30)):
+            if draw.random() < 0.5:
+                held.append((draw.choice(ways)(state[draw.choice("ab")]), value))
+            held = held[-2:]
+            f(state)
+            value = (2 * value + 1) % 1024
+            for name in "ab":
+                state[name] = state[name] % 1024
+            assert all((np.asarray(array)[:2] == expected).all() for array, expected in held)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert f.donation().calls_donated > 0
+
+
+def test_an_array_that_is_replaced_and_never_read_does_not_prevent_donation():
+    @graftax.jit(donate="auto")
+    def f(state):
+        state["unread"] = jnp.ones(SIZE)
+        state["w"] = state["w"] + 1
+        state.pop("gone", None)
+
+    state = {"unread": large(1), "w": large(2), "gone": large(3)}
+    for _ in range(3):
+        f(state)
+    before = state["w"].unsafe_buffer_pointer()
+    f(state)
+    assert before in pointers(state).values() and "gone" not in state  # XLA chooses for which of two results
+    assert [array.path for array in f.donation().donated] == ["state['w']"]
+
+
+def test_the_users_of_a_buffer_are_found_again_whatever_else_is_alive():
+    others = [jnp.full(size, 1.0) + 1 for size in (3, 1000, 70_000) for _ in range(20)]
+    assert all(fast_dispatch.counts_buffer_users.__wrapped__() for _ in range(3)) and others
+
+
+def test_loops_within_a_call_leave_its_arrays_to_it():
+    @graftax.jit(donate="auto")
+    def f(state):
+        def body(state, i):
+            state["w"] = state["w"] + i
+            return state, None
+
+        graftax.scan(body, state, jnp.arange(3.0))
+        state["v"] = jax.lax.fori_loop(0, 3, lambda _, v: v + 1, state["v"])
+
+    state = {"w": jnp.ones(SIZE), "v": large(2)}
+    for _ in range(2):
+        f(state)
+    held = state["v"]
+    f(state), f(state)
+    assert held[0] == 8 and state["w"][0] == 13 and state["v"][0] == 14
+    assert (f.donation().calls_donated, f.donation().calls_kept) == (3, 1)
+
+
+def test_a_call_with_an_array_that_is_deleted_takes_none_of_the_others():
+    f, state = graftax.jit(step, donate="auto"), {"a": large(1), "b": large(2)}
+    f(state), f(state)
+    state["b"].delete()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"state\['b'\] holds an array that was deleted"):
+            f(state)
+        assert state["a"][0] == 7
+    state["b"] = large(2)
+    f(state)
+    assert state["a"][0] == 15 and state["b"][0] == 5
+
+
+def test_without_auto_no_call_has_a_donor():
+    for f in (graftax.jit(lambda state: step(state)), graftax.jit(lambda state: step(state), donate="state")):
+        f(state := {"a": large(1)}), f(state), f(state)
+        assert [(entry.donor, entry.donations()) for entry in f._table.entries.values()] == [(None, [])]
 
 
 def test_small_arrays_are_left_alone():

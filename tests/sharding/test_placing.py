@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftax
 from devices import run_again
+from graftax._jax import fast_dispatch
 
 P = PartitionSpec
 COUNT = len(jax.devices())
@@ -315,6 +316,25 @@ def test_a_trace_that_begins_anew_runs_once_for_the_shapes_and_the_call():
     f = graftax.jit(lambda w: Bare(w=w * 2), out_shardings=Bare(w=placed(ROWS)))
     for _ in range(2):
         assert f(jnp.ones((8, 8))).w.sharding.spec == ROWS and f.cache_info().traces == 1
+
+
+@eight
+@pytest.mark.skipif(not fast_dispatch.counts_buffer_users(), reason="donate='auto' does not work here")
+@pytest.mark.parametrize("place", ["first", "other", "mesh"])
+def test_beside_other_devices_what_is_on_one_is_donated_unasked_and_what_is_on_a_mesh_is_kept(place):
+    def double(state):
+        state["w"] = state["w"] * 2
+
+    f = graftax.jit(double, donate="auto")
+    where = {"first": jax.devices()[0], "other": jax.devices()[5], "mesh": placed(P("data"))}[place]
+    state = {"w": jax.device_put(np.ones(1 << 15, "float32"), where)}
+    for _ in range(4):
+        f(state)
+    held = jax.device_put(state["w"], where)
+    f(state)
+    report = f.donation()
+    assert (report.calls_donated, report.calls_kept) == ((0, 0) if place == "mesh" else (4, 1))
+    assert held[:2].tolist() == [16, 16] and state["w"][:2].tolist() == [32, 32]
 
 
 @pytest.mark.quick(0)

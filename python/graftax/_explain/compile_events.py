@@ -153,14 +153,16 @@ def _recompiled_call(name: str) -> _Pending | None:
     if plan is None or plan.name != name:
         return None
     entry = table.entry_of(outcomes)
-    latest = table.history.latest_variant(entry)
+    variants = table.history.variants_of(entry)
+    latest = variants[0] if variants else None
     walked = _core.walk(latest.graphdef, roots) if latest is not None else None
     if latest is None or walked is None:
         return None
     variant = Variant.from_call(name, latest.graphdef, latest.names, walked[0], table.reads)
     variant.entry = latest.entry
-    # Lowered earlier, and compiled only now; or with and without donation.
-    is_same_variant = "compiled" not in latest.seconds or (entry is not None and entry.donor is not None)
-    if is_same_variant and not latest.differences_to(variant):
-        return _Pending(table, latest, False)
+    is_compiled_twice = entry is not None and entry.donor is not None  # with donation and without
+    for earlier in variants:
+        is_lowered = "compiled" not in earlier.seconds
+        if (is_lowered or is_compiled_twice) and not earlier.differences_to(variant):
+            return _Pending(table, earlier, False)
     return _Pending(table, variant)

@@ -21,12 +21,14 @@ class Explanation:
     calls: int
     count: int  # of all programs ever compiled
     seconds: float  # of all compilations
+    donation: str = ""  # with `donate="auto"`: what the last call donated and kept
 
     def to_json(self) -> str:
         """The same as JSON: an object with `function`, `calls`, `programs`, `seconds`, and `variants`, a list."""
         variants = [record(variant) | {"live": variant.is_live} for variant in self.variants]
         counts = {"calls": self.calls, "programs": self.count, "seconds": round(self.seconds, 6)}
-        return json.dumps({"function": self.name, **counts, "variants": variants})
+        donation = {"donation": self.donation} if self.donation else {}
+        return json.dumps({"function": self.name, **counts, "variants": variants, **donation})
 
     def __str__(self) -> str:
         if not self.count:
@@ -41,7 +43,7 @@ class Explanation:
             clock = time.strftime("%H:%M:%S", time.localtime(variant.when))
             lines.append(f"#{variant.number}  {clock}  {headline(variant)}{dropped}")
             lines += cause_lines(variant.nearest, variant.causes, "    ")
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, [self.donation])])
 
     def __repr__(self) -> str:
         return str(self)

@@ -103,10 +103,12 @@ class History:
 
         return [*reversed(self.variants[-2:]), *sorted(self.variants[:-2], key=age, reverse=True)]
 
+    def variants_of(self, entry: _core.Entry | None) -> list[Variant]:
+        """The variants of an entry, the newest first."""
+        return [variant for variant in reversed(self.variants) if entry is not None and variant.entry() is entry]
+
     def latest_variant(self, entry: _core.Entry | None) -> Variant | None:
-        """The newest variant of an entry."""
-        variants = (v for v in reversed(self.variants) if entry is not None and v.entry() is entry)
-        return next(variants, None)
+        return next(iter(self.variants_of(entry)), None)
 
     def dropped(self, entry: _core.Entry, reason: str) -> None:
         for variant in self.variants:

@@ -341,11 +341,11 @@ def counts_buffer_users() -> bool:
         return False
     device = jax.local_devices()[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
-    fresh = [jax.numpy.full(size, float(size)) + 1 for size in (3, 1000, 70_000)]
+    pairs = [jax.numpy.full(size, float(size)) + 1 for size in (3, 3, 1000, 1000, 70_000, 70_000)]
     # The first makes another array of the device's buffer, the second one of the same list of buffers.
     aliases = [functools.partial(jax.device_put, device=place) for place in (device, sharding)]
     try:
-        return _core.find_buffer_users(jax.block_until_ready(fresh), aliases)
+        return _core.find_buffer_users(jax.block_until_ready(pairs), aliases)
     except Exception:
         return False
 

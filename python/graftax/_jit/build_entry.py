@@ -65,7 +65,8 @@ def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
     donor = None
-    if options.donates_proven and not (call.donates or placed or staged or compares_hosts()):
+    asks_for_shardings = options.in_shardings is not None or options.out_shardings is not None
+    if options.donates_proven and not (call.donates or asks_for_shardings or staged or compares_hosts()):
         donor = Donor(plan.name, compiled, tupled, jit_options)
     if not staged and compares_hosts():
         compiled = CrossHostCheck(compiled, plan, layout, outcomes, numbers, tupled)

@@ -12,13 +12,18 @@ from typing import Any
 
 from graftax._base.amounts import count_text, short_bytes
 from graftax._base.errors import MissedDonationWarning
+from graftax._jax.fast_dispatch import counts_buffer_users
 from graftax._jax.tracebacks import caller_level
 from graftax._jit.leaf_names import leaf_names
 
 NOT_AUTO = "{name} is not jitted with donate='auto'"
 NO_CALL = (
     "{name}: no call has looked for what it can donate. Only direct calls do, of functions that replace arrays of at "
-    "least 64 kB in the objects of their arguments."
+    "least 64 kB in the objects of their arguments, where each array is on one device."
+)
+NO_COUNTS = (
+    "{name}: nothing is donated unasked here. Direct calls are off, or graftax does not know where this version of JAX "
+    "counts the users of a buffer. Name what is to be donated: donate='state'."
 )
 VIEW = "a view of its memory (np.asarray, memoryview, dlpack), or another array of it (jax.device_put)"
 CONTAINER = "somebody who has the object that it is in, which the call replaces"
@@ -91,7 +96,8 @@ def report_of(name: str, is_auto: bool, table: Any) -> DonationReport:
     entries = sorted(list(table.entries.values()), key=lambda entry: -entry.used)
     donations = next(((entry, *entry.donations()[0]) for entry in entries if entry.donations()), None)
     if donations is None:
-        return DonationReport(name, reason=NO_CALL.format(name=name))
+        text = NO_CALL if counts_buffer_users() else NO_COUNTS
+        return DonationReport(name, reason=text.format(name=name))
     entry, calls_donated, calls_kept, has_donated, candidates = donations
     variants = [variant for variant in table.history.variants if variant.entry() is entry]
     names = variants[-1].names if variants else ()

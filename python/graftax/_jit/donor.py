@@ -29,9 +29,9 @@ class Donor:
     def candidates(self, entry: _core.Entry, leaves: tuple[Any, ...]) -> tuple[Any, list[tuple[int, int]]] | None:
         """The Outcome of a call, and the leaves that it replaces and that are large enough, with their bytes.
 
-        Traces where need be.
+        Traces where need be. None where it is not known who else uses a buffer, or where an array is on a mesh.
         """
-        if not counts_buffer_users():
+        if not (counts_buffer_users() and all(map(_is_on_one_device, leaves))):
             return None
         outcome = entry.outcomes[_number(self._trace(leaves))]
         replaced = _core.replaced_leaves(entry, outcome)
@@ -70,8 +70,12 @@ def _types(jaxpr: Any) -> list[str]:
     return [str(aval) for aval in jaxpr.out_avals]
 
 
+def _is_on_one_device(leaf: Any) -> bool:
+    return not hasattr(leaf, "sharding") or type(leaf.sharding) is jax.sharding.SingleDeviceSharding
+
+
 def _may_be_donated(leaf: Any) -> bool:
-    if type(leaf) is not array_class() or leaf.nbytes < LEAST_BYTES or len(leaf.sharding.device_set) != 1:
+    if type(leaf) is not array_class() or leaf.nbytes < LEAST_BYTES:
         return False
     (device,) = leaf.sharding.device_set
     return leaf.sharding.memory_kind in (None, device.default_memory().kind)

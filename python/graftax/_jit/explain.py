@@ -53,7 +53,9 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallEx
     table = caller._table
     if not args and not kwargs:
         history = table.history
-        return Explanation(caller._plan.name, tuple(history.variants), table.calls, history.count, history.seconds)
+        donation = str(caller.donation()) if caller._options.donates_proven else ""
+        variants = tuple(history.variants)
+        return Explanation(caller._plan.name, variants, table.calls, history.count, history.seconds, donation)
     return _explain_call(caller, table, args, kwargs)
 
 
