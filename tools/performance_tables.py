@@ -139,7 +139,7 @@ def counts(results: dict[str, Any]) -> str:
 def growth(results: dict[str, Any]) -> str:
     series = results["growth"]
     cells = {(r["measure"], r["leaves"], r["subject"]): r for r in series["rows"]}
-    names = {"read_one": "reads one", "update_one": "changes one"}
+    names = {"read_one": "reads one", "update_one": "changes one", "decode": "reads one of an nnx.Module"}
     lines = [
         [f"{names[m]}, {n:,}", *(_microseconds(cells.get((m, n, s))) for s in series["subjects"])]
         for m in _in_order(series["rows"], "measure")
