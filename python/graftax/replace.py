@@ -125,7 +125,8 @@ class Replacement(StandsForCompiled):
         if self.refusal or isinstance(error, (jax.errors.JaxRuntimeError, FloatingPointError)):  # it has run
             return False
         # `jax.jit` makes arrays of Python numbers; to graftax they are numbers. What needs an array may raise anything.
-        return isinstance(error, GraftaxError) or _have_numbers((args, kwargs))
+        # And what is a constant to `jax.jit`, such as a default, may be traced by graftax.
+        return isinstance(error, (GraftaxError, jax.errors.JAXTypeError)) or _have_numbers((args, kwargs))
 
     def _make_anew(self, method: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(error, GraftaxError):

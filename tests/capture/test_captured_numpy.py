@@ -89,3 +89,30 @@ def test_a_constant_that_is_written_to_is_an_error_and_stays_as_it_was():
     with pytest.raises(ValueError, match="read-only"):
         jitted(jnp.ones(2))
     assert table.tolist() == [1, 2] and table.flags.writeable
+
+
+class Layer:
+    def __init__(self, n: int) -> None:
+        self.n, self.w = np.array(n), jnp.ones(2)
+
+    def scaled(self, x: Any) -> Any:
+        return x * self.w if self.n > 1 else -x
+
+    __call__ = scaled
+
+
+@pytest.mark.parametrize("bind", [lambda layer: layer.scaled, lambda layer: layer], ids=["method", "callable"])
+def test_what_a_function_is_bound_to_counts_as_captured(bind: Any):
+    layer = Layer(2)
+    jitted = graftax.jit(bind(layer))
+    assert [jitted(jnp.ones(2)).tolist() for _ in range(2)] == [[1, 1]] * 2
+    layer.n[...] = 1
+    assert [jitted(jnp.ones(2)).tolist() for _ in range(2)] == [[-1, -1]] * 2
+    layer.n, layer.w = np.array(3), jnp.full(2, 5.0)
+    assert jitted(jnp.ones(2)).tolist() == [5, 5]
+    assert jitted.cache_info().traces <= 4
+
+
+def test_an_argument_is_not_captured():
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        graftax.jit(lambda layer, x: x if layer.n > 1 else -x)(Layer(2), jnp.ones(2))

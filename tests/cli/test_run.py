@@ -116,7 +116,7 @@ def test_a_script_exports_its_functions_by_jax(tmp_path, options):
 
 
 NUMBERS = """
-import jax
+import jax, jax.numpy as jnp, numpy as np
 
 @jax.jit
 def half(x): return (x / 2).astype(x.dtype)
@@ -129,9 +129,16 @@ def negated(x):
 @jax.jit
 def misspelled(x): return x.shap
 
-print(half(3.0), half(5.0), negated(3.0))
-try: misspelled(3.0)
-except AttributeError: print("raised")
+@jax.jit
+def by_default(x, n=np.array(2)): return x if n > 1 else -x
+
+@jax.jit
+def by_value(x): return x if x > 1 else -x
+
+print(half(3.0), half(5.0), negated(3.0), by_default(jnp.ones(())))
+for wrong in misspelled, by_value:
+    try: wrong(jnp.ones(()))
+    except (AttributeError, jax.errors.TracerBoolConversionError): print("raised")
 """
 
 
@@ -139,10 +146,10 @@ def test_a_function_that_needs_arrays_where_it_is_given_numbers_stays_with_its_o
     (tmp_path / "script.py").write_text(NUMBERS)
     done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["1.5 2.5 -3.0", "raised"]
+    assert done.stdout.splitlines() == ["1.5 2.5 -3.0 1.0", "raised", "raised"]
     lines = [line.split()[1] for line in done.stderr.splitlines() if "stays with jax.jit: " in line]
-    assert lines == ["half", "negated"]
-    assert done.stderr.splitlines()[-1] == "graftax: 1 functions compiled by graftax, 2 by their own jit"
+    assert lines == ["half", "negated", "by_default"]
+    assert done.stderr.splitlines()[-1] == "graftax: 2 functions compiled by graftax, 3 by their own jit"
 
 
 LOWERED_FIRST = """

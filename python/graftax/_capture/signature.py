@@ -117,7 +117,8 @@ class Signature:
     code: types.CodeType | None  # that it was read from
     skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
     binding: _core.Binding
-    numpy_is_constant: bool = False  # of what it captures, where its code asks for the values
+    # Of what it captures, and of the object that it is bound to, where its code asks for the values.
+    numpy_is_constant: bool = False
 
     @staticmethod
     def of(
@@ -254,7 +255,8 @@ class Signature:
         flags = [s * _core.RootFlag.static + d * _core.RootFlag.dynamic for s, d in pairs]
         for i in range(self.arguments(layout), len(flags)):
             flags[i] |= _core.RootFlag.captured
-            if self.numpy_is_constant:
+        if self.numpy_is_constant:
+            for i in (*range(self.skip), *range(self.arguments(layout), len(flags))):
                 flags[i] |= _core.RootFlag.constant
         end = len(flags) - len(self.origins)
         for i in range(end - len(self.globals), end):

@@ -217,12 +217,17 @@ class FunctionTable(_core.Table):
         self.entries.clear()
         self._forget_all()
 
-    def make_numpy_constant(self, recording: _core.Recording, arguments: int) -> bool:
-        """From now on captured NumPy arrays are constants of a program. False: they are, or there are none."""
-        if self.numpy_is_constant or len(recording.names) <= arguments:
+    def make_numpy_constant(self, recording: _core.Recording, arguments: range) -> bool:
+        """From now on captured NumPy arrays are constants of a program. False: they are, or there are none.
+
+        Args:
+            recording: of the call.
+            arguments: the roots that are arguments of the caller's. What a bound method is bound to is none of these.
+        """
+        if self.numpy_is_constant or len(recording.names) <= len(arguments):
             return False
         places = recording.graphdef.leaf_places()
-        captured = (leaf for leaf, place in zip(recording.leaves, places, strict=True) if place[0] >= arguments)
+        captured = (leaf for leaf, place in zip(recording.leaves, places, strict=True) if place[0] not in arguments)
         if not any(isinstance(leaf, np.ndarray | np.generic) for leaf in captured):
             return False
         self.numpy_is_constant = True

@@ -194,7 +194,7 @@ def _trace_once(
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
     graph = growth.rebuilt if growth is not None else Rebuilt(numbers)
-    equations_before, arguments = len(equations()), signature.arguments(layout)
+    equations_before, arguments = len(equations()), range(signature.skip, signature.arguments(layout))
 
     def call(values: list[Any]) -> Any:
         reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
