@@ -318,6 +318,39 @@ def test_a_trace_that_begins_anew_runs_once_for_the_shapes_and_the_call():
         assert f(jnp.ones((8, 8))).w.sharding.spec == ROWS and f.cache_info().traces == 1
 
 
+def replicated(array: Any) -> Any:
+    return jax.device_put(array, placed(P()))
+
+
+def assembled(array: Any) -> Any:
+    shards = [jax.device_put(array, device) for device in MESH.devices.flat[1:]]
+    return jax.make_array_from_single_device_arrays(array.shape, placed(P()), [array, *shards])
+
+
+def made_by_a_callback(array: Any) -> Any:
+    return jax.make_array_from_callback(array.shape, placed(P()), lambda _: array)
+
+
+def one_shard(array: Any) -> Any:
+    return replicated(array).addressable_shards[0].data
+
+
+@eight
+@pytest.mark.skipif(not fast_dispatch.counts_buffer_users(), reason="donate='auto' does not work here")
+@pytest.mark.parametrize("hold", [replicated, assembled, made_by_a_callback, one_shard])
+def test_an_array_on_a_mesh_holds_the_buffer_that_is_one_of_its_shards(hold):
+    def double(state):
+        state["w"] = state["w"] * 2
+
+    f, state = graftax.jit(double, donate="auto"), {"w": jnp.ones(1 << 15)}
+    f(state), f(state)
+    held = hold(state["w"])
+    f(state)
+    assert not f.donation().donated
+    f(state), f(state)
+    assert np.asarray(held)[:2].tolist() == [4, 4] and state["w"][0] == 32
+
+
 @eight
 @pytest.mark.skipif(not fast_dispatch.counts_buffer_users(), reason="donate='auto' does not work here")
 @pytest.mark.parametrize("place", ["first", "other", "mesh"])
