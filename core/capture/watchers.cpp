@@ -8,6 +8,7 @@
 
 #include "capture/frame_hook.h"
 #include "python/collected.h"
+#include "python/hooks.h"
 
 namespace graftax {
 
@@ -19,6 +20,17 @@ bool same_contents(const Reads& r) {
   for (size_t i = 0; i < r.cells.size(); ++i)
     if (PyCell_GET(r.cells[i]) != r.contents[i]) return false;
   return true;
+}
+
+// Another one after each `register` of any abstract class.
+Owned abc_token() {
+  static PyObject* const get =
+      check(PyObject_GetAttrString(own(PyImport_ImportModule("abc")).get(), "get_cache_token"));
+  return own(PyObject_CallNoArgs(get));
+}
+
+bool same_abc_token(const Reads& r) {
+  return r.abstract_classes.empty() || (r.abc_token && equal(abc_token().get(), r.abc_token));
 }
 
 // As a name in a dict: which keys it has. No variable is called so.
@@ -103,7 +115,7 @@ bool arm(const Read& b) {
   return type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE || PyUnstable_Type_AssignVersionTag(type);
 }
 
-bool unchanged(Reads& r) { return r.stamp == epoch && r.is_told && same_contents(r); }
+bool unchanged(Reads& r) { return r.stamp == epoch && r.is_told && same_contents(r) && same_abc_token(r); }
 void note_versions(Reads&) {}
 uint64_t names_epoch(PyObject*) { return epoch; }
 
@@ -135,7 +147,7 @@ bool arm(const Read& b) {
 }
 
 bool unchanged(Reads& r) {
-  if (r.stamp != epoch || !r.held || !same_contents(r)) return false;
+  if (r.stamp != epoch || !r.held || !same_contents(r) || !same_abc_token(r)) return false;
   for (const Read& b : r.bindings)
     if (b.is_gone()) return false;
   for (auto [holder, was] : r.versions)
@@ -258,7 +270,14 @@ void let_go(Reads& r) {
   r.cells.clear();
   r.contents.clear();
   r.versions.clear();
+  auto abstract_classes = std::move(r.abstract_classes);
+  r.abstract_classes.clear();
   r.stamp = 0;
+  for (const AbstractClassRead& a : abstract_classes) {
+    Py_DECREF(a.cls);
+    Py_DECREF(a.registered);
+  }
+  Py_CLEAR(r.abc_token);
   for (const Read& b : bindings) {
     unwatch(b);
     if (!b.guard) Py_DECREF(b.holder);
@@ -281,6 +300,7 @@ void show_reads(const Reads& r, Visitor& visit) {
   for (const Read& b : r.bindings) visit(b.guard ? b.guard : b.holder, b.name, b.value);
   for (const FunctionRead& f : r.functions) visit(f.function, f.code, f.defaults, f.keywords);
   visit(r.cells, r.contents);
+  for (const AbstractClassRead& a : r.abstract_classes) visit(a.cls, a.registered);
 }
 
 // Of (a dict, a class, or a weak reference to a function for its globals, name). In a dict that is no namespace, such as
@@ -328,6 +348,14 @@ bool reads_hold(Reads& r) {
     if (!same_value(content.get(), r.contents[i])) now = 0, held = false;  // no epoch tells when it is back
     else Py_DECREF(std::exchange(r.contents[i], content.release()));
   }
+  if (!same_abc_token(r)) {
+    Owned token = abc_token();
+    bool same = std::all_of(r.abstract_classes.begin(), r.abstract_classes.end(), [](const AbstractClassRead& a) {
+      return equal(hooks::registered_classes(a.cls).get(), a.registered);
+    });
+    if (same) Py_XSETREF(r.abc_token, token.release());
+    else now = 0, held = false;
+  }
   note_versions(r);
   r.stamp = now;
   r.is_told = is_told;
@@ -357,7 +385,7 @@ void bind_watch(nb::module_& m) {
                     nb::is_weak_referenceable(), "Bindings that the code of a trace has read, and the values they had.")
       .def(
           "__init__",
-          [](Reads* self, nb::list bindings, nb::list functions, nb::list cells) {
+          [](Reads* self, nb::list bindings, nb::list functions, nb::list cells, nb::list abstract_classes) {
             new (self) Reads();
             for (nb::handle h : bindings) {
               self->bindings.push_back(read_of(nb::cast<nb::tuple>(h)));
@@ -375,11 +403,15 @@ void bind_watch(nb::module_& m) {
               self->cells.push_back(Py_NewRef(c.ptr()));
               self->contents.push_back(Py_XNewRef(PyCell_GET(c.ptr())));
             }
+            for (nb::handle a : abstract_classes) {
+              auto pair = nb::cast<nb::tuple>(a);
+              self->abstract_classes.push_back({pair[0].inc_ref().ptr(), pair[1].inc_ref().ptr()});
+            }
             reads_hold(*self);
           },
-          nb::arg("bindings"), nb::arg("functions"), nb::arg("cells"),
-          nb::sig(
-              "def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any]) -> None"))
+          nb::arg("bindings"), nb::arg("functions"), nb::arg("cells"), nb::arg("abstract_classes") = nb::list(),
+          nb::sig("def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any], "
+                  "abstract_classes: list[tuple[type, Any]] = ...) -> None"))
       .def(
           "changed_cells",
           [](Reads& r) {

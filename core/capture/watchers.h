@@ -27,16 +27,25 @@ struct FunctionRead {
   PyObject* keywords;  // the dict of its keyword defaults, whose values are bindings; the same
 };
 
+// An abstract class that code asks `isinstance` about, and what had been registered with it.
+struct AbstractClassRead {
+  PyObject* cls;
+  PyObject* registered;  // what the hook `registered_classes` gives
+};
+
 struct Reads {
   Reads() = default;
   Reads(const Reads&) = delete;
   Reads& operator=(const Reads&) = delete;
   ~Reads();
 
-  std::vector<Read> bindings;              // strong
-  std::vector<FunctionRead> functions;     // strong
-  std::vector<PyObject*> cells, contents;  // strong, side by side: compared on every call
-  uint64_t stamp = 0;                      // the epoch in which they were seen to hold, or not
+  std::vector<Read> bindings;                       // strong
+  std::vector<FunctionRead> functions;              // strong
+  std::vector<PyObject*> cells, contents;           // strong, side by side: compared on every call
+  std::vector<AbstractClassRead> abstract_classes;  // strong
+  PyObject* abc_token =
+      nullptr;         // strong; of the interpreter, another one after each registration; null: not asked for
+  uint64_t stamp = 0;  // the epoch in which they were seen to hold, or not
   bool held = false;
   bool is_told = true;                                   // false: the values are compared on every call
   std::vector<std::pair<PyObject*, uint64_t>> versions;  // before 3.12: of holders, borrowed from `bindings`

@@ -64,6 +64,7 @@ inline Hook write_text_array("write_text_array");          // array, (dtype, sha
 inline Hook errors("errors");                              // the module of exceptions
 inline Hook at_path("at_path");                            // exception, path -> exception
 inline Hook named_scope("named_scope");                    // name -> context manager
+inline Hook registered_classes("registered_classes");      // abstract class -> what was registered with it, to compare
 
 inline Hook block_until_ready("block_until_ready");
 inline Hook with_room("with_room");  // function -> what it returns, with all its frames in one piece of memory

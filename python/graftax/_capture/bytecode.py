@@ -132,6 +132,7 @@ class Names(NamedTuple):
     texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
     computes: bool  # does it ask for attributes by names that it computes, or for all names?
     matches: bool  # does it match classes, by the names in their `__match_args__`?
+    asks_classes: bool  # does it ask of which classes an object is?
 
 
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, Names] = weakref.WeakKeyDictionary()
@@ -195,6 +196,7 @@ class _Scan:
             frozenset(texts),
             not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes}) or self._computes_names(instructions),
             matches,
+            matches or not self.loaded.keys().isdisjoint(("isinstance", "issubclass")),
         )
 
     def _computes_names(self, instructions: list[dis.Instruction]) -> bool:

@@ -10,6 +10,7 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 from graftax._base import errors
 from graftax._base.errors import at_path
 from graftax._base.stack_reserve import with_room
+from graftax._capture.abstract_classes import registered_classes
 from graftax._graph.array_aliases import record_alias_sources
 from graftax._graph.graphdef_methods import children as graphdef_children
 from graftax._graph.graphdef_methods import fingerprint

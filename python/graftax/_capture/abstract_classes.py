@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has been registered with abstract classes: it decides what `isinstance` says of objects of other classes."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+try:
+    from _abc import _get_dump  # pyright: ignore[reportMissingModuleSource]
+except ImportError:  # each registration of any class counts then
+    _get_dump = None
+
+
+def registered_classes(cls: type) -> Any:
+    """What was registered with an abstract class and with its subclasses: equal while `isinstance` says the same."""
+    if _get_dump is None:
+        return abc.get_cache_token()
+    registered, classes = set[Any](), [cls]
+    while classes:
+        cls = classes.pop()
+        if isinstance(cls, abc.ABCMeta):
+            registered.update(_get_dump(cls)[0])
+        classes += type.__subclasses__(cls)
+    return frozenset(registered)
+
+
+class AbstractClasses:
+    """Those that code asks `isinstance` about, with what had been registered when the trace began or asked."""
+
+    def __init__(self) -> None:
+        self._registered: dict[type, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._registered)
+
+    def note(self, value: Any) -> None:
+        """Notes a class, or the classes of a tuple, that code names beside `isinstance`."""
+        for cls in value if isinstance(value, tuple) else (value,):
+            if isinstance(cls, abc.ABCMeta) and cls not in self._registered:
+                self._registered[cls] = registered_classes(cls)
+
+    def begin(self) -> None:
+        """A trace begins: what the traces before have registered is there."""
+        self._registered = {cls: registered_classes(cls) for cls in self._registered}
+
+    @property
+    def pairs(self) -> list[tuple[type, Any]]:
+        return list(self._registered.items())
