@@ -52,7 +52,9 @@ def test_the_signature_is_the_functions_own():
     assert inspect.signature(doubled).parameters["n"].default == 2
 
 
-@pytest.mark.parametrize("function", [step, Model.step, doubled, Model().step], ids=str)
+@pytest.mark.parametrize(
+    "function", [step, Model.step, doubled, Model().step], ids=["function", "in a class", "partial", "bound"]
+)
 def test_the_signature_is_there_for_those_who_do_not_follow_what_is_wrapped(function):
     assert inspect.signature(function, follow_wrapped=False) == inspect.signature(function)
 

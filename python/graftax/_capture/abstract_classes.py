@@ -7,7 +7,7 @@ import abc
 from typing import Any
 
 try:
-    from _abc import _get_dump  # pyright: ignore[reportMissingModuleSource]
+    from _abc import _get_dump  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 except ImportError:  # each registration of any class counts then
     _get_dump = None
 
@@ -29,13 +29,14 @@ class AbstractClasses:
     """Those that code asks `isinstance` about, with what had been registered when the trace began or asked."""
 
     def __init__(self) -> None:
-        self._registered: dict[type, Any] = {}
+        self._registered: dict[Any, Any] = {}
 
     def __len__(self) -> int:
         return len(self._registered)
 
     def note(self, value: Any) -> None:
         """Notes a class, or the classes of a tuple, that code names beside `isinstance`."""
+        cls: Any
         for cls in value if isinstance(value, tuple) else (value,):
             if isinstance(cls, abc.ABCMeta) and cls not in self._registered:
                 self._registered[cls] = registered_classes(cls)
@@ -45,5 +46,5 @@ class AbstractClasses:
         self._registered = {cls: registered_classes(cls) for cls in self._registered}
 
     @property
-    def pairs(self) -> list[tuple[type, Any]]:
+    def pairs(self) -> list[tuple[Any, Any]]:
         return list(self._registered.items())
