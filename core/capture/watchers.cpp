@@ -351,7 +351,10 @@ bool reads_hold(Reads& r) {
   if (!same_abc_token(r)) {
     Owned token = abc_token();
     bool same = std::all_of(r.abstract_classes.begin(), r.abstract_classes.end(), [](const AbstractClassRead& a) {
-      return equal(hooks::registered_classes(a.cls).get(), a.registered);
+      // A subset: what is registered goes only where it is collected. A token, which may stand for it, only grows.
+      int same_or_less = PyObject_RichCompareBool(hooks::registered_classes(a.cls).get(), a.registered, Py_LE);
+      check(same_or_less);
+      return same_or_less == 1;
     });
     if (same) Py_XSETREF(r.abc_token, token.release());
     else now = 0, held = false;
