@@ -43,8 +43,8 @@ struct Reads {
   std::vector<FunctionRead> functions;              // strong
   std::vector<PyObject*> cells, contents;           // strong, side by side: compared on every call
   std::vector<AbstractClassRead> abstract_classes;  // strong
-  PyObject* abc_token =
-      nullptr;         // strong; of the interpreter, another one after each registration; null: not asked for
+  // Strong; the interpreter's token of registrations, which is another one after each; null: not asked for.
+  PyObject* abc_token = nullptr;
   uint64_t stamp = 0;  // the epoch in which they were seen to hold, or not
   bool held = false;
   bool is_told = true;                                   // false: the values are compared on every call

@@ -76,6 +76,7 @@ def test_one_of_the_standard_library_counts_too():
     assert f(o, X) == 3
     collections.abc.Sequence.register(New)
     assert f(o, X) == 2
+    assert "what is registered with Sequence was" in str(graftax.explain(f))
 
 
 def test_what_the_function_itself_registers_counts_at_the_next_call():

@@ -25,6 +25,14 @@ def registered_classes(cls: type) -> Any:
     return frozenset(registered)
 
 
+def names_of_registered(registered: Any) -> str:
+    """The classes that `registered_classes` gave, as a text."""
+    if not isinstance(registered, frozenset):
+        return "unknown"
+    classes = [reference() for reference in registered]
+    return ", ".join(sorted(cls.__qualname__ for cls in classes if cls is not None)) or "nothing"
+
+
 class AbstractClasses:
     """Those that code asks `isinstance` about, with what had been registered when the trace began or asked."""
 

@@ -82,7 +82,7 @@ class ReadSet:
         self.builtins = StoodIn(self.signals)
         self.known = MetCode()
         self.cached = CachedValues()
-        self._abstract = AbstractClasses()
+        self.abstract_classes = AbstractClasses()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
         self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
@@ -136,7 +136,7 @@ class ReadSet:
             NewReads: at its end, where it was told to begin anew.
         """
         around, self._now.locks = self._now.locks, locks
-        self._abstract.begin()
+        self.abstract_classes.begin()
         try:
             for lock in list(self._locks.values()):
                 locks.note(lock)
@@ -355,7 +355,7 @@ class ReadSet:
             elif isinstance(value, type):
                 self._add_class(value)
                 if names.asks_classes:
-                    self._abstract.note(value)
+                    self.abstract_classes.note(value)
                 if users and attribute == OF_NAMES:
                     self._lay_open(value)
                     return None
@@ -377,7 +377,7 @@ class ReadSet:
                 self._add_origin(Origin(function, None))  # asked under another name, perhaps
             return function if has_state(function) else None
         if names.asks_classes:
-            self._abstract.note(value)
+            self.abstract_classes.note(value)
         if isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
@@ -730,7 +730,7 @@ class ReadSet:
         """What an entry depends on, with the values of now."""
         if self.see_caches():  # the trace has made objects that a cache keeps: they are roots of the next call
             return _never_holding()
-        size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts), len(self._abstract)
+        size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts), len(self.abstract_classes)
         if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
             self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
             self._reads = (
@@ -739,7 +739,7 @@ class ReadSet:
                     [*self._bindings, *self.cached.bindings],
                     list(self._functions.values()),
                     [cell for cell, _ in (*self._cells.values(), *self._hosts.values())],
-                    self._abstract.pairs,
+                    self.abstract_classes.pairs,
                 ),
             )
         return self._reads[1]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from graftax._base.missing import MISSING
+from graftax._capture.abstract_classes import names_of_registered, registered_classes
 from graftax._capture.bytecode import OF_KEYS, OF_NAMES, in_class, is_users_class, is_users_scope
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
@@ -46,6 +47,9 @@ def read_values(reads: ReadSet | None) -> ReadValues:
                 )
         elif holder is not None and is_users_scope(holder):
             values[Origin(holder, name).text()] = _read_value(holder.get(name, MISSING))
+    for cls, _ in reads.abstract_classes.pairs:
+        registered = registered_classes(cls)
+        values[f"what is registered with {cls.__qualname__}"] = names_of_registered(registered), registered
     for function in reads.named.functions():
         attributes = tuple(attribute_names(function))
         values[f"the attributes of {function.__qualname__}"] = plain_text(attributes), attributes

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import traceback
 import types
@@ -114,8 +115,8 @@ def _remedy(error: BaseException) -> str:
 
 
 def _unopened_text(error: BaseException, cls: str) -> str:
-    called = next((code for code in _codes_of_jax(error) if code.co_name != _BOUNDARY), None)
-    name = "" if called is None else called.co_qualname.partition(".")[0]  # of vmap.<locals>.vmap_f, for instance
+    names = (frame.f_code.co_qualname for frame in _frames_of_jax(error) if frame.f_code.co_name != _BOUNDARY)
+    name = next(names, "").partition(".")[0]  # of vmap.<locals>.vmap_f, for instance
     name = "jit" if name == "_cpp_pjit" else name
     if name not in _OWN_TRANSFORMS:
         return NOT_OPENED_BY_FUNCTION.format(cls=cls)
@@ -123,13 +124,11 @@ def _unopened_text(error: BaseException, cls: str) -> str:
     return NOT_OPENED_BY_TRANSFORM.format(cls=cls, name=name, theirs=f"{module}.{name}")
 
 
-def _codes_of_jax(error: BaseException) -> list[types.CodeType]:
-    """The code of the function of JAX that the user's code called and that raised, and what it called."""
-    codes: list[types.CodeType] = []
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        is_hidden = frame.f_code.co_filename.startswith(HIDDEN_FOLDERS)
-        codes = [*codes, frame.f_code] if is_hidden else []
-    return codes
+def _frames_of_jax(error: BaseException) -> list[types.FrameType]:
+    """That of the function of JAX which the user's code called and which raised, and of all that it called."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    hidden = itertools.takewhile(lambda f: f.f_code.co_filename.startswith(HIDDEN_FOLDERS), reversed(frames))
+    return [*hidden][::-1]
 
 
 def _writes_in_place(error: BaseException) -> bool:
@@ -150,12 +149,7 @@ def _operands_text(error: BaseException, leaves: Sequence[Any], names: Callable[
 
 def _operands(error: BaseException) -> Iterator[Any]:
     """The arguments of the JAX function that the user's code called and that raised, and items of its containers."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    called: types.FrameType | None = None
-    for frame in reversed(frames):
-        if not frame.f_code.co_filename.startswith(HIDDEN_FOLDERS):
-            break
-        called = frame
+    called = next(iter(_frames_of_jax(error)), None)
     if called is None:
         return
     code, values = called.f_code, called.f_locals

@@ -61,7 +61,8 @@ def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
     if options.out_shardings is None and (options.by_value or not placed):
         compiled: Any = jax.jit(flat_program, **jit_options)
     else:
-        compiled = OutputPlacement(plan, layout, graphdef, flat_program, jit_options, outcomes, tupled)
+        symbols = numbers.leaves if numbers is not None else ()
+        compiled = OutputPlacement(plan, layout, graphdef, flat_program, jit_options, outcomes, tupled, symbols)
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
     donor = None

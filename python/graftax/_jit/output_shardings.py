@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import jax
@@ -58,6 +58,7 @@ class OutputPlacement:
         flat: the flat function, which takes leaves or, if `tupled`, one tuple of them.
         options: keyword arguments of `jax.jit`, without `out_shardings`.
         outcomes: of the entry.
+        symbols: the leaves that are symbolic numbers.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class OutputPlacement:
         options: dict[str, Any],
         outcomes: list[_core.Outcome],
         tupled: bool,
+        symbols: Collection[int] = (),
     ) -> None:
-        self._plan, self._layout, self._graphdef = plan, layout, graphdef
+        self._plan, self._layout, self._graphdef, self._symbols = plan, layout, graphdef, symbols
         self._flat, self._options, self._outcomes, self._tupled = flat, options, outcomes, tupled
         self._spec = plan.options.out_shardings
         self._parts = by_argument_spec(self._spec) is not None or has_parts(self._spec)
@@ -172,7 +174,9 @@ class OutputPlacement:
         outcome = self._outcomes[_core.decode(code)]
         paths = self._output_paths(outcome)
         assert len(paths) == len(result) + len(written)
-        state = _StateAfterCall(self._graphdef, outcome, (*result, *written), leaves) if self._parts else None
+        state: _StateAfterCall | None = None
+        if self._parts:
+            state = _StateAfterCall(self._graphdef, outcome, (*result, *written), self._as_given(leaves))
         of_writes = self._shardings_of_writes(outcome, paths[len(result) :], written, shardings, state)
         if state is None:
             requested = (
@@ -191,6 +195,11 @@ class OutputPlacement:
         elif isinstance(spec, UnhashableSpec):
             spec = spec.value
         return self._jit_with_out_shardings(outcome, spec, of_writes, (*result, *written))
+
+    def _as_given(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves with Python numbers in the places of symbolic ones, which the graph holds."""
+        are_numbers = (i in self._symbols and isinstance(leaf, np.generic) for i, leaf in enumerate(leaves))
+        return [leaf.item() if is_number else leaf for leaf, is_number in zip(leaves, are_numbers, strict=True)]
 
     def _jit_with_out_shardings(
         self, outcome: _core.Outcome, spec: Any, of_writes: list[Any], arrays: tuple[Any, ...]
