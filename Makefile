@@ -33,7 +33,7 @@ demo: $(VENV)/.demo ## build, install and train three models on real data
 	$(BIN)/python -m graftax demo $(ARGS)
 
 test: PYTEST = -m pytest -n 2 --quick
-test: $(VENV)/.test ## a sample of the test suite, on the installed wheel: four minutes on two cores (six on Python 3.11)
+test: $(VENV)/.test ## a sample of the test suite, on the installed wheel: four minutes on two cores
 	$(suite)
 
 test-all: PYTEST = -m pytest -n 2

@@ -108,6 +108,7 @@ def test_what_runs_below_jaxs_own_frames_is_heard_of(source: str) -> None:
     both(program)
 
 
+@pytest.mark.quick(0)
 def test_two_threads_that_trace_hear_of_their_own_frames() -> None:
     m = module("N = 2.0\ndef helper(x): return x * N\ndef f(x, n): return jnp.sin(helper(x) * n).sum()")
     functions = [graftax.jit(jax.grad(m.f)) for _ in range(4)]

@@ -106,7 +106,7 @@ print(exported.fun_name, jax.export.deserialize(exported.serialize()).call(jnp.o
 """
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("options", [(), ("--watch",)])
 def test_a_script_exports_its_functions_by_jax(tmp_path, options):
     (tmp_path / "script.py").write_text(EXPORTING)
@@ -142,6 +142,7 @@ for wrong in misspelled, by_value:
 """
 
 
+@pytest.mark.quick(0)
 def test_a_function_that_needs_arrays_where_it_is_given_numbers_stays_with_its_own_jit(tmp_path):
     (tmp_path / "script.py").write_text(NUMBERS)
     done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
@@ -167,6 +168,7 @@ print(half.trace(1.0).jaxpr.in_avals[0].shape, half.lower(1.0).compile()(5.0))
 """
 
 
+@pytest.mark.quick(0)
 def test_a_function_whose_stages_are_refused_stays_with_its_own_jit(tmp_path):
     (tmp_path / "script.py").write_text(LOWERED_FIRST)
     done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
@@ -193,6 +195,7 @@ with jax.disable_jit():
 """
 
 
+@pytest.mark.quick(0)
 def test_numbers_in_results_and_the_signature_are_those_of_jax_jit(tmp_path):
     (tmp_path / "script.py").write_text(RETURNING_NUMBERS)
     done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)

@@ -324,6 +324,7 @@ def test_an_object_that_counted_by_identity_and_is_gone_has_that_remedy():
     assert "make it once" in first.remedy
 
 
+@pytest.mark.quick(0)
 def test_cleared_caches_are_named():
     f = graftax.jit(lambda x: x * 2)
     f(jnp.ones(2))

@@ -77,7 +77,7 @@ def saved_and_loaded(first, then, path, x=1.0):
     return loaded, float(g(jnp.asarray(x))), float(g.__wrapped__(jnp.asarray(x))), g.cache_info().traces
 
 
-@pytest.mark.quick(99)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("source", "call"), READS.values(), ids=READS)
 def test_a_program_is_used_while_all_that_its_code_reads_is_the_same(source, call, module, tmp_path):
     version = lambda k: lambda: module(HEAD + source.replace("@@", k) + CALL + call)

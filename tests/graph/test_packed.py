@@ -361,6 +361,7 @@ def layers():
     return [(jax.random.normal(k, (4, 4)), jnp.zeros(4)) for k in keys]
 
 
+@pytest.mark.quick(0)
 def test_gradients_inside_a_call_are_those_of_the_objects():
     @graftax.jit
     def step(params, x):
@@ -398,6 +399,7 @@ def test_jax_jit_takes_a_handle():
     assert same(out.unpack(), [2.0 * jnp.ones(2), 2.0 * jnp.ones(3)])
 
 
+@pytest.mark.quick(0)
 def test_optax_works_on_what_is_inside_and_on_whole_buffers():
     optax = pytest.importorskip("optax")
     optimizer = optax.adamw(1e-2)

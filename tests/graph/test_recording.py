@@ -138,6 +138,7 @@ def test_every_node_of_a_graph_is_flattened_once():
     assert flattened_in(lambda: jitted(made(TAGS), TAGS)) <= 12
 
 
+@pytest.mark.quick(0)
 def test_patterns_of_traced_numbers_flatten_no_node_again():
     jitted = graftax.jit(lambda node, config, _: node.w * config["rate"], dynamic="config['rate']")
     with warnings.catch_warnings():

@@ -317,6 +317,7 @@ def test_a_lock_held_by_the_function_is_free_again():
         assert not lock.locked()
 
 
+@pytest.mark.quick(0)
 def test_a_static_that_changes_on_most_calls_earns_one_warning_whatever_it_is():
     f = graftax.jit(lambda g, x: g(x), numbers="static")
     with warnings.catch_warnings(record=True) as caught:

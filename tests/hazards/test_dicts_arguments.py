@@ -181,6 +181,7 @@ def test_wrong_arity_after_right_calls():
     assert f(f32(1), f32(2)).tolist() == [1.0]
 
 
+@pytest.mark.quick(0)
 def test_many_arguments():
     f = graftax.jit(lambda *args, **kwargs: sum(args) + sum(kwargs.values()))
     kwargs = {f"k{i}": jnp.ones(()) for i in range(200)}

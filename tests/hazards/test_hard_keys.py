@@ -397,6 +397,7 @@ class Counted(ast.Name):
         return hash(self.id)
 
 
+@pytest.mark.quick(0)
 def test_a_call_compares_with_few_keys_however_many_are_known():
     costs, many = {}, sized(400, 60)
     for known in (1, many):

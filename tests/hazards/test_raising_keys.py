@@ -108,6 +108,7 @@ def test_a_replay_raises_what_a_key_raises() -> None:
     assert _core.walk(graphdef, (obj,)) is not None
 
 
+@pytest.mark.quick(0)
 def test_sets_in_two_orders_raise_what_an_element_raises_when_they_are_compared() -> None:
     one, two = ({Key(v) for v in values} for values in ((0, 8, 16), (16, 8, 0)))
     assert [k.value for k in one] != [k.value for k in two]

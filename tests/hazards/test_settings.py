@@ -200,6 +200,7 @@ def close(a, b):
 RELEVANT = [name for name in (*IN_JAXS_TRACE_CONTEXT, *IN_GRAFTAXS_KEY) if name in STATES]
 
 
+@pytest.mark.quick(0)
 def test_a_call_is_the_function_under_the_settings_as_they_are():
     assert close(run(probe), run(graftax.jit(probe)))
 

@@ -69,6 +69,7 @@ def test_transforms_of_brainstate_run_inside():
     assert net.calls.value == 6
 
 
+@pytest.mark.quick(0)
 def test_a_gradient_by_class_of_states_is_brainstates_own():
     net = Net()
     ours = graftax.grad(loss_of, wrt=bst.ParamState)(net, X)
@@ -103,6 +104,7 @@ def test_an_optimizer_trains_the_states_that_are_parameters():
     assert net.seen.value["mean"].tolist() == [0, 0, 0]
 
 
+@pytest.mark.quick(0)
 def test_a_recurrent_cell_is_scanned():
     cell, plain = bst.nn.GRUCell(3, 4), None
     cell.init_state(2)

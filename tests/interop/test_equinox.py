@@ -476,6 +476,7 @@ def test_derivatives_of_equinoxs_custom_rules(jit):
 
 
 @MODES
+@pytest.mark.quick(0)
 def test_an_ensemble_is_one_module_with_stacked_arrays(jit):
     make = eqx.filter_vmap(lambda key: eqx.nn.MLP(2, 2, 4, 1, key=key))
 

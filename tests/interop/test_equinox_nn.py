@@ -385,6 +385,7 @@ def test_a_module_goes_in_and_out(example, jit):
 
 
 @MODES
+@pytest.mark.quick(0)
 def test_inference_mode_is_another_structure(jit):
     def run(model, x, key):
         return model(x, key=key)
@@ -413,6 +414,7 @@ def test_batch_norm_over_many_batches_and_then_in_inference(mode, jit):
 
 
 @MODES
+@pytest.mark.quick(0)
 def test_rope_does_not_keep_a_tracer_between_functions(jit):
     rope = nn.RotaryPositionalEmbedding(6)
     first, second = jit(lambda m, x: m(x)), jit(lambda m, x: m(x) * 2)

@@ -101,6 +101,7 @@ class Trainer(eqx.Module):
 
 
 @MODES
+@pytest.mark.quick(0)
 def test_a_module_that_holds_its_optimizer(jit):
     optimizer = optax.adam(1e-2)
 

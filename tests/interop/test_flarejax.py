@@ -210,6 +210,7 @@ def test_the_order_in_which_attributes_were_set_is_no_part_of_the_key(jit):
 
 
 @OURS
+@pytest.mark.quick(0)
 def test_a_module_that_went_through_flarejax_is_the_same_structure(jit):
     f = jit(lambda m, x: m(x))
     model = MLP(jrn.key(0), 3, 4, 2)

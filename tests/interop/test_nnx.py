@@ -192,6 +192,7 @@ def test_random_streams_advance_as_in_plain_python():
     forked.params()  # made inside, advanced outside
 
 
+@pytest.mark.quick(0)
 def test_train_and_eval_are_two_keys_and_nothing_more():
     model = Net(nnx.Rngs(0))
     f = graftax.jit(lambda m, x: m(x))
@@ -375,7 +376,7 @@ class Block(nnx.Module):
         return self.drop(self.norm(x)) + x
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["eager", "jit"])
 def test_scanned_layers_keep_their_statistics_and_counts_as_under_nnx_scan(jit):
     x = jax.random.normal(jax.random.key(3), (5, 3))

@@ -25,6 +25,7 @@ def named(init: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("axes", [0, BY_TYPE], ids=["axis", "StateAxes"])
+@pytest.mark.quick(0)
 def test_stacked_layers_name_their_axis_and_each_layer_does_not(axes: Any):
     class Layers(nnx.Module):
         @nnx.split_rngs(splits=4)

@@ -110,6 +110,7 @@ def stacked() -> Any:
     ],
     ids=["type", "mixed", "filters", "StateAxes"],
 )
+@pytest.mark.quick(0)
 def test_axes_by_filters(axes: Any):
     models = stacked()
     kind = nnx.StateAxes({nnx.PathContains("norm"): None, ...: 0})

@@ -203,6 +203,7 @@ def test_nnx_functions_work_inside():
     cloned.layers[0].kernel[...] = jnp.zeros((2, 2))
 
 
+@pytest.mark.quick(0)
 def test_nnx_vmap_and_scan_work_inside():
     class Stack(nnx.Module):
         def __init__(self, rngs):

@@ -157,6 +157,7 @@ def test_another_sentinel_is_refused():
 
 
 @pytest.mark.parametrize("depth", [1_000, 50_000])
+@pytest.mark.quick(0)
 def test_deep_graphs_are_refused_too(depth):
     def chain(end):
         for _ in range(depth):

@@ -147,6 +147,7 @@ def counted_recordings(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+@pytest.mark.quick(0)
 def test_one_of_many_structures_in_turn_is_found_without_a_recording(monkeypatch):
     f = graftax.jit(lambda o: o["x"] * len(o["kind"]) + len(o["layers"]))
     inputs = [{"x": f32(i), "kind": "k" * i, "layers": [0] * (i % 3)} for i in range(40)]
@@ -160,6 +161,7 @@ def test_one_of_many_structures_in_turn_is_found_without_a_recording(monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+@pytest.mark.quick(0)
 def test_structures_that_differ_in_two_statics_are_found_too(monkeypatch):
     f = graftax.jit(lambda a, x, b: x + int(a) * 10 + int(b))
     pairs = [(a, b) for a in "01234" for b in "01234"]

@@ -84,6 +84,7 @@ KINDS = [
 
 
 @makers
+@pytest.mark.quick(0)
 def test_dtype_shape_weak_type_and_placement_may_change_at_any_call(make):
     f, choose = graftax.jit(affine), random.Random(0)
     for _ in range(25):
@@ -137,6 +138,7 @@ def test_a_warm_call_inside_transforms(make, jit):
 
 
 @makers
+@pytest.mark.quick(0)
 def test_settings_hold_for_warm_calls_and_no_longer_than_they_are_on(make):
     f = graftax.jit(affine)
     w, b, x = f32(1, 2), f32(3, 4), f32(5, 6)

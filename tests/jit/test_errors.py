@@ -32,6 +32,7 @@ def test_a_deleted_array_is_named():
         graftax.jit(lambda model: model["w"] + 1)({"w": x})
 
 
+@pytest.mark.quick(0)
 def test_a_static_that_keeps_changing_earns_one_warning_with_its_path():
     f = graftax.jit(lambda config, x: x * config["rate"], numbers="static")
     with pytest.warns(graftax.RecompileWarning, match=r"config\['rate'\].*graftax\.Dynamic") as caught:
@@ -160,6 +161,7 @@ def test_structures_that_change_on_every_call_earn_one_warning_with_the_places()
 
 
 @pytest.mark.filterwarnings("error::graftax.RecompileWarning")
+@pytest.mark.quick(0)
 def test_many_different_calls_in_a_row_earn_no_warning():
     f = graftax.jit(lambda a, b: len(a) + len(b))
     a, b = [], []
@@ -169,6 +171,7 @@ def test_many_different_calls_in_a_row_earn_no_warning():
 
 
 @pytest.mark.filterwarnings("error::graftax.RecompileWarning")
+@pytest.mark.quick(0)
 def test_structures_that_change_between_hits_earn_no_warning():
     f = graftax.jit(lambda xs, n: sum(xs) + n)
     for n in range(1, 20):
@@ -176,6 +179,7 @@ def test_structures_that_change_between_hits_earn_no_warning():
             f([jnp.ones(())] * n, 2 * n)
 
 
+@pytest.mark.quick(0)
 def test_two_numbers_that_change_on_every_call_earn_one_warning():
     f = graftax.jit(lambda x, n, m: x * n + m, numbers="static")
     with pytest.warns(graftax.RecompileWarning, match=r"n was 2, is 3\n  m was 4, is 6") as caught:

@@ -272,6 +272,7 @@ def test_a_result_that_holds_an_object_of_the_users_is_not_kept():
     assert ref() is None
 
 
+@pytest.mark.quick(0)
 def test_the_programs_that_wait_are_bounded():
     from graftax._jit import same_function
 

@@ -162,6 +162,7 @@ class Gained:
 SEEN: list[int] = []
 
 
+@pytest.mark.quick(0)
 def test_threads_that_meet_at_once_what_a_helper_reads():
     """Each round its class has another attribute, and the function or JAX may have forgotten what they knew."""
     f, x = graftax.jit(lambda model, x: model.total(x)), jnp.ones(2)

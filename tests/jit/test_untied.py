@@ -84,6 +84,7 @@ def test_functions_of_trees_are_told(step, model):
     assert len(told(step, model())) == 1
 
 
+@pytest.mark.quick(0)
 def test_equinox_modules_with_a_shared_layer_are_told():
     class Model(eqx.Module):
         first: eqx.nn.Linear

@@ -529,6 +529,7 @@ def test_moved_arrays_stay_the_same_arrays():
     assert g[0] is x and g[1] is y
 
 
+@pytest.mark.quick(0)
 def test_a_training_step_trains():
     def loss(params, x):
         return ((params["w"] * x + params["b"] - 3.0) ** 2).mean()
@@ -571,7 +572,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("case", REPLACED)
-@pytest.mark.quick(len(REPLACED))
+@pytest.mark.quick(6)
 def test_what_is_replaced_is_let_go_and_what_stays_is_owned_once(case):
     build, change = REPLACED[case]
 

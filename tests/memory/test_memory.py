@@ -159,6 +159,7 @@ def test_random_keys_have_the_bytes_of_their_data():
     assert report.results[0].bytes == 3 * report.argument_bytes
 
 
+@pytest.mark.quick(0)
 def test_many_arrays_are_summed_as_few_are():
     arrays = [jnp.asarray(np.ones(i, np.float32)) for i in range(1, 34)]
     report = graftax.memory(lambda xs: [x * 2 for x in xs], arrays)

@@ -25,6 +25,7 @@ def in_the_checkout(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.quick(0)
 def test_a_table_of_one_case_gives_numbers_that_were_checked(tmp_path, capsys):
     out = tmp_path / "new" / "out.json"
     args = ["bench", "--rounds", "2", "--case", "^list 10$", "--measure", "reduce", "--measure", "allocated", *PAIR]
@@ -102,7 +103,7 @@ def timed(limit, **kwargs):
     return budgets.Timed("one array", limit, "update", "one array", "jax_tree", **kwargs)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize(
     ("budget", "status"),
     [
@@ -143,6 +144,7 @@ def test_a_clear_miss_is_not_measured_again():
     assert not verdict.held and "measured again" not in verdict.detail
 
 
+@pytest.mark.quick(0)
 def test_a_wrong_result_is_not_equal():
     class Wrong:
         def __getattr__(self, name):

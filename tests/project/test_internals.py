@@ -5,6 +5,7 @@ The decisions are left out: each says what was there when it was taken.
 """
 
 import builtins
+import fnmatch
 import importlib
 import io
 import keyword
@@ -25,7 +26,6 @@ NAME = r"[A-Za-z_]\w*"
 # A name, dotted or not, perhaps called with something.
 CALLABLE = re.compile(rf"({NAME}(?:\.{NAME})*)(\(.*\))?")
 FILE = re.compile(r"[\w./]*(\.(py|pyi|h|cpp|md|toml)|\.\*|/|/\w+)")
-PLACES = [ROOT, ROOT / "python" / "graftax", ROOT / "core", ROOT / "tests"]
 # Where a name may come from that is nobody's here.
 OUTSIDE = ["jax", "jax.numpy", "jax.tree_util", "numpy", "functools", "gc", "types", "decimal"]
 # What a type's own name is, and no module has by that name.
@@ -36,16 +36,25 @@ def sources(*patterns):
     return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
 
 
+def tokens(*patterns):
+    for path in sources(*patterns):
+        yield from tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+
+
+@cache
+def names_in_tests():
+    return {token.string for token in tokens("tests/**/*.py") if token.type == tokenize.NAME}
+
+
 @cache
 def names_in_code():
-    """Every name that the code uses, comments left out; of its strings those that are a name."""
+    """Every name that the package and the core use, comments left out; of their strings those that are a name."""
     found = set()
-    for path in sources("python/graftax/**/*.py", "python/graftax/*.pyi", "tests/**/*.py"):
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
-            if token.type == tokenize.NAME:
-                found.add(token.string)
-            elif token.type == tokenize.STRING and path.is_relative_to(ROOT / "python"):
-                found.update(re.findall(rf"^['\"]({NAME})['\"]$", token.string))
+    for token in tokens("python/graftax/**/*.py", "python/graftax/*.pyi"):
+        if token.type == tokenize.NAME:
+            found.add(token.string)
+        elif token.type == tokenize.STRING:
+            found.update(re.findall(rf"^['\"]({NAME})['\"]$", token.string))
     for path in sources("core/**/*.h", "core/**/*.cpp"):
         code = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         found.update(re.findall(rf"\"({NAME})\"", code))
@@ -61,11 +70,24 @@ def is_outside(name):
     return any(hasattr(importlib.import_module(module), name) for module in OUTSIDE)
 
 
+@cache
+def known_paths():
+    """Of all files and folders of the project, without those that a build or an environment leaves there."""
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name != "build" and path.name[0] != "."]
+    paths = [*ROOT.iterdir(), *folders, *(path for folder in folders for path in folder.rglob("*"))]
+    return {f"/{path.relative_to(ROOT).as_posix()}" for path in paths}
+
+
 def file_exists(text):
-    """A file, a folder, or `core/graph/rows` for source and header; from the root or one of its folders."""
-    text = text.rstrip("/")
-    patterns = [text, f"**/{text}"] + ([f"{text}.*"] if "/" in text and "." not in text else [])
-    return any(next(place.glob(pattern), None) for place in PLACES for pattern in patterns)
+    """A file, a folder, or `core/graph/rows` for source and header; from the root or any folder."""
+    text = text.strip("/")
+    patterns = [f"*/{text}"] + ([f"*/{text}.*"] if "/" in text and "." not in text else [])
+    return any(fnmatch.filter(known_paths(), pattern) for pattern in patterns)
+
+
+@cache
+def module_names():
+    return {path.stem for path in sources("core/**/*.*", "python/graftax/**/*.py")} | {"core", "graftax"}
 
 
 def missing(text):
@@ -73,13 +95,15 @@ def missing(text):
     if FILE.fullmatch(text):
         return [] if file_exists(text) else [text]
     if text.startswith("test_"):
-        return [] if text in names_in_code() or next((ROOT / "tests").rglob(f"{text}.py"), None) else [text]
+        return [] if text in names_in_tests() or next((ROOT / "tests").rglob(f"{text}.py"), None) else [text]
     match = CALLABLE.fullmatch(text)
     if match is None:
         return []  # an expression: an example, and no claim
-    files = {path.stem for path in sources("core/**/*.*", "python/graftax/**/*.py")} | {"core", "graftax"}
     words = match[1].split(".")
-    return [word for word in words if word not in names_in_code() and word not in files and not is_outside(word)]
+    unknown = [
+        word for word in words if word not in names_in_code() and word not in module_names() and not is_outside(word)
+    ]
+    return [word for word in unknown if word not in names_in_tests()]  # which take seconds to read
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

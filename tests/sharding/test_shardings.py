@@ -111,6 +111,7 @@ def test_a_size_that_does_not_divide_is_named_by_its_path():
 
 
 @pytest.mark.skipif(COUNT > 1, reason="has them")
+@pytest.mark.quick(0)
 def test_all_of_this_on_two_devices():
     run_again(__file__, 2)
 

@@ -199,6 +199,7 @@ def test_the_text_is_cut_where_it_would_be_long():
     assert "[0]" not in graftax.show(model, depth=1).text()
 
 
+@pytest.mark.quick(0)
 def test_depth_does_not_count():
     chain = None
     for i in range(5000):

@@ -224,6 +224,7 @@ def test_in_a_branch(transformation: Any):
     assert_same(graftax.flatten(model)[0], graftax.flatten(twin)[0])
 
 
+@pytest.mark.quick(0)
 def test_a_population():
     def member(key: Any) -> Any:
         layer = Box(w=jax.random.normal(key, (3,)))

@@ -284,6 +284,7 @@ def test_value_and_gradients_in_one():
         graftax.optimizer(optax.sgd(1.0), model).update(model, graftax.value_and_grad(loss)(model))
 
 
+@pytest.mark.quick(0)
 def test_rows_of_gradients_are_for_the_transformations_that_take_them():
     model = {"w": jnp.ones(2), "b": jnp.zeros(())}
     rows = graftax.vmap(graftax.grad(lambda m, x: m["w"] @ x + m["b"]), in_axes=(None, 0))(model, jnp.ones((4, 2)))

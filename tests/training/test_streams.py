@@ -72,6 +72,7 @@ def test_counts_come_back_from_transforms(inside, compile):
     assert int(streams.counts["noise"]) == 3 and numbers(streams("noise")) == numbers(plain("noise"))
 
 
+@pytest.mark.quick(0)
 def test_each_row_of_a_vmap_draws_its_own():
     streams = graftax.Streams(0, "params", "noise")
     rows = streams.split(4)

@@ -142,7 +142,7 @@ def _at(linear, tangent):
     return linear[0], linear[1](tangent)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("transform", ["jacfwd", "jacrev", "hessian"])
 def test_jacobians_nest_graphs_as_jax_nests_trees(transform):
     def f(d):

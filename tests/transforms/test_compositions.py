@@ -231,7 +231,7 @@ def web():
 
 
 @pytest.mark.parametrize(("outer", "inner"), PAIRS + PAIRS_WITH_MORE)
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 def test_a_pair_of_transforms_on_a_cyclic_graph(outer, inner):
     check(web, outer, inner)
 

@@ -282,6 +282,7 @@ def test_one_branch_is_that_branch():
     assert box.w.tolist() == [2, 2]
 
 
+@pytest.mark.quick(0)
 def test_branches_are_vmapped_and_differentiated():
     def run(pred: Any, x: Any) -> Any:
         box = Box(x=x, name="n")

@@ -129,6 +129,7 @@ def test_a_recurrent_network_with_an_equinox_cell_is_that_of_jax():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(0)
 def test_an_equinox_module_may_be_the_carry():
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
 

@@ -70,7 +70,7 @@ def nested(level: Callable[[Step], Step], depth: int, state: dict[str, Any]) -> 
     return step
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("level", [scanned, fori, whiled, bounded, branched, mapped, differentiated])
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit])
 def test_a_change_of_captured_state_costs_one_trace_a_level(level: Any, jit: Any):

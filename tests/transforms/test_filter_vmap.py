@@ -67,6 +67,7 @@ def test_a_change_is_dropped_with_a_warning():
     assert sums.shape == (3,) and log["x"] is X
 
 
+@pytest.mark.quick(0)
 def test_functions_are_left_alone_with_what_they_capture():
     start = jnp.arange(2.0)
 

@@ -49,7 +49,7 @@ def run(request):
     return nested
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 def test_an_optimizer_step_with_fresh_dicts_is_a_branch(run):
     step = run(lambda trainer, ok: graftax.cond(ok, trainer.step, lambda: None))
     trainer, plain = Trainer(), Trainer()

@@ -97,6 +97,7 @@ def test_no_steps():
     assert (float(last[0]), float(last[1]), ys.shape) == (1, 2, (0, 3))
 
 
+@pytest.mark.quick(0)
 def test_filters_choose_rows():
     class Block(nnx.Module):
         def __init__(self, rngs):
@@ -183,6 +184,7 @@ def test_filters_choose_what_is_made_inside():
     assert layers(jnp.ones((1, 3))).shape == (1, 3)
 
 
+@pytest.mark.quick(0)
 def test_names_of_axes_are_kept_by_the_transform_of_metadata():
     @graftax.vmap
     @nnx.transform_metadata(in_axes=0, out_axes=0, partition="layers")

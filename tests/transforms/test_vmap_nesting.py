@@ -276,6 +276,7 @@ def test_an_ensemble_is_made_and_run_as_by_equinox() -> None:
     np.testing.assert_allclose(graftax.vmap(make(keys[0]))(XS), jax.vmap(make(keys[0]))(XS), rtol=1e-6)
 
 
+@pytest.mark.quick(0)
 def test_equinox_state_is_mapped() -> None:
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, axis_name="batch", mode="batch")
     _, other = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, axis_name="batch", mode="batch")

@@ -135,7 +135,7 @@ def test_at_most_so_many_steps_are_made(max_steps: int):
     assert difference(expected, graftax.while_loop(is_big, halve, state(), max_steps=max_steps)) is None
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("max_steps", [1, 4, 7, 30])
 def test_a_bounded_loop_is_differentiated_in_reverse(max_steps: int):
     def body(s: Any) -> Any:
