@@ -364,3 +364,38 @@ def test_a_function_by_value_names_them_too():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         graftax.filter_jit(lambda x: helper(x), warn_impure=False)(jnp.ones(2))
+
+
+def test_the_code_itself_does_not_see_the_warning():
+    def records(x):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            time.time()
+        return x * len(seen)
+
+    def catches(x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                time.perf_counter()
+            except Warning:
+                return x - 1
+        return x
+
+    for f in records, catches:
+        with pytest.warns(graftax.ImpureCallWarning, match=f"{f.__name__} calls"):
+            assert graftax.jit(f)(jnp.ones(())) == f(jnp.ones(()))
+
+
+def test_a_warning_that_is_an_error_is_one_at_each_call_and_hides_no_other():
+    def f(x, fails):
+        time.time()
+        return x / [] if fails else x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(graftax.ImpureCallWarning):
+                graftax.jit(f)(jnp.ones(()), False)
+            with pytest.raises(TypeError, match="list"):
+                graftax.jit(f)(jnp.ones(()), True)

@@ -194,9 +194,10 @@ class ImpureCalls:
     def named(self, name: str, wanted: bool, opaque: Sequence[Any] = ()) -> Generator[None]:
         """While a trace of the function `name` runs in this thread: its calls are told of, where that is wanted.
 
-        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on.
+        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. The warnings come at the end:
+        the function may record warnings, or catch those that are errors.
         """
-        watch = _Watch(self, name, opaque) if wanted else None
+        watch, is_raising = _Watch(self, name, opaque) if wanted else None, True
         _THREAD.watches.append(watch)
         try:
             if watch is not None:
@@ -208,10 +209,11 @@ class ImpureCalls:
                 for code, offsets in suspects:
                     watch.look_at(code, offsets)
             yield
+            is_raising = False
         finally:
             _THREAD.watches.pop()
             if watch is not None:
-                watch.end()
+                watch.end(is_raising)
 
 
 class _Watch:
@@ -221,6 +223,7 @@ class _Watch:
         self.calls, self._name, self._looks = calls, name, False
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
+        self._warnings: dict[tuple[str, int, str], tuple[str, str | None]] = {}  # the text, and the name of the module
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
         if not offsets:  # all was told
@@ -231,9 +234,17 @@ class _Watch:
             self.codes[id(code)] = (code, offsets)
             _report_calls_of(code)
 
-    def end(self) -> None:
+    def end(self, is_raising: bool) -> None:
         if self._looks:
             _end()
+        for key, (message, module) in self._warnings.items():
+            try:
+                warnings.warn_explicit(message, ImpureCallWarning, *key[:2], module, _TOLD)
+            except ImpureCallWarning:
+                if not is_raising:  # it must not hide the error that is raised
+                    raise
+            else:
+                self.calls.told.add(key)
 
     def tell(self, call: Call, frame: types.FrameType) -> None:  # unmeasured: in an event
         self._tell(call, frame.f_code, frame.f_lineno, frame.f_globals.get("__name__"))
@@ -244,7 +255,7 @@ class _Watch:
 
     def _tell(self, call: Call, code: types.CodeType, line: int, module: str | None) -> None:
         key = (code.co_filename, line, call.name)
-        if key in self.calls.told:
+        if key in self.calls.told or key in self._warnings:
             return
         verb = IMPURE.replace("calls {call}", "uses {call}") if call.is_read else IMPURE
         message = verb.format(
@@ -254,8 +265,7 @@ class _Watch:
             later=call.kind.later,
             way=call.kind.way,
         )
-        warnings.warn_explicit(message, ImpureCallWarning, code.co_filename, line, module, _TOLD)
-        self.calls.told.add(key)
+        self._warnings[key] = message, module
 
     def tell_of_environ(self, frame: types.FrameType | None) -> None:  # unmeasured: in an event
         """`frame` is of the environment itself."""
