@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from graftax._jax.tracebacks import boundary
@@ -14,9 +14,11 @@ from graftax._jit.jitted_pytree import JittedPytree
 from graftax._jit.options import (
     FilterJitOptions,
     JitOptions,
+    NumberPolicy,
     Options,
     donation,
     names_and_numbers,
+    number_options,
     one_or_more,
     several,
 )
@@ -61,7 +63,7 @@ def jit(
     check: bool = False,
     progress: bool | Callable[[str, float], Any] = False,
     warn_impure: bool = True,
-    numbers: Literal["symbolic", "static"] = "symbolic",
+    numbers: NumberPolicy | Mapping[str, NumberPolicy] = "symbolic",
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """Compiles a function of ordinary Python objects with XLA.
 
@@ -100,7 +102,9 @@ def jit(
         numbers: "symbolic" or "static". A Python `int` or `float` is static at first. With "symbolic", its second value
             costs one more compilation, and there are none after that: Python computes with it on each call, and it is
             an input of the program when combined with an array. Each outcome of a test, and each value used as a
-            shape, gets its own program. With "static", each new value compiles again.
+            shape, gets its own program. With "static", each new value compiles again. A dict says it for patterns of
+            key paths (`{"model.steps": "symbolic", "**.width": "static"}`), from the first call on: a number that is
+            known to change then costs no second compilation. Other numbers are as with "symbolic".
 
     Raises:
         UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
@@ -122,8 +126,8 @@ def jit(
         check=check,
         progress=progress,
         warn_impure=warn_impure,
-        numbers=numbers,
         cache_size=cache_size,
+        **number_options(numbers),
         static=names_and_numbers(static_argnums, static_argnames),
         dynamic=one_or_more(dynamic),
         ignore=several(ignore),
@@ -158,7 +162,7 @@ def filter_jit(
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
     warn_impure: bool = True,
-    numbers: Literal["symbolic", "static"] = "symbolic",
+    numbers: NumberPolicy | Mapping[str, NumberPolicy] = "symbolic",
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
 
@@ -184,7 +188,7 @@ def filter_jit(
         mutation="discard",
         warn_lost=True,
         captured=False,
-        numbers=numbers,
+        **number_options(numbers),
         warn_impure=warn_impure,
         cache_size=cache_size,
         dynamic=one_or_more(dynamic),

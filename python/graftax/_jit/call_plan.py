@@ -50,6 +50,9 @@ class Plan:
         self.donate_patterns = [argument_pattern(text, name, "donate=") for text in patterns]
         self.dynamic, patterns = split_patterns(options.dynamic)
         self.dynamic_patterns = [argument_pattern(text, name, "dynamic=") for text in patterns]
+        self.number_rules = [
+            (argument_pattern(text, name, "numbers="), policy == "symbolic") for text, policy in options.number_patterns
+        ]
         self.ignoring = IgnoreOption(options.ignore, name)
         self._layouts: dict[Layout, tuple[tuple[str, ...], list[int]]] = {}
 
@@ -184,17 +187,19 @@ def covered_leaves(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
 
 
 def refuse_unmatched_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
-    """Raises where a pattern of `ignore=` names an argument and matches nothing, not even a None.
+    """Raises where a pattern of `ignore=` or `numbers=` names an argument and matches nothing, not even a None.
 
     Other patterns are not checked: they may match a capture that is found only when a helper is traced.
     """
-    patterns = [pattern for pattern in plan.ignoring.patterns if pattern.root in names]
-    rows = Structure(graphdef) if patterns else None
+    options = [("ignore=", pattern) for pattern in plan.ignoring.patterns]
+    options += [("numbers=", pattern) for pattern, _ in plan.number_rules]
+    options = [(option, pattern) for option, pattern in options if pattern.root in names]
+    rows = Structure(graphdef) if options else None
     paths = [rows.root_path(row) for row in rows.rows] if rows else []
-    for pattern in patterns:
+    for option, pattern in options:
         covers = argument_coverage_test([pattern], names)
         if covers is None or not any(map(covers, paths)):
             nearby = nearest(pattern.text, (place_name(path, names) for path in paths)) or "nothing"
             raise StructureError(
-                PATTERN_UNMATCHED.format(name=plan.name, option="ignore=", pattern=pattern.text, paths=nearby)
+                PATTERN_UNMATCHED.format(name=plan.name, option=option, pattern=pattern.text, paths=nearby)
             )

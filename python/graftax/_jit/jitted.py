@@ -298,7 +298,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _build(self, call: RecordedCall) -> _core.Entry:
         return build_entry(call)
 
-    def _with_symbols(self, call: RecordedCall, opened: _core.Opened) -> RecordedCall:
+    def _with_symbols(self, call: RecordedCall, opened: _core.Opened, shapes: bool = False) -> RecordedCall:
         """The call with symbolic numbers, if it differs from others only in Python numbers; else as it is."""
         table, plan, roots = self._table, call.plan, call.roots
         if not self._takes_symbols or table.has_entry_for(call.recording, call.context):
@@ -310,9 +310,10 @@ class Jitted(_core.Caller, Generic[P, R]):
         cached = reads.cached.objects if reads is not None else None
         fixed = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.holder is cached}
         changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
-        while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed)) is not None:
+        rules = plan.number_rules
+        while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed, rules)) is not None:
             try:
-                recording = plan.record(roots, call.layout, opened=opened, symbolic=numbers.places.keys())
+                recording = plan.record(roots, call.layout, shapes, opened, numbers.places.keys())
             except GraftaxError:
                 numbers.refuse()
                 continue
@@ -329,7 +330,11 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _record_call_with_symbols(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
         call = self._record_call(args, kwargs)
-        numbers = self._table.numbers.would_be_symbolic(call.recording) if self._takes_symbols else None
+        numbers = (
+            self._table.numbers.would_be_symbolic(call.recording, call.plan.number_rules)
+            if self._takes_symbols
+            else None
+        )
         if numbers is None:
             return None
         try:
@@ -468,7 +473,12 @@ class Jitted(_core.Caller, Generic[P, R]):
         >>> f.cache_info().traces
         4
         """
-        warm(self.lower, self._plan.name, calls, threads, progress)
+        warm(self._lower_as_called, self._plan.name, calls, threads, progress)
+
+    @boundary
+    def _lower_as_called(self, *args: Any, **kwargs: Any) -> Lowered[P, R]:
+        """`lower` with the symbolic numbers that a call would have."""
+        return Lowered(*self._retry_with_new_roots(lambda: self._staged("lower", args, kwargs, as_called=True)))
 
     @boundary
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
@@ -485,8 +495,10 @@ class Jitted(_core.Caller, Generic[P, R]):
         """
         return Traced(*self._retry_with_new_roots(lambda: self._staged("trace", args, kwargs)))
 
-    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
+    def _staged(self, stage: str, args: Any, kwargs: Any, as_called: bool = False) -> tuple[Staging, Any]:
         call = self._record_arguments(args, kwargs)
+        if as_called:
+            call = self._with_symbols(call, _core.Opened(), shapes=True)
         plan, recording, entry = call.plan, call.recording, self._find_or_build_entry(call)
         staged = self._run_stage(call, entry, getattr(entry.compiled, stage))
         bound_count = len(self._prefix)
@@ -494,6 +506,9 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _run_stage(self, call: RecordedCall, entry: _core.Entry, run: Callable[..., Any]) -> Any:
         leaves = call.recording.leaves
+        if call.numbers is not None:
+            call.numbers.resume(entry.host)  # another call may have made the entry
+            leaves = call.numbers.given(leaves)
         flat_arguments = (tuple(leaves),) if entry.tupled else leaves
         staged = _core.run_active(self, call.roots, entry.outcomes, call.recording, run, *flat_arguments)
         if entry.untold:

@@ -18,6 +18,7 @@ from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
+from graftax._graph.patterns import Pattern, coverage_test
 from graftax._graph.structure import Op, RootPath, Structure, place_name
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _MOST_COMPARED = 4  # families, for numbers that changed together with the struc
 _MOST_PINS = 4  # variants for single values of one number, before it is static again
 
 Number = int | float
+NumberRules = Sequence[tuple[Pattern, bool]]  # (what it covers, whether numbers there are symbolic)
 
 
 class Family:
@@ -107,7 +109,7 @@ class Numbers:
     def expects(self) -> bool:
         return bool(self._expected)
 
-    def would_be_symbolic(self, recording: _core.Recording) -> SymbolicNumbers | None:
+    def would_be_symbolic(self, recording: _core.Recording, rules: NumberRules) -> SymbolicNumbers | None:
         """The same for a call that is only asked about."""
         key = self._key(recording, None)
         with _LOCK:
@@ -118,7 +120,7 @@ class Numbers:
             looking._families[key] = copy.deepcopy(families[-1])
         else:
             looking._recent = copy.deepcopy(self._recent)
-        return looking.symbolic(recording, None)
+        return looking.symbolic(recording, None, rules=rules)
 
     @staticmethod
     def _key(recording: _core.Recording, context: Any) -> tuple[Any, ...]:
@@ -131,12 +133,14 @@ class Numbers:
         context: Any,
         changing: Collection[int] = (),
         fixed: Collection[int] = (),
+        rules: NumberRules = (),
     ) -> SymbolicNumbers | None:
         """What is symbolic in a call of this structure, which has no static entry. None where nothing is.
 
         Args:
             changing: roots that are numbers, and were seen to change.
             fixed: roots that no copy stands for in a trace.
+            rules: what the user says of numbers; the first rule that covers one decides.
         """
         found = recording.graphdef.numbers()
         if not found:
@@ -145,11 +149,13 @@ class Numbers:
         family, is_new = self._family(self._key(recording, context), values)
         if is_new:
             structure = Structure(recording.graphdef)
-            family.names = tuple(
-                place_name(structure.root_path(structure.rows[row]), recording.names) for row, _ in found
-            )
+            paths = [structure.root_path(structure.rows[row]) for row, _ in found]
+            family.names = tuple(place_name(path, recording.names) for path in paths)
             family.expect(self._seen_elsewhere(family.names))
             family.expect(self._changed_since(family, values))
+            chosen_by_rules = list(_choose(rules, paths, recording.names))
+            family.expect(i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic)
+            family.make_static([i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic is False])
         if changing:
             at = {row.number for i, row in enumerate(Structure(recording.graphdef).roots) if i in changing}
             family.expect(i for i, (row, _) in enumerate(found) if row in at)
@@ -200,6 +206,12 @@ class Numbers:
     def settle(self) -> None:
         for family in self._recent[-1:]:
             family.settle()
+
+
+def _choose(rules: NumberRules, paths: Sequence[RootPath], names: Sequence[str]) -> Iterator[bool | None]:
+    tests = [(coverage_test([pattern], names), is_symbolic) for pattern, is_symbolic in rules]
+    for path in paths:
+        yield next((is_symbolic for covers, is_symbolic in tests if covers is not None and covers(path)), None)
 
 
 def _numbers_of(structure: Structure, roots: Collection[int], numbers: Sequence[int]) -> list[int]:

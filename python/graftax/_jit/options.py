@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
+
+NumberPolicy = Literal["symbolic", "static"]
 
 
 class FilterJitOptions(TypedDict, total=False):
@@ -21,7 +23,7 @@ class FilterJitOptions(TypedDict, total=False):
     inline: bool
     compiler_options: dict[str, Any] | None
     warn_impure: bool
-    numbers: Literal["symbolic", "static"]
+    numbers: NumberPolicy | Mapping[str, NumberPolicy]
 
 
 class JitOptions(FilterJitOptions, total=False):
@@ -39,6 +41,8 @@ class JitOptions(FilterJitOptions, total=False):
 MUTATION = ("propagate", "error", "discard")
 NUMBERS = ("symbolic", "static")
 DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none", "auto")  # equinox's words, and our own
+
+NOT_A_NUMBER_POLICY = "numbers={given}: expected 'symbolic' or 'static', or a dict from patterns of key paths to these"
 
 AUTO_BY_VALUE = (
     "donate='auto' donates the arrays that a call replaces in the caller's objects, and with mutation={mutation!r} (as "
@@ -62,6 +66,9 @@ class Options:
     progress: Any = dataclasses.field(default=False, compare=False)  # report the stages of a compilation
     warn_impure: bool = dataclasses.field(default=False, compare=False)  # warn about calls that cannot be repeated
     numbers: str = "static"  # "symbolic": Python numbers that change between calls do not compile
+    number_patterns: tuple[
+        tuple[str, str], ...
+    ] = ()  # (pattern of key paths, "symbolic" or "static" from the first call)
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()
@@ -77,8 +84,6 @@ class Options:
     def __post_init__(self) -> None:
         if self.mutation not in MUTATION:
             raise ValueError(f"mutation={self.mutation!r}: expected one of {', '.join(map(repr, MUTATION))}")
-        if self.numbers not in NUMBERS:
-            raise ValueError(f"numbers={self.numbers!r}: expected one of {', '.join(map(repr, NUMBERS))}")
         if self.donate_word == "auto" and self.mutation != "propagate":
             raise ValueError(AUTO_BY_VALUE.format(mutation=self.mutation))
         if self.donate_word == "auto" and self.donate:
@@ -131,6 +136,16 @@ def several(chosen: Any) -> tuple[Any, ...]:
     if chosen is None:
         return ()
     return tuple(chosen) if type(chosen) in (tuple, list) else (chosen,)
+
+
+def number_options(numbers: Any) -> dict[str, Any]:
+    """`numbers=` (a word, or a word for each pattern of key paths) as fields of `Options`."""
+    by_pattern = isinstance(numbers, Mapping)
+    patterns: tuple[tuple[Any, Any], ...] = tuple(numbers.items()) if by_pattern else ()
+    word = "symbolic" if by_pattern else numbers
+    if word not in NUMBERS or not all(isinstance(p, str) and policy in NUMBERS for p, policy in patterns):
+        raise ValueError(NOT_A_NUMBER_POLICY.format(given=repr(numbers)))
+    return {"numbers": word, "number_patterns": patterns}
 
 
 def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:
