@@ -8,7 +8,7 @@
 The public names, by what they are for:
 
 - Compile:
-  jit, eval_shape, make_jaxpr, Static, Dynamic
+  jit, eval_shape, make_jaxpr, Static, Dynamic, cache
 - Transform:
   grad, value_and_grad, jacfwd, jacrev, hessian, jvp, vjp, linearize, vmap, shard_map, scan, Carry, map,
   associative_scan, while_loop, fori_loop, cond, switch, checkpoint, remat, custom_jvp, custom_vjp,
@@ -44,6 +44,7 @@ _setup()
 from graftax import errors, tree, types
 from graftax._base.marks import Dynamic, Static
 from graftax._explain import log_recompiles
+from graftax._export.disk_cache import cache
 from graftax._export.export import export
 from graftax._graph.edit import combine, copy, partition, update
 from graftax._graph.flat_dict import from_dict, to_dict
@@ -107,6 +108,7 @@ from graftax.types import ArrayMemory as ArrayMemory
 from graftax.types import CacheInfo as CacheInfo
 from graftax.types import CallExplanation as CallExplanation
 from graftax.types import Compiled as Compiled
+from graftax.types import DiskCache as DiskCache
 from graftax.types import Explanation as Explanation
 from graftax.types import Exported as Exported
 from graftax.types import GraphDef as GraphDef
@@ -121,7 +123,7 @@ from graftax.types import RecompileLog as RecompileLog
 from graftax.types import Ref as Ref
 from graftax.types import Traced as Traced
 
-__all__ = ["jit", "eval_shape", "make_jaxpr", "Static", "Dynamic"]
+__all__ = ["jit", "eval_shape", "make_jaxpr", "Static", "Dynamic", "cache"]
 __all__ += ["grad", "value_and_grad", "jacfwd", "jacrev", "hessian", "jvp", "vjp", "linearize", "vmap", "shard_map"]
 __all__ += ["scan", "Carry", "map", "associative_scan", "while_loop", "fori_loop", "cond", "switch", "checkpoint"]
 __all__ += ["remat", "custom_jvp", "custom_vjp", "pure_callback", "io_callback", "each", "stack", "unstack"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from graftax._core import GraphDef
 from graftax._explain import CallExplanation, Explanation, RecompileLog
+from graftax._export.disk_cache import DiskCache
 from graftax._export.export import Exported
 from graftax._graph.packed import Packed
 from graftax._graph.path import Path, Ref
@@ -20,6 +21,7 @@ __all__ = [
     "CacheInfo",
     "CallExplanation",
     "Compiled",
+    "DiskCache",
     "Explanation",
     "Exported",
     "GraphDef",

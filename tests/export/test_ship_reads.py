@@ -67,25 +67,32 @@ def module(tmp_path):
         sys.modules.pop(name, None)
 
 
-def saved_and_loaded(first, then, path, x=1.0):
+def saved_and_loaded(first, then, path, way="file", x=1.0):
     """What a function gives after it has loaded the programs of another version, and how often it was traced."""
-    f = first().f
-    f(jnp.asarray(x))
-    f.save_compiled(path)
-    g = then().f
-    loaded = g.load_compiled(path)
-    return loaded, float(g(jnp.asarray(x))), float(g.__wrapped__(jnp.asarray(x))), g.cache_info().traces
+    cache = graftax.cache(path, min_seconds=0) if way == "disk" else None
+    try:
+        f = first().f
+        f(jnp.asarray(x))
+        cache.flush() if cache else f.save_compiled(path)
+        g = then().f
+        loaded = 0 if cache else g.load_compiled(path)
+        found = float(g(jnp.asarray(x)))
+        loaded += g.cache_info().disk
+        return loaded, found, float(g.__wrapped__(jnp.asarray(x))), g.cache_info().traces
+    finally:
+        graftax.cache(None)
 
 
 @pytest.mark.quick(8)
+@pytest.mark.parametrize("way", ["file", "disk"])
 @pytest.mark.parametrize(("source", "call"), READS.values(), ids=READS)
-def test_a_program_is_used_while_all_that_its_code_reads_is_the_same(source, call, module, tmp_path):
+def test_a_program_is_used_while_all_that_its_code_reads_is_the_same(source, call, way, module, tmp_path):
     version = lambda k: lambda: module(HEAD + source.replace("@@", k) + CALL + call)
-    loaded, found, _, traces = saved_and_loaded(version("1.0"), version("1.0"), tmp_path / "same")
+    loaded, found, _, traces = saved_and_loaded(version("1.0"), version("1.0"), tmp_path / "same", way)
     assert (loaded, found, traces) == (1, 1 if found > 0 else -1, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", graftax.RecompileWarning)  # what has state is compared on each call
-        _, found, plain, traces = saved_and_loaded(version("1.0"), version("2.0"), tmp_path / "other")
+        _, found, plain, traces = saved_and_loaded(version("1.0"), version("2.0"), tmp_path / "other", way)
     assert (found, traces) == (plain, 1) and abs(found) == 2
 
 

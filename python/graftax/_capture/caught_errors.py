@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from graftax._base.errors import ImpureCallWarning
+from graftax._base.given_warnings import note_warning
 from graftax._capture.bytecode import is_in_package, is_users
 from graftax._capture.numbers.symbols import Symbol, operation
 
@@ -213,5 +214,6 @@ def tell_of_caught(name: str, raised: list[BaseException]) -> None:
         ):  # else it knows that it runs under a trace
             location = f"{code.co_filename}:{traceback.tb_lineno}"
             message = ERROR_CAUGHT.format(name=name, error=class_name, place=location)
+            note_warning()
             warnings.warn_explicit(message, ImpureCallWarning, code.co_filename, traceback.tb_lineno)
     raised.clear()

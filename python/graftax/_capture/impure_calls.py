@@ -171,6 +171,7 @@ class ImpureCalls:
         self._suspects: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
         self._others: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
         self._reads: weakref.WeakKeyDictionary[types.CodeType, list[_Read]] = weakref.WeakKeyDictionary()
+        self.heard: dict[str, str] = {}  # what was called or read, and where
         self.told: set[tuple[str, int, str]] = set()
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
@@ -191,13 +192,13 @@ class ImpureCalls:
             watch.look_at(code, offsets)
 
     @contextlib.contextmanager
-    def named(self, name: str, wanted: bool, opaque: Sequence[Any] = ()) -> Generator[None]:
-        """While a trace of the function `name` runs in this thread: its calls are told of, where that is wanted.
+    def named(self, name: str, wanted: bool, opaque: Sequence[Any] = (), warns: bool = True) -> Generator[None]:
+        """While a trace of the function `name` runs in this thread: its calls are `heard`, where that is wanted.
 
-        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. The warnings come at the end:
-        the function may record warnings, or catch those that are errors.
+        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. `warns`: they are told, too, at
+        the end: the function may record warnings, or catch those that are errors.
         """
-        watch, is_raising = _Watch(self, name, opaque) if wanted else None, True
+        watch, is_raising = _Watch(self, name, opaque, warns) if wanted else None, True
         _THREAD.watches.append(watch)
         try:
             if watch is not None:
@@ -219,8 +220,8 @@ class ImpureCalls:
 class _Watch:
     """One trace that runs in this thread."""
 
-    def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[Any]) -> None:
-        self.calls, self._name, self._looks = calls, name, False
+    def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[Any], warns: bool) -> None:
+        self.calls, self._name, self._warns, self._looks = calls, name, warns, False
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
         self._warnings: dict[tuple[str, int, str], tuple[str, str | None]] = {}  # the text, and the name of the module
@@ -255,7 +256,8 @@ class _Watch:
 
     def _tell(self, call: Call, code: types.CodeType, line: int, module: str | None) -> None:
         key = (code.co_filename, line, call.name)
-        if key in self.calls.told or key in self._warnings:
+        self.calls.heard.setdefault(call.name if call.is_read else f"{call.name}()", f"{code.co_filename}:{line}")
+        if not self._warns or key in self.calls.told or key in self._warnings:
             return
         verb = IMPURE.replace("calls {call}", "uses {call}") if call.is_read else IMPURE
         message = verb.format(

@@ -26,6 +26,7 @@ from jax.core import Tracer
 
 from graftax import _core
 from graftax._base.errors import LostChangeWarning, MutationError
+from graftax._base.given_warnings import note_warning
 from graftax._capture.bytecode import is_never_asked
 from graftax._graph.structure import place_name
 from graftax._graph.types.describe import is_symbol
@@ -192,6 +193,7 @@ class NumpyWatch:
             i = self._argument(change.array)
             if i is not None:
                 text = change.text(CHANGED, name=self.name, path=self.paths()[i])
+                note_warning()
                 warnings.warn_explicit(text, LostChangeWarning, change.code.co_filename, change.line, change.module)
 
     def forget(self) -> None:

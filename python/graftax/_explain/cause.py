@@ -50,6 +50,7 @@ TEXTS = {
     "evicted": "it was compiled before, and dropped since: {path}",
     "cleared": "it was compiled before, and {path}",
     "loaded": "loaded from a file",
+    "disk": "loaded from the cache on disk",
     "shared": "shared with an equal function",
     "unknown": "{path}",
 }

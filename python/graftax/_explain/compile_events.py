@@ -67,17 +67,8 @@ def record_trace(table: Entries, name: str, recording: _core.Recording, outcomes
         _thread.pending = _Pending(table, variant)
 
 
-def record_loaded(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording) -> None:
-    """Records that the program of a call was loaded from a file."""
-    _record_ready(table, entry, name, recording, "loaded")
-
-
-def record_shared(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording) -> None:
-    """Records that the program of a call is that of an equal function."""
-    _record_ready(table, entry, name, recording, "shared")
-
-
-def _record_ready(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording, cause: str) -> None:
+def record_ready(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording, cause: str) -> None:
+    """Records that the program of a call was there: `loaded` from a file, `shared` with an equal function, `disk`."""
     variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
     variant.set_entry(entry)
     table.history.add_ready(variant, cause)

@@ -43,6 +43,7 @@ class Explanation:
             clock = time.strftime("%H:%M:%S", time.localtime(variant.when))
             lines.append(f"#{variant.number}  {clock}  {headline(variant)}{dropped}")
             lines += cause_lines(variant.nearest, variant.causes, "    ")
+            lines += [f"    cache on disk: {variant.on_disk}"] if variant.on_disk else []
         return "\n".join([*lines, *filter(None, [self.donation])])
 
     def __repr__(self) -> str:

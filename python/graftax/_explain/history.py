@@ -77,7 +77,7 @@ class History:
         log.compiled(variant)
 
     def add_ready(self, variant: Variant, cause: str) -> None:
-        """Adds a program that was not compiled here: `loaded` from a file, or `shared` with an equal function."""
+        """Adds a program that was not compiled here: `loaded` from a file, from the `disk`, or `shared`."""
         variant.causes = (Cause(cause, ""),)
         self.count += 1
         variant.number = self.count

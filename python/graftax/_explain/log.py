@@ -98,6 +98,7 @@ def record(variant: Variant) -> dict[str, Any]:
         "file": variant.where[0],
         "line": variant.where[1],
         "seconds": {part: round(seconds, 6) for part, seconds in variant.seconds.items()},
+        "disk": variant.on_disk,
         "nearest": variant.nearest or None,
         "causes": [
             {"kind": c.kind, "path": c.path, "before": c.before, "now": c.now, "text": str(c), "remedy": c.remedy}
@@ -110,7 +111,7 @@ def headline(variant: Variant) -> str:
     """Seconds and the line of the call, as one line of text."""
     parts = ", ".join(f"{part} in {seconds:.2f} s" for part, seconds in variant.seconds.items())
     if not parts:
-        was_ready = any(cause.kind in ("loaded", "shared") for cause in variant.causes)
+        was_ready = any(cause.kind in ("loaded", "disk", "shared") for cause in variant.causes)
         parts = "nothing was compiled" if was_ready else "as a part of another program"
     file, line = variant.where
     return f"{variant.all_seconds:.2f} s ({parts}), called at {Path(file).name}:{line}"

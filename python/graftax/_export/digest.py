@@ -23,6 +23,7 @@ from graftax._base.missing import MISSING
 from graftax._capture.bytecode import is_users_scope
 from graftax._graph.pickling import ByName, name_for_pickle
 from graftax._graph.structure import Structure, place_name
+from graftax._jit.same_function import meaning_of
 
 NO_NAME = (
     "{name} cannot be saved: {path} is {value}, which counts by identity, and another process has no name for it. "
@@ -164,14 +165,19 @@ def _enum_value(member: enum.Enum) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def code_digest(code: types.CodeType) -> str:
-    """The digest of code: the same in every process for the same instructions, constants and names."""
-    parts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags, code.co_argcount)
-    consts = [_constant(const) for const in code.co_consts]
-    return hashlib.sha256(repr((parts, consts)).encode()).hexdigest()
+    """The digest of what code does: the same in every process, whatever its lines and its docstring are."""
+    return hashlib.sha256(_stable_text(meaning_of(code)).encode()).hexdigest()
 
 
-def _constant(const: Any) -> str:
-    return code_digest(const) if isinstance(const, types.CodeType) else token(const)
+def _stable_text(part: Any) -> str:
+    """The text of a part of a meaning, with the items of a frozenset in an order of their own."""
+    if isinstance(part, types.CodeType):
+        return _stable_text(meaning_of(part))
+    if isinstance(part, (tuple, frozenset)):
+        texts = [_stable_text(item) for item in cast("tuple[Any, ...]", part)]
+        is_set = isinstance(part, frozenset) or (bool(part) and part[0] is frozenset)
+        return f"({', '.join(sorted(texts) if is_set else texts)})"
+    return repr(part)
 
 
 def _import_path(filename: str) -> str:

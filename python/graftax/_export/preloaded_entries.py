@@ -69,6 +69,7 @@ class ProgramsOfFiles:
     def __init__(self, table: FunctionTable, reads: _core.Reads) -> None:
         self._table = weakref.ref(table)
         self.reads = reads
+        self.on_disk: Any = None  # the `FunctionPrograms` of the cache on disk
         self._saved: dict[tuple[str, Any], list[Any]] = {}  # by digest and context
         self._unbound: list[UnboundEntry] = []
 
@@ -116,6 +117,14 @@ class ProgramsOfFiles:
     def find(
         self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None = None
     ) -> Any | None:
+        saved = self._find_loaded(recording, context, name, numbers)
+        if saved is None and self.on_disk is not None:
+            saved = self.on_disk.find(recording, context, name, numbers)
+        return saved
+
+    def _find_loaded(
+        self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None
+    ) -> Any | None:
         if not self._saved or not self.reads.holds():
             return None
         try:
@@ -137,6 +146,8 @@ class ProgramsOfFiles:
     def entry(
         self, entry: _core.Entry, context: Any, arguments: int, program: Any, numbers: SymbolicNumbers | None
     ) -> _core.Entry:
+        if program.source == "disk":
+            self.on_disk.used()
         return shipped_entry(entry, context, arguments, program, numbers)
 
     def runs_only(self, entry: _core.Entry) -> bool:
@@ -155,6 +166,8 @@ class ProgramsOfFiles:
         compiled = PreloadedProgram(saved.programs, structure.tupled, table, key)
         outcomes = list(saved.outcomes)
         entry = _core.Entry(weak, context, compiled, outcomes, structure.arguments, structure.tupled)
+        if saved.numpy_leaves is not None:
+            entry.note_numpy(saved.numpy_leaves)
         if saved.host is not None:
             entry.use_numbers(list(zip(saved.host.leaves, saved.host.kinds, strict=True)), saved.host)
             entry.evaluate = saved.host.compiled(len(outcomes))
@@ -167,7 +180,7 @@ class ProgramsOfFiles:
 
 def _variant(caller: Any, graphdef: _core.GraphDef, saved: Any, program: Program) -> Variant:
     """The variant that `graftax.explain` shows for a loaded program."""
-    signatures = list(map(_array_signature, program.signatures))
+    signatures = [_array_signature(token) for token in program.signatures if token is not None]
     numbers: dict[int, Any] = {}
     if saved.host is not None:
         numbers = {leaf: number_type() for leaf, number_type in zip(saved.host.leaves, saved.host.kinds, strict=True)}

@@ -14,6 +14,7 @@ from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, settings_texts
 from graftax._jax import fast_dispatch
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
+from graftax._jit.trace import encode
 
 Token = tuple[Any, ...]
 
@@ -25,30 +26,52 @@ class Program:
     `digest` is the digest of the lowered program, which hosts compare.
     """
 
-    signatures: tuple[Token, ...]
+    signatures: tuple[Token | None, ...]
     settings: dict[str, str]
     devices: tuple[int, ...]
     digest: str
-    parts: tuple[bytes, Any, Any]
     stage: Any = None
+    parts: tuple[bytes, Any, Any] | None = None
 
     @classmethod
-    def from_lowered(cls, lowered: Any, signatures: tuple[Token, ...], settings: dict[str, str]) -> Program:
-        from jax.experimental import serialize_executable
-
+    def from_lowered(cls, lowered: Any, signatures: tuple[Token | None, ...], settings: dict[str, str]) -> Program:
         stage, program = lowered.compile(), digest(program_text(lowered).encode())
-        return cls(
-            signatures, settings, fast_dispatch.devices_of(stage), program, serialize_executable.serialize(stage)
-        )
+        return cls(signatures, settings, fast_dispatch.devices_of(stage), program, stage)
 
-    def load(self) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"stage": None, "parts": self.parts or self.packed()}
+
+    def packed(self) -> tuple[bytes, Any, Any]:
+        """The parts that JAX loads it from. Raises errors of JAX if it holds something of this process."""
         from jax.experimental import serialize_executable
 
+        return serialize_executable.serialize(self.stage)
+
+    @property
+    def outcome(self) -> int:
+        """The number of its Outcome."""
+        outputs = jax.tree.unflatten(self.stage.out_tree, list(range(self.stage.out_tree.num_leaves)))
+        return _core.decode(outputs[2])
+
+    def load(self, outcome: int | None = None) -> None:
+        """Makes the executable of the parts.
+
+        Args:
+            outcome: the number of its Outcome here, if it is another one than where it was compiled.
+        """
+        from jax.experimental import serialize_executable
+
+        if self.parts is None:
+            return
+        content, in_tree, out_tree = self.parts
+        if outcome is not None:
+            outputs = jax.tree.unflatten(out_tree, list(range(out_tree.num_leaves)))
+            out_tree = jax.tree.structure((outputs[0], outputs[1], encode(outcome)))
         # By default JAX takes all devices of the process, and the executable would expect as many shards of each array.
         device_of = {device.id: device for device in jax.devices()}
         devices = [device_of[number] for number in self.devices]
-        self.stage = serialize_executable.deserialize_and_load(*self.parts, execution_devices=devices)
-        self.parts = b"", None, None
+        self.stage = serialize_executable.deserialize_and_load(content, in_tree, out_tree, execution_devices=devices)
+        self.parts = None
 
 
 def settings_tokens() -> dict[str, str]:
@@ -93,12 +116,19 @@ class Shipped:
     """Runs the executable that fits, otherwise the entry's own `jax.jit` object, whose interface it has."""
 
     def __init__(self, compiled: Any, programs: Sequence[Program], tupled: bool) -> None:
-        self._compiled, self._programs, self._tupled = compiled, programs, tupled
-        self.lower, self.trace = compiled.lower, compiled.trace
+        self._compiled, self._tupled = compiled, tupled
+        self.programs = list(programs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_compiled", "programs"):  # before __init__
+            raise AttributeError(name)
+        return getattr(self._compiled, name)
 
     def __call__(self, *arguments: Any) -> Any:
+        if not self.programs:
+            return self._compiled(*arguments)
         leaves = arguments[0] if self._tupled else arguments
-        program = self._fitting(leaves)
+        program = fitting(self.programs, leaves)
         if program is None:
             return self._compiled(*arguments)
         if isinstance(self._compiled, CrossHostCheck):
@@ -107,18 +137,21 @@ class Shipped:
 
     def stage_for(self, leaves: Sequence[Any]) -> Any:
         """The loaded executable for leaves like these, or None."""
-        program = self._fitting(leaves)
+        program = fitting(self.programs, leaves) if self.programs else None
         return None if program is None else program.stage
-
-    def _fitting(self, leaves: Sequence[Any]) -> Program | None:
-        return fitting(self._programs, leaves)
 
 
 def shipped_entry(entry: _core.Entry, context: Any, arguments: int, saved: Any, numbers: Any) -> _core.Entry:
     """An entry that runs saved programs. Their Outcomes come first: the executables refer to them by number."""
     entry.outcomes.extend(saved.outcomes)
-    compiled = Shipped(entry.compiled, saved.programs, entry.tupled)
+    compiled = entry.compiled
+    if isinstance(compiled, Shipped):
+        compiled.programs.extend(saved.programs)
+    else:
+        compiled = Shipped(compiled, saved.programs, entry.tupled)
     shipped = _core.Entry(entry.graphdef, context, compiled, entry.outcomes, arguments, entry.tupled)
+    if saved.numpy_leaves is not None:
+        shipped.note_numpy(saved.numpy_leaves)
     if numbers is not None:
         numbers.resume(saved.host)
         shipped.use_numbers(list(zip(saved.host.leaves, saved.host.kinds, strict=True)), saved.host)

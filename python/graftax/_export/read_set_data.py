@@ -8,6 +8,7 @@ them compares the same values, has the same roots, and notices later changes as 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import sys
 import types
@@ -72,6 +73,16 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
     }
 
 
+def key_of_data(data: dict[str, Any]) -> str:
+    """Equal for equal read sets, in whatever order their parts were met. That of the roots counts."""
+    texts = [f"{name} {value if name == 'origins' else _sorted_text(value)}" for name, value in sorted(data.items())]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def _sorted_text(value: Any) -> str:
+    return repr(sorted(map(repr, value)) if isinstance(value, list) else value)
+
+
 def _attributes(reads: ReadSet, find_holder: Callable[[Any], Holder]) -> Iterator[tuple[Holder, list[str]]]:
     """The functions whose attributes the code may read, with the names of their attributes."""
     for function in reads.named.functions():
@@ -128,12 +139,14 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     for function, name, saved_token in cells:
         if value_token(_cell(function, name).cell_contents) != saved_token:
             return f"{name}, a variable of {function.__qualname__}, is another one"
+    order = {origin.what: i for i, origin in enumerate(origins)}
+    if not {origin.what for origin in reads.origins} <= order.keys():
+        return "its code reads other things"
     for origin in origins:
         if origin.assigned:
             reads.assign(origin)
         elif not any(existing.what == origin.what for existing in reads.origins):
             reads._add_origin(origin)  # pyright: ignore[reportPrivateUsage]
-    order = {origin.what: i for i, origin in enumerate(origins)}
     if {origin.what for origin in reads.origins} != order.keys():
         return "its code reads other things"
     reads.origins.sort(key=lambda origin: order[origin.what])

@@ -12,6 +12,7 @@ from jax.tree_util import SequenceKey
 from graftax import _core
 from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
+from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
 from graftax._jit.donation import DonationWarnings, donated_leaves
 from graftax._jit.donor import Donor
@@ -71,6 +72,8 @@ def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
         donor = Donor(plan.name, compiled, tupled, jit_options)
     if not staged and compares_hosts():
         compiled = CrossHostCheck(compiled, plan, layout, outcomes, numbers, tupled)
+    if not staged and (store := program_store.current()) is not None:
+        compiled = store.extensible(compiled, tupled)
     entry = _core.Entry(weak, call.context, compiled, outcomes, call.arguments, tupled)
     if donor is not None:
         entry.donor = donor

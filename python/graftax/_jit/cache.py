@@ -35,7 +35,8 @@ _TABLES = "__graftax_tables__"
 class CacheInfo(NamedTuple):
     """The result of `Jitted.cache_info`: hits and misses of calls, the cache's sizes, and the number of traces.
 
-    `shared` counts the programs that were taken over from an equal function. They count as hits.
+    `shared` counts the programs that were taken over from an equal function. They count as hits. `disk` counts the
+    programs that were found in the cache of `graftax.cache` and not compiled.
     """
 
     hits: int
@@ -44,6 +45,7 @@ class CacheInfo(NamedTuple):
     currsize: int
     traces: int
     shared: int = 0
+    disk: int = 0
 
 
 class LoadedPrograms(Protocol):
@@ -83,16 +85,17 @@ class FunctionTable(_core.Table):
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.advice = Advice()
         self.history = History()
-        self.loaded: LoadedPrograms | None = None  # from `load_compiled`
+        self.loaded: LoadedPrograms | None = None  # from `load_compiled`, or from the cache on disk
         self.frozen = False  # a call that would compile raises instead
         self.numpy_is_constant = False  # of captured arrays: the code asks for their values
         self.warned_of_lost_sharing = False
+        self.has_warned = False  # a trace has warned of what the code does
         self._make_read_set = read_set_factory(options)
         self._join(sharing_of(function, options, self._make_read_set))
         self.impure_calls_only = Overheard()
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
-        self.misses = self.slow_hits = self.traces = self.shared = 0
+        self.misses = self.slow_hits = self.traces = self.shared = self.disk = 0
         self.requested_ids: dict[int, dict[int, int]] = {}  # ids that user code read in a trace, by id(Outcome)
         self.numpy_leaves: dict[int, list[bool]] = {}  # of traces that changed arrays in place, by id(Outcome)
         self.blocking_outcomes: set[int] = set()  # id(Outcome): an error check of a library needs its result
@@ -164,7 +167,8 @@ class FunctionTable(_core.Table):
         for oldest in sorted(entries, key=lambda k: entries[k].used)[:too_many] if too_many > 0 else ():
             self.drop(oldest, CACHE_FULL.format(size=self.maxsize))
         stored = self.entries.setdefault(key, entry)
-        self.sharing.add(key, stored)
+        if self.loaded is None or not self.loaded.runs_only(stored):
+            self.sharing.add(key, stored)
         return stored
 
     def find(self, recording: _core.Recording, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
@@ -183,13 +187,13 @@ class FunctionTable(_core.Table):
     def share(self, recording: _core.Recording, context: Any, name: str) -> _core.Entry | None:
         """Takes over the entry of an equal function that serves this recording, if there is one."""
         entry = self.sharing.entry_for(recording, context)
-        if entry is None or self.loaded is not None:
+        if entry is None:
             return None
         key = self.find(recording, context)[1]
         entry = self.store((entry.graphdef, *key[1:]), entry)
         self.slow_hits += 1
         self.shared += 1
-        compile_events.record_shared(self, entry, name, recording)
+        compile_events.record_ready(self, entry, name, recording, "shared")
         return entry
 
     def has_entry_for(self, recording: _core.Recording, context: Any) -> bool:
@@ -244,11 +248,11 @@ class FunctionTable(_core.Table):
     def clear(self) -> None:
         self.clear_entries()
         self.stop_sharing()  # for a new read set, because the old one keeps classes and functions alive
-        self.advice, self.warned_of_lost_sharing = Advice(), False
+        self.advice, self.warned_of_lost_sharing, self.has_warned = Advice(), False, False
         self.history = self.history.fresh()
         self.loaded = None
         self.numpy_is_constant = False
-        self.misses = self.slow_hits = self.traces = self.shared = 0
+        self.misses = self.slow_hits = self.traces = self.shared = self.disk = 0
 
 
 def read_set_factory(options: Options) -> Callable[[], ReadSet | None]:

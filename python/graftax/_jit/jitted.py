@@ -26,6 +26,7 @@ import jax.core
 
 from graftax import _core
 from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
+from graftax._base.given_warnings import note_warning
 from graftax._base.handles import is_handle
 from graftax._capture.leaked_tracers import ended_among, is_unexpected
 from graftax._capture.retrace_signals import MOST_RESTARTS, NewReads
@@ -41,6 +42,7 @@ from graftax._jax.compat import (
     lacks_symbols,
 )
 from graftax._jax.tracebacks import boundary, caller_level
+from graftax._jit import program_store
 from graftax._jit.advice import note_comparison
 from graftax._jit.build_entry import build_entry, leaf_options
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
@@ -232,6 +234,9 @@ class Jitted(_core.Caller, Generic[P, R]):
         refuse_around(plan.name)
         if table.loaded is not None and table.loaded.make_entry(roots, layout, context):
             raise NewReads
+        store = program_store.current()
+        if store is not None and store.adopt(self):
+            raise NewReads
         # The one recording of this call: building the entry and the trace reuse it.
         try:
             recording = plan.record(roots, layout, opened=opened)
@@ -286,7 +291,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         entry = table.store(key, entry)
         leaves = recording.leaves if numbers is None else numbers.given(recording.leaves)
         if loaded is not None and entry.compiled.stage_for(leaves) is not None:
-            compile_events.record_loaded(table, entry, name, recording)
+            compile_events.record_ready(table, entry, name, recording, loaded.source)
         return entry
 
     def _advise(self, call: RecordedCall) -> None:
@@ -365,16 +370,18 @@ class Jitted(_core.Caller, Generic[P, R]):
             self._table.blocking_outcomes.discard(id(outcome))
             entry.note_identities(self._table.requested_ids.pop(id(outcome), {}))
             if id(outcome) in self._table.numpy_leaves:
-                entry.note_numpy(self._table.numpy_leaves.pop(id(outcome)))
+                self._table.sharing.numpy_leaves[entry] = leaves = self._table.numpy_leaves.pop(id(outcome))
+                entry.note_numpy(leaves)
         compile_events.finish_trace(self._table)
         if entry.host is None:
             self._table.numbers.settle()
         else:
             entry.evaluate = entry.host.compiled(len(entry.outcomes))
-        if self._table.reads is None:
-            return None
-        reads = self._table.reads.reads()
-        keep(self._table.sharing, entry, reads)
+        reads = self._table.reads and self._table.reads.reads()
+        if reads is not None:
+            keep(self._table.sharing, entry, reads)
+        if (store := program_store.current()) is not None:
+            store.keep(self, entry)
         return reads
 
     @boundary
@@ -622,7 +629,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def cache_info(self) -> CacheInfo:
         """The number of hits and misses, the maximal and the current number of structures, and the number of traces."""
         t = self._table
-        return CacheInfo(t.hits + t.slow_hits, t.misses, t.maxsize, len(t.entries), t.traces, t.shared)
+        return CacheInfo(t.hits + t.slow_hits, t.misses, t.maxsize, len(t.entries), t.traces, t.shared, t.disk)
 
     def _cache_size(self) -> int:
         """The number of programs. `jax.jit` has it under this name, and many tests count compilations by it."""
@@ -770,4 +777,5 @@ def _bind_to(jitted: Jitted[P, R], instance: Any) -> Jitted[Any, R]:
 def _on_trace(name: str, options: Options, table: FunctionTable, lost: list[str]) -> None:
     table.traces += 1
     if lost and options.warn_lost:
+        note_warning()
         warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

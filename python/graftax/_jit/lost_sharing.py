@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from graftax import _core
 from graftax._base.errors import UntiedWarning
+from graftax._base.given_warnings import note_warning
 from graftax._base.key_path import keystr
 from graftax._graph.structure import Op, RootPath, Row, Structure, place_name
 from graftax._jax.equation_match import same_step
@@ -114,6 +115,7 @@ def _warn(
         other=second_output,
         remedy=remedy,
     )
+    note_warning()
     warnings.warn(text, UntiedWarning, caller_level())
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
+from graftax._base.given_warnings import count_warnings
 from graftax._capture.caught_errors import tell_of_caught
 from graftax._capture.constant_arrays import read_only
 from graftax._capture.host_callbacks import codes as host_codes
@@ -42,6 +43,7 @@ from graftax._jax.compat import (
 )
 from graftax._jax.error_notes import clarify
 from graftax._jax.nested_jit import private_caches
+from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
@@ -109,8 +111,12 @@ def flat_function(
             raise GraftaxError(f"{plan.name} was traced outside of a call")
         caller, roots, recording, computed = active
         recording = recording or plan.record(roots, layout, shapes, symbolic=numbers.places.keys() if numbers else ())
+        store = None if shapes or numbers else program_store.current()
+        if store is not None and store.add_program(caller, recording, outcomes):
+            raise NewReads
         if caller._table.frozen and not shapes:
             frozen.refuse(caller._table, plan.name, recording)
+        warnings_before = count_warnings()
         finished = take_finished(caller._table, recording, leaves)
         if finished is not None:
             outcome, outputs = finished.outcome, finished.repeat(leaves)
@@ -129,9 +135,8 @@ def flat_function(
                 computed,
                 lambda values: trace(*run_arguments, values, donated, by_value, True),
             )
-        with _OUTCOME_LOCK:  # two threads may trace one entry at once
-            number = len(outcomes)
-            outcomes.append(outcome)
+        caller._table.has_warned |= count_warnings() != warnings_before
+        number = add_outcome(outcomes, outcome)
         if not shapes:
             compile_events.record_trace(caller._table, plan.name, recording, outcomes)
         # Symbolic numbers of the result are computed by the host: they are not outputs of the program.
@@ -141,6 +146,13 @@ def flat_function(
     flat.__name__ = flat.__qualname__ = plan.name
     flat.__wrapped__ = plan.definition  # type: ignore[attr-defined]
     return flat
+
+
+def add_outcome(outcomes: list[_core.Outcome], outcome: _core.Outcome) -> int:
+    """Adds an Outcome to those of an entry. Returns its number."""
+    with _OUTCOME_LOCK:  # two threads may trace one entry at once
+        outcomes.append(outcome)
+        return len(outcomes) - 1
 
 
 def trace(
@@ -207,7 +219,9 @@ def _trace_once(
             return caller._table.make_numpy_constant(growth.recording if growth else recording, arguments)
 
         try:
-            with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure, recording.opaque):
+            is_heard = options.warns_impure or (program_store.current() is not None and not options.check)
+            heard = (reads or impure_calls).impure.named(plan.name, is_heard, recording.opaque, options.warns_impure)
+            with caches, heard:
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
                 if reads is not None or _core.is_watched() or not options.warns_impure:
                     result = signature.call(*call_arguments)

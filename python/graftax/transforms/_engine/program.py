@@ -14,6 +14,7 @@ import numpy as np
 
 from graftax import _core
 from graftax._base.errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
+from graftax._base.given_warnings import note_warning
 from graftax._capture.namespaces import seen
 from graftax._capture.numbers.symbols import NUMBERS
 from graftax._capture.signature import Signature, call_opaque, refuse_generators, resolve
@@ -226,6 +227,7 @@ class Program:
             self.sources = aliases.sources(outputs)
         if lost:
             paths = ", ".join(changed)
+            note_warning()
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
         self.outcome, self.changed, self._recording = outcome, changed, recording
         numbers = {id(leaf): i for i, leaf in enumerate(input_leaves)}

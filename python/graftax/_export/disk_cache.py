@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`graftax.cache`: compiled programs stay on disk, and the next process runs them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from pathlib import Path
+
+from graftax._base.errors import GraftaxError, RecompileWarning
+from graftax._export.disk_programs import check_owner
+from graftax._export.disk_store import DiskStore
+from graftax._jax.tracebacks import caller_level
+from graftax._jit import program_store
+
+ENVIRONMENT = "GRAFTAX_CACHE"
+OTHERS_MAY_WRITE = (
+    "{folder} cannot be a cache of compiled programs: it belongs to somebody else, or others may write to it, and what "
+    "is loaded from there is run. Take a folder of your own, or close it for others: chmod 700 {folder}"
+)
+NO_FOLDER = "there is no cache on disk: {folder} cannot be made ({error})"
+NOT_POSITIVE = "{name}={value}: expected {expected}"
+
+
+class DiskCache:
+    """A cache of compiled programs that `graftax.cache` has turned on.
+
+    Attributes:
+        folder: where the programs are.
+        min_seconds: a program that was traced and compiled in less time is not written.
+        max_bytes: the size of all files.
+    """
+
+    folder: Path
+    min_seconds: float
+    max_bytes: int
+
+    def __init__(self, store: DiskStore, max_bytes: int) -> None:
+        self.folder, self.min_seconds, self.max_bytes = store.folder, store.min_seconds, max_bytes
+        self._store = store
+
+    def flush(self) -> None:
+        """Waits until everything that was compiled so far is written. At its end, a process does this by itself."""
+        self._store.writer.flush()
+
+    def __repr__(self) -> str:
+        return f"<graftax cache in {self.folder}>"
+
+
+_active: DiskStore | None = None
+_was_chosen = False  # by a call, which counts more than the environment
+
+
+def cache(
+    folder: str | os.PathLike[str] | None, *, min_seconds: float = 0.5, max_bytes: int = 2 << 30
+) -> DiskCache | None:
+    """Keeps compiled programs in a folder, so that the next process neither traces nor compiles them.
+
+    A program is used where everything is as it was when it was compiled: the function and all that its code reads, its
+    options, the structure of the call, shapes, JAX and its settings, Python, and the devices. `GRAFTAX_CACHE=folder`
+    in the environment does the same for a whole run. It is off by default.
+
+    Programs are written in the background. `explain(f)` says of each one whether it was found, and if not, why;
+    `f.cache_info().disk` counts those that were. The files hold pickles and machine code, which are run: the folder has
+    to be one that only you may write.
+
+    Args:
+        folder: is made if it does not exist. None: no cache from now on.
+        min_seconds: a program that was traced and compiled in less time is not written.
+        max_bytes: the size of all files. What was used longest ago is removed.
+
+    Returns:
+        The cache, whose `flush()` waits until everything is written; None if there is none.
+
+    Raises:
+        GraftaxError: if others may write to the folder.
+
+    Example:
+        >>> import tempfile
+        >>> programs = graftax.cache(tempfile.mkdtemp(), min_seconds=0)
+        >>> f = graftax.jit(lambda x: x * 2)
+        >>> f(jnp.ones(2)), programs.flush()
+        (Array([2., 2.], dtype=float32), None)
+        >>> f.clear_cache()  # as a fresh process
+        >>> f(jnp.ones(2)), f.cache_info().traces, f.cache_info().disk
+        (Array([2., 2.], dtype=float32), 0, 1)
+        >>> graftax.cache(None)
+    """
+    global _active, _was_chosen
+    store = None if folder is None else _store_in(folder, min_seconds, max_bytes)
+    _active, _was_chosen = store, True
+    return None if store is None else DiskCache(store, max_bytes)
+
+
+def _store_in(folder: str | os.PathLike[str], min_seconds: float, max_bytes: int) -> DiskStore | None:
+    if min_seconds < 0:
+        raise ValueError(NOT_POSITIVE.format(name="min_seconds", value=min_seconds, expected="0 or more"))
+    if max_bytes < 1:
+        raise ValueError(NOT_POSITIVE.format(name="max_bytes", value=max_bytes, expected="at least 1"))
+    path = Path(os.path.realpath(Path(folder).expanduser()))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(path)
+    except PermissionError as error:
+        if path.is_dir():
+            raise GraftaxError(OTHERS_MAY_WRITE.format(folder=path)) from error
+        warnings.warn(NO_FOLDER.format(folder=path, error=error), RecompileWarning, caller_level())
+        return None
+    except OSError as error:
+        warnings.warn(NO_FOLDER.format(folder=path, error=error), RecompileWarning, caller_level())
+        return None
+    return DiskStore(path, min_seconds, max_bytes)
+
+
+@functools.cache
+def _from_environment() -> DiskStore | None:
+    folder = os.environ.get(ENVIRONMENT, "")
+    return _store_in(folder, 0.5, 2 << 30) if folder else None
+
+
+def _current() -> DiskStore | None:
+    return _active if _was_chosen else _from_environment()
+
+
+program_store.use(_current)

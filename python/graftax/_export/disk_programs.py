@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cache on disk has of one function: a file for each program, and one for each read set that they depend on.
+
+The name of a program's file says what it is for: the read set, the structure of the call, its arrays and settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pickle
+import re
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+
+from graftax import _core
+from graftax._base.errors import GraftaxError, RecompileWarning
+from graftax._explain import array_signatures
+from graftax._export.digest import digest
+from graftax._export.disk_writer import PROGRAM, READS
+from graftax._export.program_file import read_file, read_header
+from graftax._export.programs import Token, fitting, settings_tokens, signature_token
+from graftax._export.read_set_data import restore
+from graftax._export.saved_entry import Saved
+from graftax._jax import fast_dispatch
+from graftax._jax.tracebacks import caller_level
+from graftax._jit.number_policy import SymbolicNumbers
+from graftax._jit.trace import add_outcome
+
+NOTHING = "nothing of this function"
+OTHER_STRUCTURE = "no program for arguments of this structure with these static values"
+OTHER_ARRAYS = "no program for arrays of these shapes, dtypes and devices under these settings of JAX"
+OTHER_NUMBERS = "no program whose guards hold for these numbers"
+UNREADABLE = "{path}, a program in the cache on disk, cannot be read and is removed ({error}). It is compiled again."
+
+
+def short_digest(*parts: Any) -> str:
+    """A part of the name of a file."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallKey:
+    """What a program is for, besides the function and its read set: the structure, and arrays with settings of JAX."""
+
+    structure: str
+    arrays: str
+
+    @classmethod
+    def of(
+        cls,
+        fingerprint: str,
+        context: Any,
+        settings: dict[str, str],
+        tokens: Sequence[Token | None],
+        number_leaves: Sequence[int] | None,
+    ) -> CallKey:
+        """The key of a call. The arrays of one with symbolic numbers are compared when the file is read.
+
+        Args:
+            fingerprint: of the structure.
+            number_leaves: the leaves that are symbolic numbers; None if there are none.
+        """
+        arrays = tokens if number_leaves is None else ("symbolic", *number_leaves)
+        return cls(short_digest(fingerprint), short_digest(context, sorted(settings.items()), tuple(arrays)))
+
+    def file_name(self, reads: str, variant: str) -> str:
+        return "-".join(filter(None, (reads, self.structure, self.arrays, variant))) + PROGRAM
+
+
+def folder_name(caller: Any, environment: dict[str, Any]) -> str:
+    """The name of a function's folder: the same for all versions up to the last part."""
+    function = caller._function
+    name = re.sub(r"\W", "_", caller._plan.name)[:40]
+    where = short_digest(function.__module__, function.__qualname__)
+    return f"{name}-{where}-{short_digest(sorted(environment.items()))}"
+
+
+class FunctionPrograms:
+    """The files of one function. Its table has it, and asks it at each miss.
+
+    Args:
+        folder: of the function, which need not exist.
+        environment: what the programs of this folder depend on besides what the code reads.
+    """
+
+    def __init__(self, table: Any, folder: Path, environment: dict[str, Any]) -> None:
+        self._table = weakref.ref(table)
+        self.folder, self.environment = folder, environment
+        self.miss = NOTHING
+        self._adopted: dict[str, _core.Reads] = {}  # by the key of a read set: the bindings that have to hold
+        self._refused = ""  # why the last read set was not adopted
+        self._found: tuple[Path, Saved] | None = None  # the last one
+
+    # ---- what the code reads
+
+    def adopt(self, caller: Any) -> bool:
+        """Takes over the read sets that hold here. True if the function has new roots now.
+
+        Those with the most roots come first: the last process of several that traced one function had all of them.
+        """
+        table = caller._table
+        waiting = [path for path in self._paths(READS) if path.stem not in self._adopted]
+        if not waiting:
+            if not self._adopted:
+                self.miss = self._other_versions()
+            return False
+        read_sets = [(path.stem, data) for path in waiting if (data := self._unpickled(path)) is not None]
+        roots = table._known_roots()
+        table.reads.note_itself(caller._function)
+        for key, data in sorted(read_sets, key=lambda item: len(item[1]["origins"]), reverse=True):
+            if table.entries and len(data["origins"]) != len(table.reads.origins):
+                self._refused = "its code reads other things"  # with new roots, the entries would be dropped
+                continue
+            difference = restore(data, table.reads)
+            if difference is not None:
+                self._refused = difference
+                continue
+            self._adopted[key] = table.reads.reads()
+            for path in self._paths(PROGRAM, key):
+                with contextlib.suppress(OSError, ValueError):
+                    table.numbers.expect(frozenset(read_header(path).get("numbers", ())))
+        return table._known_roots() != roots
+
+    def _other_versions(self) -> str:
+        """What differs from the programs of this function that other versions have written."""
+        versions = sorted(self.folder.parent.glob(f"{self.folder.name.rpartition('-')[0]}-*/*{READS}"), key=_time)
+        for path in reversed(versions):
+            with contextlib.suppress(OSError, ValueError):
+                header = read_header(path)
+                differences = [f"{k} was {header[k]}, is {v}" for k, v in self.environment.items() if header[k] != v]
+                return "; ".join("another code" if text.startswith("code was") else text for text in differences)
+        return NOTHING
+
+    # ---- programs
+
+    def find(
+        self,
+        recording: _core.Recording,
+        context: Any,
+        name: str,
+        numbers: SymbolicNumbers | None = None,
+        outcomes: list[_core.Outcome] | None = None,
+    ) -> Saved | None:
+        """The program for a call, loaded.
+
+        Args:
+            outcomes: of the entry that it is added to; None for an entry of its own.
+        """
+        self.miss = self._refused or self.miss
+        adopted = [key for key, reads in self._adopted.items() if reads.holds()]
+        if not adopted or any(isinstance(leaf, jax.core.Tracer) for leaf in recording.leaves):
+            return None
+        try:
+            fingerprint = digest(recording.graphdef, recording.names, name)
+        except GraftaxError as error:
+            self.miss = str(error)
+            return None
+        number_leaves = numbers.leaves if numbers is not None else None
+        tokens = list(map(signature_token, array_signatures(recording.leaves)))
+        key = CallKey.of(fingerprint, context, settings_tokens(), tokens, number_leaves)
+        paths = [path for reads in adopted for path in self._paths(PROGRAM, f"{reads}-{key.structure}-")]
+        for path in paths:
+            if path.stem.split("-")[2] == key.arrays and (saved := self._loaded(path, recording, numbers, outcomes)):
+                with contextlib.suppress(OSError):
+                    os.utime(path)
+                    os.utime(path.with_name(path.name.partition("-")[0] + READS))
+                return saved
+        self.miss = (OTHER_ARRAYS if numbers is None else OTHER_NUMBERS) if paths else OTHER_STRUCTURE
+        return None
+
+    def _loaded(
+        self,
+        path: Path,
+        recording: _core.Recording,
+        numbers: SymbolicNumbers | None,
+        outcomes: list[_core.Outcome] | None,
+    ) -> Saved | None:
+        if self._found is not None and self._found[0] == path and outcomes is None:
+            return self._found[1]
+        saved = self._unpickled(path)
+        if saved is None or not _fits(saved, recording, numbers):
+            return None
+        number = None if numbers is not None else 0
+        if outcomes is not None:
+            number = add_outcome(outcomes, saved.outcomes[0])
+        try:
+            for program in saved.programs:
+                program.load(number)
+        except Exception as error:
+            self._remove(path, error)
+            return None
+        self._found = None if outcomes is not None else (path, saved)
+        return saved
+
+    def _unpickled(self, path: Path) -> Any | None:
+        """What a file holds. None, with a warning, if it cannot be read."""
+        try:
+            check_owner(path)
+            header, payload = read_file(path)
+            if path.suffix == READS:
+                return pickle.loads(payload)
+            saved_pickle, programs = pickle.loads(payload)
+            saved: Saved = pickle.loads(saved_pickle)
+            saved.programs, saved.source = programs, "disk"
+            saved.restore_numbers()
+        except FileNotFoundError:  # another process has removed it
+            return None
+        except Exception as error:
+            self._remove(path, error)
+            return None
+        if header.get("direct"):
+            fast_dispatch.skip_self_test()
+        return saved
+
+    def used(self) -> None:
+        """The program that was found last is run from now on."""
+        self._found = None
+        if (table := self._table()) is not None:
+            table.disk += 1
+
+    def _remove(self, path: Path, error: Exception) -> None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        text = UNREADABLE.format(path=path, error=f"{type(error).__name__}: {error}")
+        warnings.warn(text, RecompileWarning, caller_level())
+
+    def _paths(self, suffix: str, prefix: str = "") -> Iterator[Path]:
+        try:
+            names = os.listdir(self.folder)
+        except OSError:
+            names = []
+        yield from (self.folder / name for name in sorted(names) if name.endswith(suffix) and name.startswith(prefix))
+
+
+def _fits(saved: Saved, recording: _core.Recording, numbers: SymbolicNumbers | None) -> bool:
+    """Does a saved entry serve this recording, of its structure?"""
+    leaves = list(recording.leaves)
+    if saved.numpy_leaves is not None:
+        were_numpy = zip(leaves, saved.numpy_leaves, strict=True)
+        if any(isinstance(leaf, np.ndarray | np.generic) and not was_numpy for leaf, was_numpy in were_numpy):
+            return False
+    if numbers is None or saved.host is None:
+        return numbers is None and saved.host is None
+    if saved.host.leaves != numbers.leaves or not saved.host.serves([leaves[leaf] for leaf in numbers.leaves]):
+        return False
+    for leaf in numbers.leaves:
+        leaves[leaf] = np.int32(0)
+    return fitting(saved.programs, [*leaves, *saved.host.vectors((), ())]) is not None
+
+
+def check_owner(path: Path) -> None:
+    """Raises PermissionError for a file or a folder that others may write: loading runs what is in it."""
+    if os.name == "nt":
+        return
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(f"others may write {path}")
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `ProgramStore` on disk: what is asked at each miss, and told of each compilation."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._explain import Variant, compile_events
+from graftax._export.digest import digest
+from graftax._export.disk_programs import NOTHING, CallKey, FunctionPrograms, folder_name
+from graftax._export.disk_writer import READS, Job, Writer
+from graftax._export.preloaded_entries import ProgramsOfFiles
+from graftax._export.programs import Shipped, fitting, settings_tokens, signature_token
+from graftax._export.read_set_data import as_data, key_of_data
+from graftax._export.saved_entry import (
+    OTHER_SETTINGS,
+    compiled_programs,
+    environment,
+    refuse_unknown_reads,
+    saved_entry,
+)
+from graftax._jax import fast_dispatch
+from graftax._jit.multihost_rendezvous import compares_hosts
+
+DONOR = "donate='auto' chooses between programs at each call"
+SEVERAL_PROCESSES = "several processes compare what they trace"
+IMPURE = (
+    "its code uses {call} ({place}), which each process has to do again: give the function its value as an argument"
+)
+HAS_WARNED = "a warning was given while it was traced, which each process has to give"
+READS_CHANGED = "what its code reads has changed meanwhile"
+
+
+class DiskStore:
+    """Programs in a folder.
+
+    Args:
+        folder: of the cache.
+        min_seconds: a program that was traced and compiled in less time is not written.
+        max_bytes: the size of all files.
+    """
+
+    def __init__(self, folder: Path, min_seconds: float, max_bytes: int) -> None:
+        self.folder, self.min_seconds = folder, min_seconds
+        self.writer = Writer(folder, max_bytes)
+
+    # ---- asked
+
+    def adopt(self, caller: Any) -> bool:
+        table = caller._table
+        if table.reads is None or not caller._options.captured or compares_hosts() or jax.process_count() > 1:
+            return False
+        return self._programs_of(caller).adopt(caller)
+
+    def _programs_of(self, caller: Any) -> FunctionPrograms:
+        table = caller._table
+        if table.loaded is None:
+            table.loaded = ProgramsOfFiles(table, table.reads.reads())
+        on_disk: FunctionPrograms | None = table.loaded.on_disk
+        if on_disk is None or on_disk.folder.parent != self.folder:
+            around = environment(caller)
+            on_disk = table.loaded.on_disk = FunctionPrograms(table, self.folder / folder_name(caller, around), around)
+        return on_disk
+
+    def extensible(self, compiled: Any, tupled: bool) -> Any:
+        return Shipped(compiled, (), tupled)
+
+    def add_program(self, caller: Any, recording: _core.Recording, outcomes: list[_core.Outcome]) -> bool:
+        table, name = caller._table, caller._plan.name
+        on_disk: FunctionPrograms | None = getattr(table.loaded, "on_disk", None)
+        entry = table.entry_of(outcomes) if outcomes else None  # without an Outcome: asked for as an entry just now
+        if on_disk is None or entry is None or entry.host is not None or not isinstance(entry.compiled, Shipped):
+            return False
+        if fitting(entry.compiled.programs, recording.leaves) is not None:
+            return False  # it is lowered, and not called
+        saved = on_disk.find(recording, _core.settings_now()[0], name, None, outcomes)
+        if saved is None or saved.numpy_leaves != table.sharing.numpy_leaves.get(entry):
+            return False
+        entry.compiled.programs.extend(saved.programs)
+        on_disk.used()
+        compile_events.record_ready(table, entry, name, recording, saved.source)
+        return True
+
+    # ---- told
+
+    def keep(self, caller: Any, entry: _core.Entry) -> None:
+        table = caller._table
+        variants = [v for v in table.history.variants_of(entry) if "compiled" in v.seconds and not v.on_disk]
+        if not variants:
+            return
+        found = f"not found: {self._miss(caller)}"
+        for variant in variants:
+            if variant.all_seconds < self.min_seconds:
+                variant.on_disk = f"{found}; not written: it took less than {self.min_seconds} s"
+                continue
+            try:
+                self.writer.submit(self._job(caller, entry, variant, found))
+            except Exception as error:  # of a value that has no name in another process, or of user code
+                text = str(error) if isinstance(error, GraftaxError) else f"{type(error).__name__}: {error}"
+                variant.on_disk = f"{found}; not written: {text}"
+
+    @staticmethod
+    def _miss(caller: Any) -> str:
+        on_disk: FunctionPrograms | None = getattr(caller._table.loaded, "on_disk", None)
+        return on_disk.miss if on_disk is not None else NOTHING
+
+    def _job(self, caller: Any, entry: _core.Entry, variant: Variant, found: str) -> Job:
+        """The file of a program. What may change later is pickled here, in the thread of the call."""
+        table, name = caller._table, caller._plan.name
+        refuse_unknown_reads(caller)
+        if entry.donor is not None:
+            raise GraftaxError(DONOR)
+        if compares_hosts() or jax.process_count() > 1:
+            raise GraftaxError(SEVERAL_PROCESSES)
+        for call, place in table.reads.impure.heard.items():
+            raise GraftaxError(IMPURE.format(call=call, place=place))
+        if table.has_warned:
+            raise GraftaxError(HAS_WARNED)
+        host, settings = entry.host, settings_tokens()
+        variants = [variant] if host is None else table.history.variants_of(entry)
+        programs, compiled = compiled_programs(entry, variants, settings)
+        if variant not in compiled:
+            raise GraftaxError(OTHER_SETTINGS)
+        if host is not None and isinstance(entry.compiled, Shipped):
+            programs += entry.compiled.programs
+        held = table.reads.reads()
+        reads = as_data(table.reads, name, caller._function)
+        fingerprint = digest(variant.graphdef, variant.names, name)
+        saved = saved_entry(caller, entry, [], variant.graphdef, variant.names)
+        if host is None:
+            number = programs[0].outcome
+            saved.outcomes, saved.numbers = [saved.outcomes[number]], [saved.numbers[number]]
+        saved_pickle = pickle.dumps(saved)
+        if not held.holds():
+            raise GraftaxError(READS_CHANGED)
+        tokens = list(map(signature_token, variant.signatures))
+        key = CallKey.of(fingerprint, variant_context(), settings, tokens, host.leaves if host is not None else None)
+        tag = "" if host is None and saved.numpy_leaves is None else _tag(host, saved.numpy_leaves)
+        on_disk, reads_key = self._programs_of(caller), key_of_data(reads)
+        header = {"numbers": sorted(saved.number_paths), "direct": fast_dispatch.status() == "on"}
+        return Job(
+            on_disk.folder / key.file_name(reads_key, tag),
+            header,
+            saved_pickle,
+            programs,
+            on_disk.folder / (reads_key + READS),
+            on_disk.environment,
+            pickle.dumps(reads),
+            compiled,
+            found,
+        )
+
+
+def variant_context() -> Any:
+    """The settings of JAX that are part of a cache key."""
+    return _core.settings_now()[0]
+
+
+def _tag(host: Any, numpy_leaves: list[bool] | None) -> str:
+    """Tells entries of one structure apart: by the guards of their numbers, and by which leaves are NumPy arrays."""
+    guards = None if host is None else sorted(map(repr, host.guards.items()))
+    return hashlib.sha256(repr((guards, numpy_leaves)).encode()).hexdigest()[:8]

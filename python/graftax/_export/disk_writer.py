@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes files of programs to a cache on disk in a thread of its own, and drops those that were used longest ago."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import os
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from graftax._base.errors import RecompileWarning
+from graftax._base.whole_file import alone_in
+from graftax._explain import Variant
+from graftax._export.program_file import write_file
+from graftax._export.programs import Program
+
+PROGRAM, READS = ".program", ".reads"  # suffixes of the files
+
+CANNOT_WRITE = (
+    "the cache on disk in {folder} cannot be written ({error}), so programs that are compiled from now on are not kept "
+    "there. Those that are there are used."
+)
+
+_SECONDS_AT_EXIT = 60.0  # what is not begun by then is dropped
+_SECONDS_OF_TEMPORARY = 3600.0  # after which a temporary file is that of a process which was killed
+
+
+@dataclasses.dataclass
+class Job:
+    """One file to write. Everything but the executables is pickled already: objects may change meanwhile."""
+
+    path: Path
+    header: dict[str, Any]
+    saved: bytes
+    programs: list[Program]
+    reads_path: Path
+    reads_header: dict[str, Any]
+    reads: bytes
+    variants: Sequence[Variant]  # they are told what became of it
+    found: str  # what the cache had of it before
+
+    def tell(self, text: str) -> None:
+        for variant in self.variants:
+            variant.on_disk = f"{self.found}; {text}"
+
+
+class Writer:
+    """Writes to the folder of a cache.
+
+    The thread lives while there is something to write, and Python waits for it at its end. So a program that was
+    compiled last is written too, and nothing is left half.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._has_failed = False
+        self._forget()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """What is to be written is written by the process that has compiled it."""
+        self._changed = threading.Condition()
+        self._jobs: collections.deque[Job] = collections.deque()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            if self._has_failed:
+                job.tell("not written: the folder cannot be written")
+                return
+            job.tell("being written")
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="graftax cache on disk")
+                try:
+                    self._thread.start()
+                except RuntimeError:  # Python is at its end
+                    self._thread = None
+                    self._jobs.clear()
+
+    def flush(self) -> None:
+        """Waits until everything is written."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is None)
+
+    def _run(self) -> None:
+        ending: float | None = None
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                job = self._jobs.popleft()
+            if ending is None and not threading.main_thread().is_alive():
+                ending = time.monotonic() + _SECONDS_AT_EXIT
+            if self._has_failed or (ending is not None and time.monotonic() > ending):
+                job.tell("not written")
+                continue
+            self._write(job)
+
+    def _write(self, job: Job) -> None:
+        try:
+            payload = pickle.dumps((job.saved, job.programs))
+        except Exception as error:  # it calls functions of this process, say
+            job.tell(f"not written: its executable cannot be saved ({type(error).__name__}: {error})")
+            return
+        if len(payload) > self._max_bytes:
+            job.tell(f"not written: its {len(payload)} bytes are more than max_bytes={self._max_bytes}")
+            return
+        try:
+            with alone_in(str(self._folder)):
+                job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not job.reads_path.exists():
+                    write_file(str(job.reads_path), job.reads_header, job.reads, 0o600)
+                write_file(str(job.path), job.header, payload, 0o600)
+                self._evict(job.path)
+            job.tell("written")
+        except OSError as error:
+            self._fail(error)
+            job.tell(f"not written: {error}")
+
+    def _fail(self, error: OSError) -> None:
+        self._has_failed = True
+        with contextlib.suppress(RecompileWarning):  # raised where warnings are errors: nobody would catch it here
+            warnings.warn(CANNOT_WRITE.format(folder=self._folder, error=error), RecompileWarning, stacklevel=1)
+
+    def _evict(self, newest: Path) -> None:
+        """Removes the programs that were used longest ago, until the rest is small enough."""
+        now, total = time.time(), 0
+        programs: list[tuple[float, int, Path]] = []
+        for path, status in _files(self._folder):
+            if path.suffix == ".tmp" and now - status.st_mtime > _SECONDS_OF_TEMPORARY:
+                _remove(path)
+                continue
+            total += status.st_size
+            if path.suffix == PROGRAM and path != newest:
+                programs.append((status.st_mtime, status.st_size, path))
+        for _, size, path in sorted(programs):
+            if total <= self._max_bytes:
+                break
+            _remove(path)
+            total -= size
+            remove_unused_reads(path.parent)
+
+
+def remove_unused_reads(folder: Path) -> None:
+    """Removes the read sets of a function that belong to no program, and its folder if that is empty."""
+    paths = [path for path, _ in _files(folder)]
+    used = {path.name.partition("-")[0] for path in paths if path.suffix == PROGRAM}
+    for path in paths:
+        if path.suffix == READS and path.stem not in used:
+            _remove(path)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            status = path.stat()
+            if path.is_file():
+                yield path, status
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was compiled for one structure, as another process loads it, and the environment that it depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import platform
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._capture.numbers.host_program import HostProgram
+from graftax._explain import ArraySignature, Variant, array_signatures
+from graftax._export.digest import code_digest
+from graftax._export.programs import Program, signature_token
+from graftax._export.read_set_data import version_of
+from graftax._export.structure_data import Structured
+from graftax._graph.structure import place_name
+from graftax._jit.multihost_rendezvous import compares_hosts
+
+OTHER_SETTINGS = "it was compiled under other settings of JAX, or for arrays that lie in another way"
+READS_UNKNOWN = (
+    "{name} cannot be saved: what the function of filter_jit reads outside of its arguments is fixed when it is "
+    "traced, as in JAX, and not known. graftax.jit(f, mutation='discard') works by value, and can be."
+)
+
+# Of the environment, what changes how XLA compiles.
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+
+
+@dataclasses.dataclass
+class Saved:
+    """What was compiled for one structure: its Outcomes, and an executable for each signature of the leaves."""
+
+    outcomes: list[_core.Outcome]
+    programs: list[Program]
+    host: HostProgram | None = None  # of its symbolic numbers
+    number_paths: frozenset[str] = frozenset()  # the key paths of the symbolic numbers
+    structure: Structured | None = None
+    numbers: list[list[tuple[int, int]]] = dataclasses.field(default_factory=list[list[tuple[int, int]]])  # of Outcomes
+    numpy_leaves: list[bool] | None = None  # where the code changes arrays in place: which leaves were NumPy arrays
+    source: str = "loaded"  # a kind of cause: where it was loaded from
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "source"}
+
+    def restore_numbers(self) -> None:
+        """Gives the Outcomes the numbers that their pickles lack."""
+        for outcome, numbers in zip(self.outcomes, self.numbers, strict=True):
+            outcome.numbers = numbers
+
+
+def saved_entry(
+    caller: Any, entry: _core.Entry, programs: list[Program], graphdef: _core.GraphDef, names: tuple[str, ...]
+) -> Saved:
+    """An entry with these programs of it, without its structure."""
+    host: HostProgram | None = entry.host
+    leaf_paths = graphdef.leaf_places()
+    paths = frozenset(place_name(leaf_paths[leaf], names) for leaf in (host.leaves if host is not None else ()))
+    outcomes = list(entry.outcomes)
+    numbers = [outcome.numbers for outcome in outcomes]
+    numpy_leaves = caller._table.sharing.numpy_leaves.get(entry)
+    return Saved(outcomes, programs, host, paths, None, numbers, numpy_leaves)
+
+
+def compiled_programs(
+    entry: _core.Entry, variants: Iterable[Variant], settings: dict[str, str]
+) -> tuple[list[Program], list[Variant]]:
+    """The programs of an entry that were compiled under these settings, with their variants."""
+    programs: list[Program] = []
+    found: list[Variant] = []
+    for variant in variants:
+        if variant.entry() is not entry or "compiled" not in variant.seconds:
+            continue
+        signatures = _executable_signatures(entry.host, variant.signatures)
+        tokens = tuple(map(signature_token, signatures))
+        if None in tokens or not variant.was_compiled_under(settings):
+            continue
+        programs.append(Program.from_lowered(_lowered(entry, signatures), tokens, settings))
+        found.append(variant)
+    return programs, found
+
+
+def _executable_signatures(
+    host: HostProgram | None, recorded: tuple[ArraySignature, ...]
+) -> tuple[ArraySignature, ...]:
+    """The signatures of an executable's inputs: symbolic numbers are replaced by vectors that the host computes."""
+    if host is None:
+        return recorded
+    no_leaf, *vectors = array_signatures([np.int32(0), *host.vectors((), ())])
+    return (*(no_leaf if leaf in host.leaves else signature for leaf, signature in enumerate(recorded)), *vectors)
+
+
+def _lowered(entry: _core.Entry, signatures: tuple[ArraySignature, ...]) -> Any:
+    """The lowered program for these signatures, from JAX's caches: nothing is traced or compiled again."""
+    specs = [
+        jax.ShapeDtypeStruct(
+            signature.shape,
+            signature.dtype,
+            weak_type=signature.weak,
+            sharding=signature.sharding if signature.committed else None,
+        )
+        for signature in signatures
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX's warnings of donation, shown when the program was first compiled
+        return entry.compiled.lower(tuple(specs)) if entry.tupled else entry.compiled.lower(*specs)
+
+
+def refuse_unknown_reads(caller: Any) -> None:
+    """Raises GraftaxError if it is not known what a function reads."""
+    if caller._table.reads is None or not caller._options.captured:
+        raise GraftaxError(READS_UNKNOWN.format(name=caller._plan.name))
+
+
+def environment(caller: Any) -> dict[str, Any]:
+    """What a program depends on besides what its code reads: versions, devices, the function and its options."""
+    devices = jax.devices()
+    return {
+        "code": code_digest(caller._function.__code__),
+        "options": str(dataclasses.replace(caller._options, progress=False, warn_impure=True)),
+        "python": platform.python_version(),
+        **{package: version_of(package) for package in ("graftax", "jax", "jaxlib")},
+        "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+        "platform": str(devices[0].client.platform_version),
+        "processor": _processor(),
+        "flags": " ".join(f"{name}={os.environ[name]}" for name in _FLAGS if name in os.environ),
+        "several processes": compares_hosts(),
+    }
+
+
+def _processor() -> str:
+    """The instruction set of the host's processor, which compiled code relies on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        flags = platform.processor()
+    return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:12]}"

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where programs that outlive the process are asked for, and told of. A higher package has the store itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from graftax import _core
+
+
+class ProgramStore(Protocol):
+    """Programs of earlier processes. `caller` is a `Jitted`."""
+
+    def adopt(self, caller: Any) -> bool:
+        """Takes over what the programs of a function read, where that is as it was. True if it has new roots now."""
+        ...
+
+    def extensible(self, compiled: Any, tupled: bool) -> Any:
+        """The `jax.jit` object of an entry, to which programs of the store can be added."""
+        ...
+
+    def add_program(self, caller: Any, recording: _core.Recording, outcomes: list[_core.Outcome]) -> bool:
+        """Adds the program for a call that is about to be traced to its entry. False if there is none."""
+        ...
+
+    def keep(self, caller: Any, entry: _core.Entry) -> None:
+        """An entry was traced, and most likely compiled."""
+        ...
+
+
+def _no_store() -> ProgramStore | None:
+    return None
+
+
+_find_store: Callable[[], ProgramStore | None] = _no_store
+
+
+def use(find_store: Callable[[], ProgramStore | None]) -> None:
+    """From now on `find_store` says which store there is."""
+    global _find_store
+    _find_store = find_store
+
+
+def current() -> ProgramStore | None:
+    """The store that is in use, if there is one."""
+    return _find_store()

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache on disk: the next process runs what an earlier one compiled, and never what is not the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+import shipped_functions
+
+SUPPORT = Path(shipped_functions.__file__).parent
+
+RUNNING = """
+import json, sys, warnings
+from graftax._jax.compat import compile_stage, on_compile_stages
+stages = []
+def note(event, seconds, **about):
+    if found := compile_stage(event, about):
+        stages.append(found)
+on_compile_stages(note)
+import shipped_functions
+name, start, change = sys.argv[1:]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import graftax
+    exec(change, vars(shipped_functions))
+    counts = range(9) if name == "counting" else [0] * 3
+    results = [shipped_functions.result(name, int(start) + count) for count in counts]
+f = getattr(shipped_functions, name)
+mine = [stage for stage, of in stages if of == name]
+info = f.cache_info()
+print(json.dumps([results, mine, info.traces, info.disk, [str(w.message) for w in caught], str(graftax.explain(f))]))
+"""
+
+
+def in_a_fresh_process(name, folder, change="", start=3, **environment):
+    environment |= {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path]), "GRAFTAX_CACHE": str(folder)}
+    change = "import graftax._export.disk_cache as c; graftax.cache(c._current().folder, min_seconds=0)\n" + change
+    command = [sys.executable, "-c", RUNNING, name, str(start), change]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, cwd=SUPPORT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """A cache that takes everything; what other tests compiled is forgotten."""
+    for name in ("step", "counting", "wide"):
+        getattr(shipped_functions, name).clear_cache()
+    yield graftax.cache(tmp_path / "cache", min_seconds=0)
+    graftax.cache(None)
+    for name in ("step", "counting", "wide"):
+        getattr(shipped_functions, name).clear_cache()
+
+
+def files(cache, suffix=".program"):
+    return sorted(cache.folder.rglob(f"*{suffix}"))
+
+
+@pytest.mark.quick(0)  # interpreters; nothing else shows what code of another process reads
+@pytest.mark.parametrize("name", ["step", "donating", "wide", "by_value", "with_closure", "with_sentinels", "calling"])
+def test_the_next_process_traces_and_compiles_nothing(tmp_path, name):
+    expected, stages, traces, disk, warned, _ = in_a_fresh_process(name, tmp_path)
+    assert (stages.count("compiled"), traces, disk, warned) == (1, 1, 0, [])
+    results, stages, traces, disk, warned, explained = in_a_fresh_process(name, tmp_path)
+    assert (results, stages, traces, disk, warned) == (expected, [], 0, 1, [])
+    assert "loaded from the cache on disk" in explained
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("start", [0, 57])
+def test_a_counter_goes_on_in_another_process(tmp_path, start):
+    first = in_a_fresh_process("counting", tmp_path, start=0)
+    assert first[2] > 0 and first[3] == 0
+    compiling = in_a_fresh_process("counting", tmp_path / "other", start=start)
+    found = in_a_fresh_process("counting", tmp_path, start=start)
+    assert found[0] == compiling[0]
+    assert (found[1], found[2]) == ([], 0) and found[3] > 0
+
+
+CHANGES = [
+    ("LIMIT = 5", "global shipped_functions.LIMIT is another one"),
+    ("Model.scale = 3.0", "class attribute Model.scale is another one"),
+    ("def helper(x, k=2): return x * rate[0] * LIMIT * k", "helper"),
+    ("def out(self, x): return x\nModel.out = out", "Model.out is another one"),
+    ("def helper(x): return x * 2\nstep.__wrapped__.__code__ = (lambda model, x, mode: helper(x)).__code__", "code"),
+    ("import graftax._export.saved_entry as f; f.version_of = lambda p: '0'", "jax was"),
+    ("import os; os.environ['XLA_FLAGS'] = '--xla_cpu_enable_fast_math=true'", "flags was"),
+]
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("change", "why"), CHANGES, ids=[why for _, why in CHANGES])
+def test_what_differs_compiles_and_explain_says_why(tmp_path, change, why):
+    in_a_fresh_process("step", tmp_path)
+    results, _, traces, disk, _, explained = in_a_fresh_process("step", tmp_path, change)
+    expected, *_ = in_a_fresh_process("step", tmp_path / "other", change)
+    assert results == expected
+    assert traces == 1 and disk == 0
+    assert f"not found: {why}" in explained or why in explained.partition("not found: ")[2]
+
+
+def run(name, *arguments):
+    f = getattr(shipped_functions, name)
+    f(*(arguments or shipped_functions.arguments(name)))
+    return f
+
+
+def test_explain_and_cache_info_say_what_was_on_disk(cache):
+    f = run("step")
+    cache.flush()
+    assert "cache on disk: not found: nothing of this function; written" in str(graftax.explain(f))
+    f.clear_cache()
+    assert run("step").cache_info().disk == 1
+    model, x, _ = shipped_functions.arguments("step")
+    run("step", model, x, "test")
+    run("step", model, jnp.ones(7), "test")
+    cache.flush()
+    first, second, third = graftax.explain(f).variants
+    assert str(first.causes[0]) == "loaded from the cache on disk" and first.on_disk == ""
+    assert (
+        second.on_disk.startswith("not found: no program for arguments of this structure")
+        and "; written" in second.on_disk
+    )
+    assert third.on_disk.startswith("not found: no program for arrays of these shapes") and "; written" in third.on_disk
+    assert json.loads(graftax.explain(f).to_json())["variants"][2]["disk"] == third.on_disk
+    assert f.cache_info().disk == 1 and f.cache_info().traces == 2
+
+
+def test_shapes_of_one_structure_have_files_of_their_own(cache):
+    expected = [shipped_functions.result("step", n) for n in (3, 4, 5)]
+    f = shipped_functions.step
+    cache.flush()
+    assert len(files(cache)) == 3 and len(files(cache, ".reads")) == 1
+    f.clear_cache()
+    f.freeze()
+    try:
+        assert [shipped_functions.result("step", n) for n in (5, 3, 4)] == [expected[i] for i in (2, 0, 1)]
+        assert [shipped_functions.result("step", n) for n in (3, 4, 5)] == expected  # from memory
+    finally:
+        f.unfreeze()
+    assert (f.cache_info().traces, f.cache_info().disk) == (0, 3)
+
+
+def test_a_shape_on_disk_joins_one_that_was_compiled_here(cache):
+    expected = shipped_functions.result("step", 4)
+    cache.flush()
+    f = shipped_functions.step
+    f.clear_cache()
+    before = shipped_functions.result("step", 3)
+    assert shipped_functions.result("step", 4) == expected and shipped_functions.result("step", 3) == before
+    assert (f.cache_info().traces, f.cache_info().disk) == (1, 1)
+
+
+def test_what_is_quick_to_compile_is_not_written(tmp_path):
+    cache = graftax.cache(tmp_path / "cache", min_seconds=1000)
+    try:
+        f = graftax.jit(lambda x: x * 2)
+        f(jnp.ones(3))
+        cache.flush()
+        assert files(cache) == []
+        assert "not written: it took less than 1000 s" in str(graftax.explain(f))
+    finally:
+        graftax.cache(None)
+
+
+def test_settings_of_jax_are_compared(cache):
+    f = run("step")
+    cache.flush()
+    f.clear_cache()
+    with jax.default_matmul_precision("highest"):
+        run("step")
+    assert (f.cache_info().traces, f.cache_info().disk) == (1, 0)
+    assert "under these settings" in graftax.explain(f).variants[0].on_disk
+
+
+def test_what_changes_after_a_hit_is_noticed(cache, monkeypatch):
+    expected = shipped_functions.result("step")
+    cache.flush()
+    f = shipped_functions.step
+    f.clear_cache()
+    assert shipped_functions.result("step") == expected
+    monkeypatch.setattr(shipped_functions, "LIMIT", 4)
+    assert shipped_functions.result("step") != expected
+    assert (f.cache_info().traces, f.cache_info().disk) == (1, 1)
+
+
+def doubled_in_place(a, x):
+    a *= 2
+    return a + x
+
+
+def test_an_array_that_changes_in_place_is_of_the_kind_that_it_was(cache):
+    f = graftax.jit(doubled_in_place)
+    f(jnp.ones(3), 1.0)
+    cache.flush()
+    f.clear_cache()
+    for _ in range(2):  # a loss is told in each process
+        with pytest.warns(graftax.LostChangeWarning):
+            assert f(np.ones(3), 1.0).tolist() == [3, 3, 3]
+        cache.flush()
+        assert (f.cache_info().traces, f.cache_info().disk, len(files(cache))) == (1, 0, 1)
+        assert "a warning was given while it was traced" in str(graftax.explain(f))
+        f.clear_cache()
+    assert f(jnp.ones(3), 1.0).tolist() == [3, 3, 3] and f.cache_info().disk == 1
+
+
+def timed(x):
+    return x + time.time() * 0
+
+
+def with_environment(x):
+    return x * float(os.environ["DISK_CACHE_FACTOR"])
+
+
+def printing(x):
+    print("traced")
+    return x
+
+
+@pytest.mark.parametrize("warn_impure", [True, False])
+@pytest.mark.parametrize("function", [timed, with_environment, printing])
+def test_what_each_process_has_to_do_again_is_not_written(cache, monkeypatch, function, warn_impure):
+    for factor in ("2", "3"):
+        monkeypatch.setenv("DISK_CACHE_FACTOR", factor)
+        f = graftax.jit(function, warn_impure=warn_impure)
+        f.clear_cache()
+        with pytest.warns(graftax.ImpureCallWarning) if warn_impure else contextlib.nullcontext():
+            result = f(jnp.ones(1))
+        cache.flush()
+        assert result.item() == (float(factor) if function is with_environment else 1)
+        assert files(cache) == [] and "each process has to do again" in str(graftax.explain(f))
+
+
+def test_what_cannot_be_found_by_name_is_not_written(cache):
+    f = graftax.jit(lambda x, mark: x)
+    f(jnp.ones(2), object())
+    g = graftax.filter_jit(lambda x: x * 3)
+    g(jnp.ones(2))
+    h = graftax.jit(lambda x: jax.pure_callback(lambda y: y, x, x))
+    h(jnp.ones(2))
+    cache.flush()
+    assert files(cache) == []
+    assert "not written: <lambda> cannot be saved: mark is a object" in str(graftax.explain(f))
+    assert "not written: <lambda> cannot be saved: what the function of filter_jit reads" in str(graftax.explain(g))
+    assert "not written: its executable cannot be saved" in str(graftax.explain(h))
+
+
+def test_equal_functions_share_what_was_on_disk(cache):
+    make = lambda: graftax.jit(lambda x: x * 2 + 1)
+    make()(jnp.ones(2))
+    cache.flush()
+    for f in (first := make(), second := make()):
+        f.clear_cache()
+    assert first(jnp.ones(2)).tolist() == second(jnp.ones(2)).tolist() == [3, 3]
+    assert first.cache_info().traces == second.cache_info().traces == 0
