@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -18,6 +20,7 @@ import pytest
 
 import graftax
 import shipped_functions
+from graftax._base.whole_file import alone_in
 
 SUPPORT = Path(shipped_functions.__file__).parent
 
@@ -90,6 +93,7 @@ def test_a_counter_goes_on_in_another_process(tmp_path, start):
 
 
 CHANGES = [
+    ("import collections.abc\ncollections.abc.Sized.register(Model)", "class Sized has other classes registered"),
     ("LIMIT = 5", "global shipped_functions.LIMIT is another one"),
     ("Model.scale = 3.0", "class attribute Model.scale is another one"),
     ("def helper(x, k=2): return x * rate[0] * LIMIT * k", "helper"),
@@ -265,3 +269,160 @@ def test_equal_functions_share_what_was_on_disk(cache):
         f.clear_cache()
     assert first(jnp.ones(2)).tolist() == second(jnp.ones(2)).tolist() == [3, 3]
     assert first.cache_info().traces == second.cache_info().traces == 0
+
+
+# ---- files
+
+
+def test_what_was_used_longest_ago_is_removed(cache):
+    for n in (3, 4, 5):
+        shipped_functions.result("step", n)
+        cache.flush()
+    f = shipped_functions.step
+    sizes = [path.stat().st_size for path in files(cache)]
+    for age, path in enumerate(sorted(files(cache), key=lambda path: path.stat().st_mtime, reverse=True), 1):
+        os.utime(path, (time.time() - 100 * age,) * 2)
+    f.clear_cache()
+    shipped_functions.result("step", 3)  # the oldest, which is the newest now
+    smaller = graftax.cache(cache.folder, min_seconds=0, max_bytes=sum(sizes) + 8000)
+    shipped_functions.result("step", 6)
+    smaller.flush()
+    assert sum(path.stat().st_size for path in files(cache)) <= smaller.max_bytes and len(files(cache)) == 3
+    f.clear_cache()
+    for n in (3, 5, 6):
+        shipped_functions.result("step", n)
+    assert (f.cache_info().traces, f.cache_info().disk) == (0, 3)
+    shipped_functions.result("step", 4)
+    assert f.cache_info().traces == 1
+
+
+def test_a_program_that_is_larger_than_the_cache_is_not_written(cache):
+    small = graftax.cache(cache.folder, min_seconds=0, max_bytes=100)
+    f = run("step")
+    small.flush()
+    assert "bytes are more than max_bytes=100" in graftax.explain(f).variants[0].on_disk
+    assert files(cache) == []
+
+
+DAMAGES = {
+    "half": lambda content: content[: len(content) // 2],
+    "a changed byte": lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+    "nothing": lambda content: b"",
+    "something else": lambda content: b"graftax programs 1\n" + content,
+}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("suffix", [".program", ".reads"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_a_miss_with_a_warning(cache, damage, suffix):
+    expected = shipped_functions.result("step")
+    cache.flush()
+    (path,) = files(cache, suffix)
+    path.write_bytes(damage(path.read_bytes()))
+    shipped_functions.step.clear_cache()
+    with pytest.warns(graftax.RecompileWarning, match="cannot be read and is removed"):
+        assert shipped_functions.result("step") == expected
+    cache.flush()
+    assert shipped_functions.step.cache_info().traces == 1
+    shipped_functions.step.clear_cache()
+    assert shipped_functions.result("step") == expected  # it was written again
+    assert (shipped_functions.step.cache_info().traces, shipped_functions.step.cache_info().disk) == (0, 1)
+
+
+@pytest.mark.parametrize("what", ["folder", "program", "reads"])
+def test_what_others_may_write_is_refused(cache, what):
+    expected = shipped_functions.result("step")
+    cache.flush()
+    shipped_functions.step.clear_cache()
+    if what == "folder":
+        cache.folder.chmod(0o770)
+        with pytest.raises(graftax.GraftaxError, match=f"chmod 700 {cache.folder}"):
+            graftax.cache(cache.folder)
+        cache.folder.chmod(0o755)
+        graftax.cache(cache.folder)
+    else:
+        files(cache, f".{what}")[0].chmod(0o666)
+        with pytest.warns(graftax.RecompileWarning, match="others may write"):
+            assert shipped_functions.result("step") == expected
+        assert shipped_functions.step.cache_info().traces == 1
+
+
+def test_a_folder_of_somebody_else_is_refused(cache, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(graftax.GraftaxError, match="belongs to somebody else"):
+        graftax.cache(cache.folder)
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(graftax.RecompileWarning, match="there is no cache on disk"):
+        assert graftax.cache(tmp_path / "file" / "cache") is None
+    f = graftax.jit(lambda x: x - 7)
+    assert f(jnp.ones(1)).item() == -6 and graftax.explain(f).variants[0].on_disk == ""
+    with pytest.raises(ValueError, match="max_bytes=0"):
+        graftax.cache(tmp_path / "cache", max_bytes=0)
+
+
+def test_a_full_disk_is_one_warning_and_what_is_there_is_used(cache, monkeypatch):
+    shipped_functions.result("step", 3)
+    cache.flush()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    shipped_functions.step.clear_cache()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in (3, 4, 5):
+            shipped_functions.result("step", n)
+            cache.flush()
+    assert [str(warning.message) for warning in caught if "cannot be written" in str(warning.message)] == [
+        f"the cache on disk in {cache.folder} cannot be written ([Errno 28] No space left on device), so programs that "
+        "are compiled from now on are not kept there. Those that are there are used."
+    ]
+    info = shipped_functions.step.cache_info()
+    assert (info.traces, info.disk, len(files(cache)), list(cache.folder.rglob("*.tmp"))) == (2, 1, 1, [])
+    for variant in graftax.explain(shipped_functions.step).variants[1:]:
+        assert "; not written: " in variant.on_disk
+
+
+KILLED = """
+import os, signal
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+os.replace = die
+"""
+
+
+@pytest.mark.quick(0)
+def test_a_writer_that_is_killed_leaves_nothing_half(cache):
+    with pytest.raises(AssertionError):
+        in_a_fresh_process("step", cache.folder, KILLED)
+    (left,) = cache.folder.rglob("*.tmp")
+    assert files(cache) == files(cache, ".reads") == []
+    os.utime(left, (time.time() - 7200,) * 2)
+    expected, _, traces, *_ = in_a_fresh_process("step", cache.folder)
+    assert traces == 1 and not left.exists()
+    results, _, traces, disk, *_ = in_a_fresh_process("step", cache.folder)
+    assert (results, traces, disk) == (expected, 0, 1)
+
+
+@pytest.mark.quick(0)
+def test_several_processes_write_at_once(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        done = list(threads.map(lambda _: in_a_fresh_process("step", tmp_path), range(3)))
+    assert all(results == done[0][0] and warned == [] for results, *_, warned, _ in done)
+    assert len(list(tmp_path.rglob("*.program"))) == len(list(tmp_path.rglob("*.reads"))) == 1
+    assert list(tmp_path.rglob("*.tmp")) == []
+    results, _, traces, disk, *_ = in_a_fresh_process("step", tmp_path)
+    assert (results, traces, disk) == (done[0][0], 0, 1)
+
+
+@pytest.mark.quick(0)
+def test_a_process_that_holds_the_lock_and_was_stopped_is_not_waited_for(tmp_path):
+    change = "import graftax._export.disk_writer as w\nw._SECONDS_FOR_OTHERS = 0.1"
+    with alone_in(str(tmp_path)):
+        in_a_fresh_process("step", tmp_path, change)
+    assert len(list(tmp_path.rglob("*.program"))) == 1

@@ -35,6 +35,23 @@ READS = {
     "a schedule": ("import optax\nhelper = optax.constant_schedule(@@)", "helper(0)"),
     "an optimizer": ("import optax\nopt = optax.sgd(@@)", "opt.update(x, opt.init(x))[0]"),
     "a property": ("class Of:\n    @property\n    def k(self): return @@\nof = Of()", "of.k"),
+    "a method of a base": ("class Base:\n    def k(self): return @@\nclass Of(Base): pass\nof = Of()", "of.k()"),
+    "a descriptor": (
+        "class D:\n    def __init__(self, k): self.k = k\n    def __get__(self, o, t=None): return self.k\n"
+        "class Of:\n    d = D(@@)\nof = Of()",
+        "of.d",
+    ),
+    "a dataclass's default": ("import dataclasses\n@dataclasses.dataclass\nclass Of:\n    k: float = @@", "Of().k"),
+    "an overload": (
+        "@functools.singledispatch\ndef k(v): return 0.5\n@k.register\ndef _(v: int): return @@",
+        "k(1)",
+    ),
+    "a pytree": (
+        "class Of:\n    def __init__(self, k): self.k = k\n"
+        "jax.tree_util.register_pytree_node(Of, lambda a: ((a.k / @@,), None), lambda _, c: Of(c[0] * @@))\n"
+        "of = Of(jax.numpy.ones(()) * @@)",
+        "of.k",
+    ),
     "a static method": ("class Of:\n    @staticmethod\n    def k(): return @@", "Of.k()"),
     "a class method": ("class Of:\n    @classmethod\n    def k(cls): return @@", "Of.k()"),
     "a decorated helper": (

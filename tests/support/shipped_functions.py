@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that one process saves and another one loads, in `test_ship.py`."""
 
+import collections.abc
 import dataclasses
 
 import jax
@@ -28,7 +29,7 @@ def helper(x):
 
 @graftax.jit
 def step(model, x, mode):
-    model.calls = model.calls + 1
+    model.calls = model.calls + (0 if isinstance(model, collections.abc.Sized) else 1)
     return {"y": helper(model.out(x)), "mode": mode, "model": model}
 
 
@@ -131,6 +132,7 @@ def arguments(name, n=3):
         "wide": lambda: ({f"p{i}": jnp.ones(n) * i for i in range(40)}, x),
         "with_closure": lambda: (x,),
         "with_sentinels": lambda: ({"scale": UNSET, "mode": Modes.AUTO}, x),
+        "calling": lambda: (WithFunctions(), x),
         "counting": lambda: (Trainer(n), jnp.arange(3.0)),
         "by_value": lambda: (x, jax.random.key(0), helper),
     }[name]()

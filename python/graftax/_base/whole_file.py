@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Generator
 from typing import IO
 
@@ -55,18 +56,35 @@ def replacing(path: str, mode: int | None = None) -> Generator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def alone_in(folder: str) -> Generator[None]:
-    """While entered, no other process or thread is, for this folder. Without effect where there are no locks."""
+def alone_in(folder: str, seconds: float | None = None) -> Generator[None]:
+    """While entered, no other process or thread is, for this folder. Without effect where there are no locks.
+
+    Args:
+        seconds: how long to wait for the others, which may have been stopped; None: for as long as it takes.
+    """
     descriptor = -1
     if fcntl is not None:
         with contextlib.suppress(OSError):
             descriptor = os.open(folder or ".", os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor, seconds)
     try:
         yield
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _lock(descriptor: int, seconds: float | None) -> None:
+    assert fcntl is not None
+    end = None if seconds is None else time.monotonic() + seconds
+    while end is not None and time.monotonic() < end:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.02)
+    if end is None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _sync_folder(folder: str) -> None:

@@ -53,7 +53,7 @@ def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
         GraftaxError: if it holds a value that has no name in another process.
     """
     hasher = hashlib.sha256(repr(names).encode())
-    structure = Structure(graphdef)
+    structure = Structure(_core.weaken(graphdef))  # as it is in an entry
     names_of = sentinels(structure)
     for row in structure.rows:
         try:

@@ -28,6 +28,7 @@ CANNOT_WRITE = (
     "there. Those that are there are used."
 )
 
+_SECONDS_FOR_OTHERS = 10.0  # to write; a file is whole in any case
 _SECONDS_AT_EXIT = 60.0  # what is not begun by then is dropped
 _SECONDS_OF_TEMPORARY = 3600.0  # after which a temporary file is that of a process which was killed
 
@@ -117,7 +118,7 @@ class Writer:
             job.tell(f"not written: its {len(payload)} bytes are more than max_bytes={self._max_bytes}")
             return
         try:
-            with alone_in(str(self._folder)):
+            with alone_in(str(self._folder), _SECONDS_FOR_OTHERS):
                 job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if not job.reads_path.exists():
                     write_file(str(job.reads_path), job.reads_header, job.reads, 0o600)

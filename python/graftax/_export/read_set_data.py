@@ -22,7 +22,7 @@ from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._export.holders import Holder, holder_of, resolve, value_at
-from graftax._export.value_token import value_token
+from graftax._export.value_token import registered_text, value_token
 
 _TEXT = "of graftax"  # its hash shows the seed of hashes, PYTHONHASHSEED
 
@@ -69,6 +69,7 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
         "imported": [(m, key, value_token(vars(sys.modules[m])[key])) for m, key in _imported(reads, function)],
         "hash": hash(_TEXT) if _asks_for_hashes(reads, function) else None,
         "classes": [(find_holder(cls), value_token(cls)) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
+        "abstract": [(find_holder(cls), registered_text(cls)) for cls, _ in reads.abstract_classes.pairs],
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
 
@@ -114,6 +115,7 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
             (key, value_token(value_at(resolve((m, "")), key)), saved_token) for m, key, saved_token in data["imported"]
         ]
         named = [(resolve(holder), names) for holder, names in data["attributes"]]
+        abstract = [(resolve(holder), saved_text) for holder, saved_text in data["abstract"]]
     except (ImportError, AttributeError, KeyError) as error:
         return f"something that its code reads is not there: {error}"
     if data["hash"] not in (None, hash(_TEXT)):
@@ -133,6 +135,9 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     for cls, (_, saved_token) in zip(classes, data["classes"], strict=True):
         if value_token(cls) != saved_token:
             return f"class {cls.__qualname__} is another one, or has other classes registered"
+    for cls, saved_text in abstract:
+        if registered_text(cls) != saved_text:
+            return f"class {cls.__qualname__} has other classes registered"
     for function, names in named:
         if attribute_names(function) != names:
             return f"function {function.__qualname__} has other attributes"
@@ -154,6 +159,7 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     _note(reads, bindings, functions, cells, classes)
     for function, _ in named:
         reads.note_function(function)
+    reads.abstract_classes.note(tuple(cls for cls, _ in abstract))
     return None
 
 

@@ -7,22 +7,23 @@ import abc
 import enum
 import functools
 import hashlib
-import importlib
 import pickle
 import sys
 import types
-import weakref
 from typing import Any, cast
 
 import jax
 import numpy as np
 
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import is_users_scope
+from graftax._capture.abstract_classes import registered_classes
+from graftax._capture.bytecode import is_users_class, is_users_scope
 from graftax._export.digest import Nameless, token
+from graftax._jax.compat import tree_functions
 
 _MAX_PARTS = 10_000  # parts of one value
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.CodeType)
+_TREE_METHODS = ("tree_flatten", "tree_unflatten", "tree_flatten_with_keys")
 _CONTAINERS = (tuple, list, frozenset, set, dict, types.MappingProxyType)
 
 
@@ -61,7 +62,7 @@ class _Tokens:
         if isinstance(value, enum.Enum):
             return f"enum {token(type(value))}.{value.name} {self._part(value._value_)}"
         if isinstance(value, type):
-            return f"{token(value)} {self._registered(value)}"
+            return f"{token(value)} {registered_text(value)} {self._as_tree(value)}"
         if isinstance(value, types.ModuleType):
             return token(value)
         if isinstance(value, (staticmethod, classmethod)):
@@ -107,18 +108,13 @@ class _Tokens:
         parts = self._tokens_of(value.__defaults__, value.__kwdefaults__, *cells)
         return f"function {value.__qualname__} {token(value.__code__)} {parts}"
 
-    def _registered(self, cls: type) -> str:
-        """The classes registered with an abstract class, which decide what `isinstance` answers."""
-        if not isinstance(cls, abc.ABCMeta):
+    def _as_tree(self, cls: type) -> str:
+        """How a class is taken apart and put together again as a pytree: traced code sees what that gives."""
+        functions = tree_functions(cls)
+        if functions is None:
             return ""
-        try:
-            registry = cast(Any, importlib.import_module("_abc"))._get_dump(cls)[0]
-            registered = [ref() if isinstance(ref, weakref.ref) else ref for ref in registry]
-        except (ImportError, AttributeError, TypeError):
-            return ""
-        return " ".join(
-            sorted(token(registered_class) for registered_class in registered if isinstance(registered_class, type))
-        )
+        methods = [vars(base)[name] for name in _TREE_METHODS for base in cls.__mro__ if name in vars(base)]
+        return self._tokens_of(*functions, *methods)
 
     def _part(self, value: Any) -> str:
         """The token of a part, or its class if it has none."""
@@ -129,6 +125,15 @@ class _Tokens:
 
     def _tokens_of(self, *values: Any) -> str:
         return f"({', '.join(map(self._part, values))})"
+
+
+def registered_text(cls: type) -> str:
+    """The user's classes registered with an abstract class, which decide what `isinstance` answers."""
+    registered = registered_classes(cls) if isinstance(cls, abc.ABCMeta) else ()
+    if not isinstance(registered, frozenset):
+        return ""
+    classes = [reference() for reference in registered]
+    return " ".join(sorted({token(each) for each in classes if each is not None and is_users_class(each)}))
 
 
 def library_name(value: Any) -> str | None:
