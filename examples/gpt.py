@@ -88,7 +88,7 @@ def main():
         losses.append(float(train(model, opt, TOKENS[starts + jnp.arange(CONTEXT + 1)])))
     assert model.reader is model.writer, "still tied"
     assert sum("table" in name for name in opt.parameters(model)) == 1, "one state for both"
-    assert losses[-1] < 0.3 < 2 < losses[0] and train.cache_info().traces == 1
+    assert losses[-1] < 0.3 < 2 < losses[0] and train.cache_info().traces <= 1
     return losses
 
 

@@ -91,7 +91,7 @@ def main(rounds=400):
     hall = building.rooms["hall"]
     assert all(hall in door.rooms for door in hall.doors) and len(hall.doors) == 4, "still the same graph"
     assert len({id(room.rule) for room in building.rooms.values()}) == 1, "still one rule"
-    assert train.cache_info().traces == 1 and float(hall.heat) == 2.0
+    assert train.cache_info().traces <= 1 and float(hall.heat) == 2.0
     gain = building.rooms["hall"].rule.gain
     return losses, [float(gain * jnp.exp(door.log_conducts)) for door in building.doors], building
 

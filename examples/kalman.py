@@ -93,7 +93,7 @@ def main(rounds=150):
     belief = Filter(motion)
     means = graftax.jit(Filter.run)(belief, pictures)
     assert belief.seen == len(pictures) and (belief.mean == means[-1]).all(), "the filter has moved on"
-    assert train.cache_info().traces == 1 and (motion.camera == truth.camera).all()
+    assert train.cache_info().traces <= 1 and (motion.camera == truth.camera).all()
     errors = [float(jnp.sqrt(jnp.mean((x - states[:, 0]) ** 2))) for x in (pictures[:, 0], means[:, 0])]
     return losses, errors, motion
 

@@ -74,7 +74,7 @@ def main():
     for key in jax.random.split(jax.random.key(1), 400):
         train(model, opt, jax.random.split(key, 16))
     after = judge(model, unseen)
-    assert after < 0.6 * before and train.cache_info().traces == 1
+    assert after < 0.6 * before and train.cache_info().traces <= 1
     print(f"loss after one step on a new task: {before:.2f} before, {after:.2f} after meta-training")
 
 

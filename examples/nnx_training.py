@@ -61,7 +61,7 @@ def train(steps, seed=0):
 
 def main():
     training, losses = train(150)
-    assert training.seen == 150 * 512 and step.cache_info().traces == 1
+    assert training.seen == 150 * 512 and step.cache_info().traces <= 1
     assert float(abs(training.model.norm.mean[...]).sum()) > 0  # the statistics moved
     training.model.eval()  # a static attribute: another program
     right = float(accuracy(training.model, *data()))

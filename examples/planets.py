@@ -105,7 +105,7 @@ def main():
 
     system, target = start(), path[-1] + jnp.asarray([0.05, 0.05])
     errors = [float(improve(system, target, 0.05)) for _ in range(40)]
-    assert errors[-1] < 1e-2 * errors[0] and improve.cache_info().traces == 1
+    assert errors[-1] < 1e-2 * errors[0] and improve.cache_info().traces <= 1
     print(f"distance to the target {errors[0] ** 0.5:.3f} -> {errors[-1] ** 0.5:.3f}")
 
 

@@ -67,7 +67,7 @@ def main():
     assert network.layers[0] is network.layers[1], "still one layer in two places"
     assert network.layers[0].owner is network, "the back-reference leads to the network it belongs to"
     assert run.steps == 201 and run.best <= loss < before
-    assert train.cache_info().traces == 1
+    assert train.cache_info().traces <= 1
     print(f"loss {before:.3f} before, {loss:.3f} after {run.steps} steps, traced {train.cache_info().traces} time")
 
 

@@ -71,8 +71,11 @@ def files(cache, suffix=".program"):
     return sorted(cache.folder.rglob(f"*{suffix}"))
 
 
+NAMES = ["step", "donating", "wide", "by_value", "with_closure", "with_sentinels", "calling", "training"]
+
+
 @pytest.mark.quick(0)  # interpreters; nothing else shows what code of another process reads
-@pytest.mark.parametrize("name", ["step", "donating", "wide", "by_value", "with_closure", "with_sentinels", "calling"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_next_process_traces_and_compiles_nothing(tmp_path, name):
     expected, stages, traces, disk, warned, _ = in_a_fresh_process(name, tmp_path)
     assert (stages.count("compiled"), traces, disk, warned) == (1, 1, 0, [])

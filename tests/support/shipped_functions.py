@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import graftax
 
@@ -94,6 +95,18 @@ def counting(trainer, x):
     return trainer.w.sum()
 
 
+@dataclasses.dataclass(frozen=True)
+class Config:
+    name: str = "adam"
+    rate: float = 0.1
+
+
+@graftax.jit
+def training(weights, opt, config, x):
+    opt.update(weights, {"w": x * config.rate})
+    return weights["w"]
+
+
 class Placeholder:
     """Counts by identity: each process has its own."""
 
@@ -133,6 +146,7 @@ def arguments(name, n=3):
         "with_closure": lambda: (x,),
         "with_sentinels": lambda: ({"scale": UNSET, "mode": Modes.AUTO}, x),
         "calling": lambda: (WithFunctions(), x),
+        "training": lambda: (weights := {"w": x + 1}, graftax.optimizer(optax.adam(0.1), weights), Config(), x),
         "counting": lambda: (Trainer(n), jnp.arange(3.0)),
         "by_value": lambda: (x, jax.random.key(0), helper),
     }[name]()

@@ -227,5 +227,6 @@ def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
 
 
 def _asks_for_hashes(reads: ReadSet, function: Any) -> bool:
+    """Does code ask for a hash by itself? What a `__hash__` gives, a dict or a set asks for, which do not show it."""
     codes = {*reads.known.codes(), *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
-    return any("hash" in code.co_names for code in codes if is_users(code.co_filename))
+    return any("hash" in code.co_names and code.co_name != "__hash__" for code in codes if is_users(code.co_filename))

@@ -282,6 +282,9 @@ class Names:
             )
         return number
 
+    def __reduce__(self) -> Any:
+        return (Names, (self.paths,))  # the hash of a text is another one in each process
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Names) and self._hash == other._hash and self.paths == other.paths
 
