@@ -195,8 +195,8 @@ class ImpureCalls:
     def named(self, name: str, wanted: bool, opaque: Sequence[Any] = (), warns: bool = True) -> Generator[None]:
         """While a trace of the function `name` runs in this thread: its calls are `heard`, where that is wanted.
 
-        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. `warns`: they are told, too, at
-        the end: the function may record warnings, or catch those that are errors.
+        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. `warns`: warnings come at the
+        end, as the function may record warnings, or catch those that are errors.
         """
         watch, is_raising = _Watch(self, name, opaque, warns) if wanted else None, True
         _THREAD.watches.append(watch)
