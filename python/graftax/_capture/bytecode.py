@@ -36,7 +36,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 _LIBRARIES = _library_folders()
-_NEVER = ("jax", "jaxlib", "numpy", "graftax", "ml_dtypes", "scipy", "opt_einsum")
+NEVER = ("jax", "jaxlib", "numpy", "graftax", "ml_dtypes", "scipy", "opt_einsum")
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def is_never_asked(filename: str) -> bool:
     if not filename.startswith(("<frozen", *_LIBRARIES)):
         return False
     installed = any("-packages/" in folder and filename.startswith(folder) for folder in _LIBRARIES)
-    return not installed or is_in_package(filename, *_NEVER)
+    return not installed or is_in_package(filename, *NEVER)
 
 
 def is_in_package(filename: str, *names: str) -> bool:
@@ -379,6 +379,7 @@ def resolve_lazy_imports(scope: dict[str, Any], names: Iterable[str]) -> None:
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range, slice)
 _PLAIN_TYPES = frozenset(_PLAIN)
+_DESCRIPTORS = property, staticmethod, classmethod, functools.cached_property
 _BOUND = (
     types.ModuleType,
     types.MethodDescriptorType,
@@ -388,10 +389,7 @@ _BOUND = (
     types.CodeType,
     np.dtype,
     np.ufunc,
-    property,
-    staticmethod,
-    classmethod,
-    functools.cached_property,
+    *_DESCRIPTORS,
     type,
     *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),
 )
@@ -403,7 +401,7 @@ def is_constant(value: Any) -> bool:
     if isinstance(value, enum.Enum):
         return _core.is_opaque(value)
     if cls in _PLAIN or isinstance(value, _BOUND) or value is MISSING:
-        return True
+        return not (isinstance(value, _DESCRIPTORS) and is_users_class(cls))  # else it has attributes of its own
     if cls in (tuple, frozenset):
         items = tuple(value)
         return _core.holds_only(items, _PLAIN_TYPES) or all(map(is_constant, items))
@@ -507,6 +505,7 @@ _OF_PYTHON = frozenset(
 )
 OF_NAMES = "__dict__"  # as a binding of a class: which names it has
 OF_KEYS = "*"  # as a binding of a dict: which keys it has
+OWN_NAMES = frozenset(("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"))  # of classes, functions
 PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a function alone, which may change
 
 
@@ -528,9 +527,12 @@ def overridden(cls: type, names: set[str]) -> set[str]:
     return {name for name in names.intersection(*[set[str]().union(*map(vars, bases))]) if not name.startswith("_")}
 
 
-def is_special(name: str) -> bool:
-    """Is it the name of a method, or a table, that Python itself looks up in a class?"""
-    return name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON
+def is_looked_up(cls: type, name: str, value: Any) -> bool:
+    """Is it a method, or what Python itself looks up in a class of the user's? A table there counts where code asks."""
+    if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)) and is_constant(value):
+        return True
+    is_special = name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON
+    return is_special and is_users_class(cls) and (is_constant(value) or callable(value) or is_bound_by(value))
 
 
 def is_protocol(cls: type) -> bool:
