@@ -8,6 +8,7 @@ import dataclasses
 import dis
 import enum
 import functools
+import importlib.util
 import site
 import sys
 import sysconfig
@@ -121,7 +122,7 @@ class Names(NamedTuple):
     """What one code object names; nothing of the code of functions inside of it."""
 
     chains: tuple[tuple[str, ...], ...]  # (global or free variable or imported module, attribute, attribute, ...)
-    imports: dict[str, str]  # local variable -> module
+    imports: dict[str, str]  # local variable -> module, with the dots of a relative import
     loaded: tuple[str, ...]  # globals
     stored: tuple[str, ...]  # globals that it assigns or deletes
     variables: frozenset[str]  # globals and variables of an enclosing call, read, assigned or deleted
@@ -168,7 +169,9 @@ class _Scan:
         self.attributes: set[str] = set()
         self.stored_attributes: set[str] = set()
         self._chain: tuple[str, ...] = ()
-        self._module = ""
+        self._module = ""  # that was imported last, or
+        self._from = ""  # of which names were
+        self._constants: tuple[Any, Any] = (None, None)  # that were loaded last
 
     def names(self) -> Names:
         instructions = [instruction for instruction in dis.get_instructions(self.code) if instruction.opname != "CACHE"]
@@ -178,7 +181,7 @@ class _Scan:
         texts: set[str] = set()
         matches = any(instruction.opname == "MATCH_CLASS" for instruction in instructions)
         if matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
-            texts = {text for text in _texts_in(self.code.co_consts) if text.isidentifier()}
+            texts = {text for text in texts_in(self.code.co_consts) if text.isidentifier()}
             self.attributes |= texts
             self.stored_attributes |= texts if not _SETS_BY_TEXT.isdisjoint(self.loaded) else set()
         chains = self.chains
@@ -229,10 +232,14 @@ class _Scan:
                 self._imported(names[0])
             chain = (names[-1],) if names[-1] in self.imports else ()
         elif op == "IMPORT_NAME":
-            self._module = name
-        elif op == "IMPORT_FROM":
-            self.imports.setdefault(f"from {self._module}", self._module)
-            self.chains[f"from {self._module}", name] = None
+            level, names = self._constants
+            name = "." * (level if isinstance(level, int) else 0) + name
+            self._module, self._from = ("", name) if names else (name, "")
+        elif op == "IMPORT_FROM" and self._from:  # else it is the `b` of `import a.b as c`
+            self.imports.setdefault(f"from {self._from}", self._from)
+            self.chains[f"from {self._from}", name] = None
+        elif op in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            self._constants = self._constants[1], name
         elif op == "STORE_FAST":
             self._imported(name)
         self._chain = chain
@@ -254,12 +261,12 @@ class _Scan:
             self._module = ""
 
 
-def _texts_in(values: Iterable[Any]) -> Iterator[str]:
+def texts_in(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
         if isinstance(value, str):
             yield value
         elif isinstance(value, tuple | frozenset):
-            yield from _texts_in(tuple(value))
+            yield from texts_in(tuple(value))
 
 
 def _computes_names(instructions: list[dis.Instruction]) -> bool:
@@ -361,6 +368,14 @@ def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
         if not instruction.opname.startswith(("LOAD_", "BINARY_SUBSCR")):
             return False
     return False
+
+
+def absolute_name(module: str, scope: dict[str, Any]) -> str:
+    """The name of a module that code of these globals imports; as it is where they are of no package."""
+    package = scope.get("__package__") or ""
+    with contextlib.suppress(ImportError):
+        return importlib.util.resolve_name(module, package)
+    return module
 
 
 def resolve_lazy_imports(scope: dict[str, Any], names: Iterable[str]) -> None:

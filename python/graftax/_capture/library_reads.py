@@ -18,12 +18,15 @@ import logging
 import sys
 import types
 import typing
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from graftax import _core
 from graftax._base.errors import GraftaxError
-from graftax._capture.bytecode import NEVER, cells_of, is_in_package, is_never_asked
+from graftax._capture.bytecode import NEVER, Names, absolute_name, cells_of, is_in_package, is_never_asked, names_of
 from graftax._capture.origin import Origin
 from graftax._capture.user_caches import attributes_of
 
@@ -67,11 +70,11 @@ _NO_NAME = object()
 def _of_module(function: Any, name: Any) -> LibraryReads:
     """`importlib.import_module(name)`"""
     del function
-    if not isinstance(name, str) or not name or name.startswith("."):
-        return LibraryReads()
-    if name not in sys.modules:
-        with contextlib.suppress(Exception):  # the function raises it itself
-            importlib.import_module(name)
+    return module_read(name) if isinstance(name, str) and not name.startswith(".") else LibraryReads()
+
+
+def module_read(name: str) -> LibraryReads:
+    """A module that is found by its name."""
     module = sys.modules.get(name)
     known = module if isinstance(module, types.ModuleType) else None
     return LibraryReads([("sys.modules", sys.modules, name)], module=known)
@@ -197,10 +200,23 @@ def is_asked_by_jax() -> bool:
 # ---- descriptors in classes
 
 
-def parts_of_descriptor(descriptor: Any, name: str) -> LibraryReads:
-    """What a descriptor of a library's gives depends on, such as the `func` of a `cached_property`."""
-    attributes = attributes_of(descriptor) or {}
+def parts_of(obj: Any, name: str) -> LibraryReads:
+    """The attributes of an object of a library's that is no root, such as the `func` of a `cached_property`."""
+    attributes = attributes_of(obj) or {}
     return LibraryReads([(name, attributes, attribute) for attribute in attributes if type(attribute) is str])
+
+
+def _are_there(names: Names, scope: dict[str, Any]) -> bool:
+    """Are all modules there that code imports, and what it imports from them?"""
+    modules = {name: sys.modules.get(absolute_name(module, scope)) for name, module in names.imports.items()}
+    if None in modules.values():
+        return False
+    asked = [(vars(modules[chain[0]]), chain[1]) for chain in names.chains if chain[0].startswith("from ")]
+    return all(name in scope or "__getattr__" in scope for scope, name in asked)
+
+
+def _scope_of(name: Any) -> dict[str, Any] | None:
+    return getattr(sys.modules.get(name), "__dict__", None)
 
 
 class LibraryState:
@@ -208,6 +224,9 @@ class LibraryState:
 
     def __init__(self) -> None:
         self.held: dict[str, Held] = {}
+        self._to_import: list[str] = []
+        self._were_imported: set[str] = set()
+        self._importing: list[tuple[types.CodeType, dict[str, Any], Callable[[], Any]]] = []
         self._watched = {id(sys.modules): ("sys.modules", sys.modules)}
 
     def hold(self, name: str, value: Any) -> Origin | None:
@@ -218,6 +237,35 @@ class LibraryState:
         name = f"{name} ({len(self.held)})" if name in self.held else name
         self.held[name] = held
         return Origin(self.held, name)
+
+    def imports(self, code: types.CodeType, scope: dict[str, Any]) -> bool:
+        """Does the import of a module begin in a trace? Its arrays would be tracers: plain Python imports it first."""
+        name = scope.get("__name__", "")
+        if code.co_name != "<module>" or name in self._were_imported or _scope_of(name) is not scope:
+            return False
+        self._to_import.append(name)
+        self._were_imported.add(name)
+        return True
+
+    def import_modules(self) -> list[str]:
+        """Imports what traces began to import, and gives the names of that."""
+        names, self._to_import = self._to_import, []
+        for name in names:
+            with contextlib.suppress(Exception), jax.ensure_compile_time_eval():  # the next trace meets the error
+                importlib.import_module(name)
+        return names
+
+    def note_imports(self, code: types.CodeType, scope: dict[str, Any], function: Any, names: Names) -> None:
+        """Notes code of which a module is not imported yet: what it names there is known once it has run."""
+        if not _are_there(names, scope):
+            is_function = isinstance(function, types.FunctionType)
+            self._importing.append((code, scope, weakref.ref(function) if is_function else lambda: None))
+
+    def imported(self) -> list[tuple[types.CodeType, dict[str, Any], Callable[[], Any]]]:
+        """That of it whose modules are there by now: code, globals, and what gives the function."""
+        found = [each for each in self._importing if _are_there(names_of(each[0]), each[1])]
+        self._importing = [each for each in self._importing if each not in found]
+        return found
 
     def watch(self, text: str, holder: dict[Any, Any]) -> None:
         """Notes a dict of which keys are bindings, and what messages call it."""

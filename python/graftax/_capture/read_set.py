@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+import jax
+
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
@@ -31,6 +33,7 @@ from graftax._capture.bytecode import (
     OWN_NAMES,
     PARTS,
     Names,
+    absolute_name,
     can_be_equal,
     cells_of,
     content,
@@ -56,6 +59,7 @@ from graftax._capture.bytecode import (
     own_value,
     passed_on,
     resolve_lazy_imports,
+    texts_in,
 )
 from graftax._capture.cached_values import CachedValues
 from graftax._capture.code_set import CodeSet, MetCode
@@ -69,7 +73,8 @@ from graftax._capture.library_reads import (
     annotations_of,
     is_asked_by_jax,
     levels_of,
-    parts_of_descriptor,
+    module_read,
+    parts_of,
 )
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.origin import Origin
@@ -170,6 +175,8 @@ class ReadSet:
             if not self.builtins.note_class_check(code):
                 return NotImplemented
             return self.signals.give() if self.builtins.now.symbolic else None
+        if self.library.imports(code, scope):
+            return self.signals.give()
         if code.co_freevars:
             self._ran.add(code)
         if self._is_jitted_inside(code, function, present):
@@ -315,6 +322,11 @@ class ReadSet:
         cells = cells_of(function)
         for value in cells.values():
             self._note_constant(value)
+        if users:
+            self.library.note_imports(code, scope, function, names)
+        if "__import__" in names.loaded:
+            for text in sys.modules.keys() & texts_in(code.co_consts):
+                self._note_library(module_read(text))
         if not is_of_module(scope) and isinstance(function, types.FunctionType):
             self._guards.setdefault(id(scope), weakref.ref(function))
         self.builtins.note(code, scope, cells, names, users)
@@ -374,8 +386,9 @@ class ReadSet:
         imports, asked_attributes = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
         binding: tuple[Any, str] | None = None if name in cells else (scope, name)
         if name in imports:
-            value: Any = sys.modules.get(imports[name], MISSING)
-            self._note(sys.modules, imports[name], value, False)
+            module_name = absolute_name(imports[name], scope)
+            value: Any = sys.modules.get(module_name, MISSING)
+            self._note(sys.modules, module_name, value, False)
         elif name in cells:
             value = cells[name]
         else:
@@ -448,10 +461,19 @@ class ReadSet:
         if code is not None:
             self.known.discard(code)
 
-    def fill_caches(self) -> None:
-        """Fills the caches that a trace would have filled."""
+    def run_before(self) -> None:
+        """Runs in plain Python what a trace is not to run: fills caches, and imports modules."""
+        self._note_imported(self.library.import_modules())
         if self.cached.fill():
             self.see_caches()
+
+    @alone
+    def _note_imported(self, modules: Iterable[str] = ()) -> None:
+        """Notes modules, and what code names in those that it has imported meanwhile."""
+        for name in modules:
+            self._note_library(module_read(name))
+        for code, scope, reference in self.library.imported():
+            self.add(code, scope, reference())
 
     @alone
     def see_caches(self) -> bool:
@@ -512,6 +534,8 @@ class ReadSet:
             self._now.locks.note(value)
         elif isinstance(value, logging.Logger):
             self._note_library(levels_of(value))
+        elif isinstance(value, jax.custom_jvp | jax.custom_vjp):
+            self._note_library(parts_of(value, "the rule of a derivative"))
 
     def _add_origin(self, origin: Origin) -> None:
         if origin.key not in self._seen:
@@ -621,13 +645,15 @@ class ReadSet:
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
+        size_before = self._size
+        self._note_imported()
         changed = self._now.end(self._stored_attributes, self.left)
         for origin in changed:
             if origin.name is None:
                 self._add_origin(origin)
             else:
                 self.assign(origin)
-        return bool(changed)
+        return bool(changed) or self._size != size_before
 
     def _look_up_in_class(self, cls: type) -> None:
         if self._reads_names:
@@ -640,7 +666,7 @@ class ReadSet:
             if (function := function_in(value)) is not None:
                 self.note_function(function, (holder, name))
             elif is_bound_by(value):
-                self._note_library(parts_of_descriptor(value, f"{cls.__qualname__}.{name}"))
+                self._note_library(parts_of(value, f"{cls.__qualname__}.{name}"))
             if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
                 self._note(holder, name, value, holder not in self._laid_open)
             else:
@@ -832,6 +858,8 @@ class ReadSet:
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
             changes = type(value) is int or type(value) is float  # by assignment, as a counter does
+            if isinstance(holder, type) and is_bound_by(value):
+                self._looked.clear()  # another descriptor: what it holds counts
             if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
                 guarded = self._guards.get(id(holder), holder)
                 self._bindings = [b for b in self._bindings if b[0] is not guarded or b[1] != name]
