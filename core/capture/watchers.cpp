@@ -33,6 +33,49 @@ bool same_abc_token(const Reads& r) {
   return r.abstract_classes.empty() || (r.abc_token && equal(abc_token().get(), r.abc_token));
 }
 
+// The same value, for whoever reads the name? Numbers and texts may be other objects.
+bool same_value(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
+  PyTypeObject* type = Py_TYPE(a);
+  if (type == &PyFloat_Type) {
+    double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+    return memcmp(&x, &y, sizeof x) == 0;
+  }
+  if (type != &PyLong_Type && type != &PyUnicode_Type && type != &PyBytes_Type) return false;
+  return equal(a, b);
+}
+
+// Those that a class has outside of its dict; of a function also what it says of itself. Borrowed.
+OwnNames names_of(PyObject* owner) {
+  if (!PyFunction_Check(owner)) {
+    auto* type = reinterpret_cast<PyHeapTypeObject*>(owner);
+    return {type->ht_name, type->ht_qualname};
+  }
+  auto* function = reinterpret_cast<PyFunctionObject*>(owner);
+  // Python makes a dict of the annotations when they are asked for; what is in it is a binding.
+  PyObject* annotations = function->func_annotations;
+  if (annotations && !PyDict_Check(annotations)) annotations = nullptr;
+  return {function->func_name, function->func_qualname, function->func_doc, function->func_module, annotations};
+}
+
+// The names are compared as objects first: mostly they are the same ones.
+bool same_names(const Reads& r) {
+  return std::all_of(r.named.begin(), r.named.end(), [](const NamedRead& n) {
+    Owned owner = weak_target(n.owner);
+    if (!owner) return true;
+    OwnNames now = names_of(owner.get());
+    for (size_t i = 0; i < now.size(); ++i)
+      if (n.names[i] && now[i] != n.names[i] && !same_value(now[i], n.names[i])) return false;
+    return true;
+  });
+}
+
+bool same_answers(const Reads& r) {
+  return std::all_of(r.answers.begin(), r.answers.end(),
+                     [](const AnswerRead& a) { return equal(own(PyObject_CallNoArgs(a.ask)).get(), a.answer); });
+}
+
 // As a name in a dict: which keys it has. No variable is called so.
 PyObject* of_keys() {
   static PyObject* const name = interned("*");
@@ -115,7 +158,9 @@ bool arm(const Read& b) {
   return type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE || PyUnstable_Type_AssignVersionTag(type);
 }
 
-bool unchanged(Reads& r) { return r.stamp == epoch && r.is_told && same_contents(r) && same_abc_token(r); }
+bool unchanged(Reads& r) {
+  return r.stamp == epoch && r.is_told && same_contents(r) && same_abc_token(r) && same_names(r) && same_answers(r);
+}
 void note_versions(Reads&) {}
 uint64_t names_epoch(PyObject*) { return epoch; }
 
@@ -147,7 +192,8 @@ bool arm(const Read& b) {
 }
 
 bool unchanged(Reads& r) {
-  if (r.stamp != epoch || !r.held || !same_contents(r) || !same_abc_token(r)) return false;
+  if (r.stamp != epoch || !r.held || !same_contents(r) || !same_abc_token(r) || !same_names(r) || !same_answers(r))
+    return false;
   for (const Read& b : r.bindings)
     if (b.is_gone()) return false;
   for (auto [holder, was] : r.versions)
@@ -211,19 +257,6 @@ Owned names_now(const Read& b) {
   return out;
 }
 
-// The same value, for whoever reads the name? Numbers and texts may be other objects.
-bool same_value(PyObject* a, PyObject* b) {
-  if (a == b) return true;
-  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
-  PyTypeObject* type = Py_TYPE(a);
-  if (type == &PyFloat_Type) {
-    double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
-    return memcmp(&x, &y, sizeof x) == 0;
-  }
-  if (type != &PyLong_Type && type != &PyUnicode_Type && type != &PyBytes_Type) return false;
-  return equal(a, b);
-}
-
 // Does the binding have the value that was read?
 bool holds(const Read& b) {
   if (b.is_gone()) return false;
@@ -272,12 +305,24 @@ void let_go(Reads& r) {
   r.versions.clear();
   auto abstract_classes = std::move(r.abstract_classes);
   r.abstract_classes.clear();
+  auto named = std::move(r.named);
+  r.named.clear();
+  auto answers = std::move(r.answers);
+  r.answers.clear();
   r.stamp = 0;
   for (const AbstractClassRead& a : abstract_classes) {
     Py_DECREF(a.cls);
     Py_DECREF(a.registered);
   }
   Py_CLEAR(r.abc_token);
+  for (const NamedRead& n : named) {
+    Py_DECREF(n.owner);
+    for (PyObject* name : n.names) Py_XDECREF(name);
+  }
+  for (const AnswerRead& a : answers) {
+    Py_DECREF(a.ask);
+    Py_DECREF(a.answer);
+  }
   for (const Read& b : bindings) {
     unwatch(b);
     if (!b.guard) Py_DECREF(b.holder);
@@ -301,6 +346,8 @@ void show_reads(const Reads& r, Visitor& visit) {
   for (const FunctionRead& f : r.functions) visit(f.function, f.code, f.defaults, f.keywords);
   visit(r.cells, r.contents);
   for (const AbstractClassRead& a : r.abstract_classes) visit(a.cls, a.registered);
+  for (const NamedRead& n : r.named) visit(n.owner, n.names[0], n.names[1], n.names[2], n.names[3], n.names[4]);
+  for (const AnswerRead& a : r.answers) visit(a.ask, a.answer);
 }
 
 // Of (a dict, a class, or a weak reference to a function for its globals, name). In a dict that is no namespace, such as
@@ -359,6 +406,7 @@ bool reads_hold(Reads& r) {
     if (same) Py_XSETREF(r.abc_token, token.release());
     else now = 0, held = false;
   }
+  if (!same_names(r) || !same_answers(r)) now = 0, held = false;
   note_versions(r);
   r.stamp = now;
   r.is_told = is_told;
@@ -388,7 +436,8 @@ void bind_watch(nb::module_& m) {
                     nb::is_weak_referenceable(), "Bindings that the code of a trace has read, and the values they had.")
       .def(
           "__init__",
-          [](Reads* self, nb::list bindings, nb::list functions, nb::list cells, nb::list abstract_classes) {
+          [](Reads* self, nb::list bindings, nb::list functions, nb::list cells, nb::list abstract_classes,
+             nb::list named, nb::list answers) {
             new (self) Reads();
             for (nb::handle h : bindings) {
               self->bindings.push_back(read_of(nb::cast<nb::tuple>(h)));
@@ -410,11 +459,25 @@ void bind_watch(nb::module_& m) {
               auto pair = nb::cast<nb::tuple>(a);
               self->abstract_classes.push_back({pair[0].inc_ref().ptr(), pair[1].inc_ref().ptr()});
             }
+            for (nb::handle owner : named) {
+              if (!PyFunction_Check(owner.ptr()) &&
+                  !(PyType_Check(owner.ptr()) &&
+                    PyType_HasFeature(reinterpret_cast<PyTypeObject*>(owner.ptr()), Py_TPFLAGS_HEAPTYPE)))
+                raise_error(PyExc_TypeError, "expected a function, or a class that a class statement made");
+              self->named.push_back({check(PyWeakref_NewRef(owner.ptr(), nullptr)), names_of(owner.ptr())});
+              for (PyObject* name : self->named.back().names) Py_XINCREF(name);
+            }
+            for (nb::handle a : answers) {
+              auto pair = nb::cast<nb::tuple>(a);
+              self->answers.push_back({pair[0].inc_ref().ptr(), pair[1].inc_ref().ptr()});
+            }
             reads_hold(*self);
           },
           nb::arg("bindings"), nb::arg("functions"), nb::arg("cells"), nb::arg("abstract_classes") = nb::list(),
+          nb::arg("named") = nb::list(), nb::arg("answers") = nb::list(),
           nb::sig("def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any], "
-                  "abstract_classes: list[tuple[type, Any]] = ...) -> None"))
+                  "abstract_classes: list[tuple[type, Any]] = ..., named: list[Any] = ..., "
+                  "answers: list[tuple[Callable[[], Any], Any]] = ...) -> None"))
       .def(
           "changed_cells",
           [](Reads& r) {

@@ -3,6 +3,7 @@
 // says when one changes (dict, type and function watchers, 3.12 and later); before that versions are compared.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "python/py.h"
@@ -33,6 +34,20 @@ struct AbstractClassRead {
   PyObject* registered;  // what the hook `registered_classes` gives
 };
 
+using OwnNames = std::array<PyObject*, 5>;
+
+// A class or a function whose own names code reads: nobody is told when these change.
+struct NamedRead {
+  PyObject* owner;  // a weak reference
+  OwnNames names;
+};
+
+// What code asked the interpreter for, and what it was told: it is asked again on every call.
+struct AnswerRead {
+  PyObject* ask;
+  PyObject* answer;
+};
+
 struct Reads {
   Reads() = default;
   Reads(const Reads&) = delete;
@@ -43,6 +58,8 @@ struct Reads {
   std::vector<FunctionRead> functions;              // strong
   std::vector<PyObject*> cells, contents;           // strong, side by side: compared on every call
   std::vector<AbstractClassRead> abstract_classes;  // strong
+  std::vector<NamedRead> named;                     // strong
+  std::vector<AnswerRead> answers;                  // strong
   // Strong; the interpreter's token of registrations, which is another one after each; null: not asked for.
   PyObject* abc_token = nullptr;
   uint64_t stamp = 0;  // the epoch in which they were seen to hold, or not

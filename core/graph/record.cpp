@@ -366,6 +366,7 @@ void Recorder::step() {
       return;
     }
   } else if (key) {
+    if (PyDict_Check(out_.live[top.pc])) refuse_lost_key(out_.live[top.pc], key);
     field_keys_.push_back(add_key(out_.program, key));
   } else if (options_.everything && kind.node->is_weak && top.cursor.index() > 0) {
     below.arrays_only = true;  // the callback is part of what the weak reference is

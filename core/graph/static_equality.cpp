@@ -153,6 +153,18 @@ void refuse_key_with_arrays(PyObject* key, const std::string& path) {
                     " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
 }
 
+void refuse_lost_key(PyObject* container, PyObject* key) {
+  if (Py_TYPE(key)->tp_hash == PyBaseObject_Type.tp_hash || PyUnicode_CheckExact(key) || PyWeakref_CheckRef(key)) return;
+  int found = PyDict_Check(container) ? PyDict_Contains(container, key) : PySet_Contains(container, key);
+  check(found);
+  // A nan object that equals nothing is found as itself.
+  if (found == 0)
+    raise_graftax("UnsupportedValueError",
+                  std::string("a ") + Py_TYPE(key)->tp_name + " that is a key of a " + Py_TYPE(container)->tp_name +
+                      " has another hash than when it was put there, so that Python does not find it. Change objects "
+                      "before they become keys, or take them out, change them and put them in again.");
+}
+
 Owned static_object(const Static& s) {
   if (s.how == How::context) return own(PyObject_CallNoArgs(Owned::borrow(s.obj).get()));
   return s.weak ? weak_target(s.obj) : Owned::borrow(s.obj);

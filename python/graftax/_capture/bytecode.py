@@ -8,6 +8,7 @@ import dataclasses
 import dis
 import enum
 import functools
+import importlib.util
 import site
 import sys
 import sysconfig
@@ -36,7 +37,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 _LIBRARIES = _library_folders()
-_NEVER = ("jax", "jaxlib", "numpy", "graftax", "ml_dtypes", "scipy", "opt_einsum")
+NEVER = ("jax", "jaxlib", "numpy", "graftax", "ml_dtypes", "scipy", "opt_einsum")
 
 
 @functools.cache
@@ -51,7 +52,7 @@ def is_never_asked(filename: str) -> bool:
     if not filename.startswith(("<frozen", *_LIBRARIES)):
         return False
     installed = any("-packages/" in folder and filename.startswith(folder) for folder in _LIBRARIES)
-    return not installed or is_in_package(filename, *_NEVER)
+    return not installed or is_in_package(filename, *NEVER)
 
 
 def is_in_package(filename: str, *names: str) -> bool:
@@ -121,7 +122,7 @@ class Names(NamedTuple):
     """What one code object names; nothing of the code of functions inside of it."""
 
     chains: tuple[tuple[str, ...], ...]  # (global or free variable or imported module, attribute, attribute, ...)
-    imports: dict[str, str]  # local variable -> module
+    imports: dict[str, str]  # local variable -> module, with the dots of a relative import
     loaded: tuple[str, ...]  # globals
     stored: tuple[str, ...]  # globals that it assigns or deletes
     variables: frozenset[str]  # globals and variables of an enclosing call, read, assigned or deleted
@@ -168,7 +169,9 @@ class _Scan:
         self.attributes: set[str] = set()
         self.stored_attributes: set[str] = set()
         self._chain: tuple[str, ...] = ()
-        self._module = ""
+        self._module = ""  # that was imported last, or
+        self._from = ""  # of which names were
+        self._constants: tuple[Any, Any] = (None, None)  # that were loaded last
 
     def names(self) -> Names:
         instructions = [instruction for instruction in dis.get_instructions(self.code) if instruction.opname != "CACHE"]
@@ -178,7 +181,7 @@ class _Scan:
         texts: set[str] = set()
         matches = any(instruction.opname == "MATCH_CLASS" for instruction in instructions)
         if matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
-            texts = {text for text in _texts_in(self.code.co_consts) if text.isidentifier()}
+            texts = {text for text in texts_in(self.code.co_consts) if text.isidentifier()}
             self.attributes |= texts
             self.stored_attributes |= texts if not _SETS_BY_TEXT.isdisjoint(self.loaded) else set()
         chains = self.chains
@@ -229,10 +232,14 @@ class _Scan:
                 self._imported(names[0])
             chain = (names[-1],) if names[-1] in self.imports else ()
         elif op == "IMPORT_NAME":
-            self._module = name
-        elif op == "IMPORT_FROM":
-            self.imports.setdefault(f"from {self._module}", self._module)
-            self.chains[f"from {self._module}", name] = None
+            level, names = self._constants
+            name = "." * (level if isinstance(level, int) else 0) + name
+            self._module, self._from = ("", name) if names else (name, "")
+        elif op == "IMPORT_FROM" and self._from:  # else it is the `b` of `import a.b as c`
+            self.imports.setdefault(f"from {self._from}", self._from)
+            self.chains[f"from {self._from}", name] = None
+        elif op in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            self._constants = self._constants[1], name
         elif op == "STORE_FAST":
             self._imported(name)
         self._chain = chain
@@ -254,12 +261,12 @@ class _Scan:
             self._module = ""
 
 
-def _texts_in(values: Iterable[Any]) -> Iterator[str]:
+def texts_in(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
         if isinstance(value, str):
             yield value
         elif isinstance(value, tuple | frozenset):
-            yield from _texts_in(tuple(value))
+            yield from texts_in(tuple(value))
 
 
 def _computes_names(instructions: list[dis.Instruction]) -> bool:
@@ -363,6 +370,14 @@ def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
     return False
 
 
+def absolute_name(module: str, scope: dict[str, Any]) -> str:
+    """The name of a module that code of these globals imports; as it is where they are of no package."""
+    package = scope.get("__package__") or ""
+    with contextlib.suppress(ImportError):
+        return importlib.util.resolve_name(module, package)
+    return module
+
+
 def resolve_lazy_imports(scope: dict[str, Any], names: Iterable[str]) -> None:
     """Imports what `lazy import` has left under these names: it is what code that reads them finds there.
 
@@ -379,6 +394,7 @@ def resolve_lazy_imports(scope: dict[str, Any], names: Iterable[str]) -> None:
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range, slice)
 _PLAIN_TYPES = frozenset(_PLAIN)
+_DESCRIPTORS = property, staticmethod, classmethod, functools.cached_property
 _BOUND = (
     types.ModuleType,
     types.MethodDescriptorType,
@@ -388,10 +404,7 @@ _BOUND = (
     types.CodeType,
     np.dtype,
     np.ufunc,
-    property,
-    staticmethod,
-    classmethod,
-    functools.cached_property,
+    *_DESCRIPTORS,
     type,
     *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),
 )
@@ -403,7 +416,7 @@ def is_constant(value: Any) -> bool:
     if isinstance(value, enum.Enum):
         return _core.is_opaque(value)
     if cls in _PLAIN or isinstance(value, _BOUND) or value is MISSING:
-        return True
+        return not (isinstance(value, _DESCRIPTORS) and is_users_class(cls))  # else it has attributes of its own
     if cls in (tuple, frozenset):
         items = tuple(value)
         return _core.holds_only(items, _PLAIN_TYPES) or all(map(is_constant, items))
@@ -507,6 +520,7 @@ _OF_PYTHON = frozenset(
 )
 OF_NAMES = "__dict__"  # as a binding of a class: which names it has
 OF_KEYS = "*"  # as a binding of a dict: which keys it has
+OWN_NAMES = frozenset(("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"))  # of classes, functions
 PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a function alone, which may change
 
 
@@ -528,9 +542,12 @@ def overridden(cls: type, names: set[str]) -> set[str]:
     return {name for name in names.intersection(*[set[str]().union(*map(vars, bases))]) if not name.startswith("_")}
 
 
-def is_special(name: str) -> bool:
-    """Is it the name of a method, or a table, that Python itself looks up in a class?"""
-    return name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON
+def is_looked_up(cls: type, name: str, value: Any) -> bool:
+    """Is it a method, or what Python itself looks up in a class of the user's? A table there counts where code asks."""
+    if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)) and is_constant(value):
+        return True
+    is_special = name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON
+    return is_special and is_users_class(cls) and (is_constant(value) or callable(value) or is_bound_by(value))
 
 
 def is_protocol(cls: type) -> bool:

@@ -16,31 +16,22 @@ from typing import Any
 
 import jax
 
-from graftax import _core
-from graftax._base.errors import GraftaxError
 from graftax._capture.cache_layout import Cache, is_known, results_in, table_of
+from graftax._capture.library_reads import Held, can_be_root, watch_attributes
 from graftax._capture.origin import Origin
 from graftax._capture.user_caches import attributes_of, values_in
 
 _SIMPLE = int, float, complex, bool, str, bytes, type(None)
-_NO_NAME = object()
 _MOST_KEYS = 64  # of a cache that is looked at
 
 Binding = tuple[Any, Any]
-
-
-class _Held:
-    """Holds what a cache gives out: what an object without arrays leads to is the caller's own in a trace."""
-
-    def __init__(self, result: Any) -> None:
-        self.result = result
 
 
 class CachedValues:
     """Of the caches that the traces of one function name."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, _Held] = {}  # those that are roots, by the names that messages have for them
+        self.objects: dict[str, Held] = {}  # those that are roots, by the names that messages have for them
         self.bindings: list[Binding] = []
         self._caches: dict[int, weakref.ref[Any]] = {}
         self._functions: dict[int, weakref.ref[Any]] = {}  # the cache of a function
@@ -110,7 +101,7 @@ class CachedValues:
 
     def look(self) -> list[Origin]:
         """The cached objects that are roots now."""
-        objects: dict[str, _Held] = {}
+        objects: dict[str, Held] = {}
         bindings: list[Binding] = []
         watched = {id(holder) for holder, _ in self.bindings}
         for reference in list(self._caches.values()):
@@ -124,7 +115,7 @@ class CachedValues:
                 if _can_be_root(result):
                     name = _text(cache, key)
                     known = self.objects.get(name)
-                    objects[name] = known if known is not None and known.result is result else _Held(result)
+                    objects[name] = known if known is not None and known.value is result else Held(result)
                 else:
                     bindings += _bindings_of(result, watched)
         if [(id(holder), name) for holder, name in bindings] != [(id(h), name) for h, name in self.bindings]:
@@ -148,10 +139,7 @@ def _can_be_root(result: Any) -> bool:
     """Is it an object that can change, with no array in it?"""
     if type(result) not in (list, dict, set) and attributes_of(result) is None:
         return False
-    try:
-        return not _core.record((result,), ("cached",))[0]
-    except GraftaxError:
-        return False
+    return can_be_root(result)
 
 
 def _bindings_of(result: Any, watched: set[int]) -> list[Binding]:
@@ -161,12 +149,6 @@ def _bindings_of(result: Any, watched: set[int]) -> list[Binding]:
         held = value if type(value) is dict else attributes_of(value)
         if held is not None and len(held) <= _MOST_KEYS:
             if held is not value and id(held) not in watched:
-                _separate(held)
+                watch_attributes(held)
             bindings += [(held, name) for name in held if type(name) is str]
     return bindings
-
-
-def _separate(attributes: dict[Any, Any]) -> None:
-    """Takes the values of an object's dict out of the object: watchers are not told of what is stored there."""
-    attributes[_NO_NAME] = None
-    del attributes[_NO_NAME]

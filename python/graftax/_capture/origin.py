@@ -35,7 +35,7 @@ class Origin(NamedTuple):
             return f"function {self.holder.__qualname__}"
         if isinstance(self.holder, type):
             return f"class attribute {self.holder.__qualname__}.{self.name}"
-        if self.name.endswith(")"):  # what a cache gives out
+        if not self.name.isidentifier():  # what a cache gives out, or a library keeps
             return self.name
         return f"global {self.holder.get('__name__', '?')}.{self.name}"
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
+import logging
 import operator
 import sys
 import threading
@@ -17,6 +19,8 @@ import types
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
+
+import jax
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
@@ -26,8 +30,10 @@ from graftax._capture.builtin_overrides import StoodIn
 from graftax._capture.bytecode import (
     OF_KEYS,
     OF_NAMES,
+    OWN_NAMES,
     PARTS,
     Names,
+    absolute_name,
     can_be_equal,
     cells_of,
     content,
@@ -39,11 +45,11 @@ from graftax._capture.bytecode import (
     is_constant,
     is_empty,
     is_generated,
+    is_looked_up,
     is_never_asked,
     is_of_module,
     is_open_scope,
     is_protocol,
-    is_special,
     is_users_class,
     is_users_code,
     is_users_scope,
@@ -53,12 +59,23 @@ from graftax._capture.bytecode import (
     own_value,
     passed_on,
     resolve_lazy_imports,
+    texts_in,
 )
 from graftax._capture.cached_values import CachedValues
 from graftax._capture.code_set import CodeSet, MetCode
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
 from graftax._capture.impure_calls import ImpureCalls
+from graftax._capture.library_reads import (
+    OF_CODE,
+    LibraryReads,
+    LibraryState,
+    annotations_of,
+    is_asked_by_jax,
+    levels_of,
+    module_read,
+    parts_of,
+)
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import Signals
@@ -83,6 +100,7 @@ class ReadSet:
         self.known = MetCode()
         self.cached = CachedValues()
         self.abstract_classes = AbstractClasses()
+        self.library = LibraryState()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
         self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
@@ -117,6 +135,7 @@ class ReadSet:
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
         self._computes_names = False  # is there code that asks for attributes by names that it computes?
+        self._asks_names = False  # is there code that asks classes and functions for their names?
         self._matches = False  # is there code that matches classes?
         self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
         self._locks: dict[int, Any] = {}  # that bindings lead to
@@ -151,9 +170,13 @@ class ReadSet:
         `function` is None where the trace itself made it (before 3.12: where known code makes such functions).
         """
         if is_never_asked(code.co_filename):
+            if (reads := OF_CODE.get(code)) is not None:
+                return False if is_asked_by_jax() else self._meet_library(reads(function, first))
             if not self.builtins.note_class_check(code):
                 return NotImplemented
             return self.signals.give() if self.builtins.now.symbolic else None
+        if self.library.imports(code, scope):
+            return self.signals.give()
         if code.co_freevars:
             self._ran.add(code)
         if self._is_jitted_inside(code, function, present):
@@ -207,6 +230,28 @@ class ReadSet:
         if self._is_jitted_inside(code, function, present) or (self._size != size_before and not self._take_in()):
             return self.signals.give()
         return False if is_met_each_time else None
+
+    @alone
+    def _meet_library(self, reads: LibraryReads) -> Any:
+        """Notes what a function of the standard library reads that begins to run."""
+        size_before = self._size
+        self._note_library(reads)
+        return self.signals.give() if self._size != size_before and not self._take_in() else False
+
+    def _note_library(self, reads: LibraryReads) -> None:
+        for text, holder, name in reads.bindings:
+            self.library.watch(text, holder)
+            self._note(holder, name, MISSING, False)
+        for name, value in reads.held:
+            if (origin := self.library.hold(name, value)) is not None:
+                self._add_origin(origin)
+        self._asks_names = self._asks_names or bool(reads.functions)
+        for function in reads.functions:
+            if self.note_function(function):
+                self.add(function.__code__, function.__globals__, function)
+        if reads.module is not None:
+            self.modules.setdefault(id(vars(reads.module)), reads.module)
+            self._look_up()
 
     @alone
     def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
@@ -271,11 +316,17 @@ class ReadSet:
             return
         users = is_users_code(code, scope) and not is_asked_any_time(code) and not is_generated(code, function)
         names = names_of(code)
+        self._asks_names = self._asks_names or not OWN_NAMES.isdisjoint(names.attributes)
         self._now.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
         for value in cells.values():
             self._note_constant(value)
+        if users:
+            self.library.note_imports(code, scope, function, names)
+        if "__import__" in names.loaded:
+            for text in sys.modules.keys() & texts_in(code.co_consts):
+                self._note_library(module_read(text))
         if not is_of_module(scope) and isinstance(function, types.FunctionType):
             self._guards.setdefault(id(scope), weakref.ref(function))
         self.builtins.note(code, scope, cells, names, users)
@@ -335,7 +386,9 @@ class ReadSet:
         imports, asked_attributes = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
         binding: tuple[Any, str] | None = None if name in cells else (scope, name)
         if name in imports:
-            value: Any = sys.modules.get(imports[name], MISSING)
+            module_name = absolute_name(imports[name], scope)
+            value: Any = sys.modules.get(module_name, MISSING)
+            self._note(sys.modules, module_name, value, False)
         elif name in cells:
             value = cells[name]
         else:
@@ -408,10 +461,19 @@ class ReadSet:
         if code is not None:
             self.known.discard(code)
 
-    def fill_caches(self) -> None:
-        """Fills the caches that a trace would have filled."""
+    def run_before(self) -> None:
+        """Runs in plain Python what a trace is not to run: fills caches, and imports modules."""
+        self._note_imported(self.library.import_modules())
         if self.cached.fill():
             self.see_caches()
+
+    @alone
+    def _note_imported(self, modules: Iterable[str] = ()) -> None:
+        """Notes modules, and what code names in those that it has imported meanwhile."""
+        for name in modules:
+            self._note_library(module_read(name))
+        for code, scope, reference in self.library.imported():
+            self.add(code, scope, reference())
 
     @alone
     def see_caches(self) -> bool:
@@ -432,6 +494,8 @@ class ReadSet:
             attributes = vars(function).keys()
             if not self._attributes.isdisjoint(attributes) or (attributes and self._reads_names):
                 self._add_origin(Origin(function, None))
+            if "__annotations__" in self._attributes:
+                self._note_library(annotations_of(function))
         for cell, function in list(self._cells.values()):
             if not is_empty(cell) and (id(cell.cell_contents), None) in self._seen:  # its copy holds the copy
                 self._add_origin(Origin(function, None))
@@ -468,6 +532,10 @@ class ReadSet:
         elif isinstance(value, LOCKS):
             self._locks[id(value)] = value
             self._now.locks.note(value)
+        elif isinstance(value, logging.Logger):
+            self._note_library(levels_of(value))
+        elif isinstance(value, jax.custom_jvp | jax.custom_vjp):
+            self._note_library(parts_of(value, "the rule of a derivative"))
 
     def _add_origin(self, origin: Origin) -> None:
         if origin.key not in self._seen:
@@ -501,16 +569,21 @@ class ReadSet:
                 self._attributes |= {name for name in vars(cls) if not name.startswith("_")}
             for base in cls.__mro__[1:]:
                 self._add_class(base)
+            self._add_subclasses(cls)
             self._note(cls, OF_NAMES, MISSING, False)
             self._note_methods(cls)
             for name, member in cls.__members__.items() if isinstance(cls, enum.EnumType) else ():
                 self._note(cls, name, member, own_value(cls, name) is member)
 
+    def _add_subclasses(self, cls: type) -> None:
+        if "__subclasses__" in self._attributes:
+            for subclass in type.__subclasses__(cls):
+                self._add_class(subclass)
+
     def _note_methods(self, cls: type) -> None:
         for base in cls.__mro__[:-1]:
             for name, value in vars(base).items():
-                is_method = isinstance(value, (types.FunctionType, property, staticmethod, classmethod))
-                if is_method or (is_special(name) and is_users_class(base)):
+                if is_looked_up(base, name, value):
                     self._note(cls, name, value, False)
 
     def _add_classes_in(self, value: Any, depth: int = 2) -> None:
@@ -531,6 +604,7 @@ class ReadSet:
         while unscanned := [cls for cls in list(self._classes) if self._looked.get(id(cls)) != count]:
             for cls in unscanned:
                 self._looked[id(cls)] = count
+                self._add_subclasses(cls)
                 self._look_up_in_class(cls)  # which may lead to classes that are not known yet
         for i, module in list(self.modules.items()):
             if self._looked.get(i) != count and is_users_scope(vars(module)):
@@ -571,13 +645,15 @@ class ReadSet:
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
+        size_before = self._size
+        self._note_imported()
         changed = self._now.end(self._stored_attributes, self.left)
         for origin in changed:
             if origin.name is None:
                 self._add_origin(origin)
             else:
                 self.assign(origin)
-        return bool(changed)
+        return bool(changed) or self._size != size_before
 
     def _look_up_in_class(self, cls: type) -> None:
         if self._reads_names:
@@ -589,6 +665,8 @@ class ReadSet:
             self._add_classes_in(value)
             if (function := function_in(value)) is not None:
                 self.note_function(function, (holder, name))
+            elif is_bound_by(value):
+                self._note_library(parts_of(value, f"{cls.__qualname__}.{name}"))
             if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
                 self._note(holder, name, value, holder not in self._laid_open)
             else:
@@ -730,7 +808,9 @@ class ReadSet:
         """What an entry depends on, with the values of now."""
         if self.see_caches():  # the trace has made objects that a cache keeps: they are roots of the next call
             return _never_holding()
+        named, parents = self.named_owners(), self.parents()
         size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts), len(self.abstract_classes)
+        size = *size, len(named), len(parents)
         if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
             self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
             self._reads = (
@@ -740,9 +820,19 @@ class ReadSet:
                     list(self._functions.values()),
                     [cell for cell, _ in (*self._cells.values(), *self._hosts.values())],
                     self.abstract_classes.pairs,
+                    named,
+                    [(functools.partial(type.__subclasses__, cls), type.__subclasses__(cls)) for cls in parents],
                 ),
             )
         return self._reads[1]
+
+    def named_owners(self) -> list[Any]:
+        """The classes and functions that code may ask for their names."""
+        return [*self._classes, *self.named.functions()] if self._asks_names else []
+
+    def parents(self) -> list[type]:
+        """The classes that code may ask for their subclasses."""
+        return list(self._classes) if "__subclasses__" in self._attributes else []
 
     @alone
     def refresh(self) -> bool:
@@ -752,7 +842,7 @@ class ReadSet:
         size_before = self._size
         reads = self._reads[1]
         for holder, name in reads.changed():
-            if id(holder) in self._keywords or self.cached.watches(holder, name):
+            if id(holder) in self._keywords or self.cached.watches(holder, name) or self.library.text(holder):
                 self._reads = None
                 continue
             if name == OF_KEYS:
@@ -768,6 +858,8 @@ class ReadSet:
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
             changes = type(value) is int or type(value) is float  # by assignment, as a counter does
+            if isinstance(holder, type) and is_bound_by(value):
+                self._looked.clear()  # another descriptor: what it holds counts
             if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
                 guarded = self._guards.get(id(holder), holder)
                 self._bindings = [b for b in self._bindings if b[0] is not guarded or b[1] != name]

@@ -45,11 +45,19 @@ def read_values(reads: ReadSet | None) -> ReadValues:
                 values[Origin(holder, name).text()] = (
                     (plain_text(value), value) if name == OF_NAMES else _read_value(value)
                 )
+        elif (text := reads.library.text(holder)) is not None:
+            values[f"{text}[{plain_text(name)}]"] = _read_value(holder.get(name, MISSING))
         elif holder is not None and is_users_scope(holder):
             values[Origin(holder, name).text()] = _read_value(holder.get(name, MISSING))
     for cls, _ in reads.abstract_classes.pairs:
         registered = registered_classes(cls)
         values[f"what is registered with {cls.__qualname__}"] = names_of_registered(registered), registered
+    for owner in reads.named_owners():
+        names = owner.__name__, owner.__qualname__, owner.__doc__, owner.__module__
+        values[f"the names of {owner.__qualname__}"] = plain_text(names), names
+    for cls in reads.parents():
+        subclasses = type.__subclasses__(cls)
+        values[f"the subclasses of {cls.__qualname__}"] = plain_text(tuple(subclasses)), subclasses
     for function in reads.named.functions():
         attributes = tuple(attribute_names(function))
         values[f"the attributes of {function.__qualname__}"] = plain_text(attributes), attributes

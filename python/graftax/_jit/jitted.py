@@ -152,7 +152,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             self._method_of._rebind()  # the next attribute access binds the method of the class
         plan, plain = self._plan, self._function
         if self._table.reads is not None:
-            self._table.reads.fill_caches()
+            self._table.reads.run_before()
         if self._method is not None and resolve(self.__wrapped__)[0] is not plain:
             self._resolve(self.__wrapped__, plan.name, self._options)  # the `__call__` of its class was replaced
             return

@@ -103,6 +103,9 @@ _OPAQUE_BASES = (
     logging.LoggerAdapter,
     concurrent.futures.Executor,
     multiprocessing.process.BaseProcess,
+    property,
+    staticmethod,
+    classmethod,
 )
 
 # The roles of the classes of symbolic numbers. `_capture.numbers` registers them: it stands above this package.

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What code of the standard library reads for the code that calls it counts, though no code of the user's names it."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import jax.numpy as jnp
+import pytest
+
+import graftax
+from programs import Program, beside
+
+
+def _module(**names):
+    module = sys.modules["graftax_test_named"] = types.ModuleType("graftax_test_named")
+    vars(module).update(names)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def imported():
+    yield
+    sys.modules.pop("graftax_test_named", None)
+
+
+MODULES = {
+    "the statement": "import graftax_test_named as other",
+    "importlib": "other = importlib.import_module(NAME)",
+    "importlib, by a computed name": "other = importlib.import_module('graftax_test_' + NAME[-5:])",
+}
+CHANGES_OF_A_MODULE = {
+    "a number": lambda m: setattr(sys.modules["graftax_test_named"], "rate", 3.0),
+    "in place": lambda m: sys.modules["graftax_test_named"].table.append(4.0),
+    "another module": lambda m: _module(rate=7.0, table=[]),
+}
+
+
+@pytest.mark.quick(9)
+@pytest.mark.parametrize("change", CHANGES_OF_A_MODULE.values(), ids=CHANGES_OF_A_MODULE)
+@pytest.mark.parametrize("how", MODULES.values(), ids=MODULES)
+def test_a_module_that_code_imports_by_name(how, change):
+    source = f"""
+        import importlib, sys, types
+        NAME = "graftax_test_named"
+        sys.modules[NAME] = types.ModuleType(NAME)
+        sys.modules[NAME].rate, sys.modules[NAME].table = 2.0, [1.0]
+        def f(x):
+            {how}
+            return x * other.rate, len(other.table)
+    """
+    beside(Program(source, change))
+
+
+FIELDS = """
+    import dataclasses
+    META = {"scale": 2.0, "more": [1.0]}
+    @dataclasses.dataclass
+    class C:
+        a: float = dataclasses.field(default=1.0, metadata=META)
+        b: object = DEFAULT
+    def f(x): return HOW
+"""
+ASKS_OF_FIELDS = {
+    "metadata": "[x * q.metadata.get('scale', 1.0) for q in dataclasses.fields(C)]",
+    "metadata below": "[x * q.metadata.get('more', [7.0])[0] for q in dataclasses.fields(C())]",
+    "the table": "x * C.__dataclass_fields__['a'].metadata['scale']",
+    "a default": "dataclasses.fields(C)[0].default",
+}
+
+
+def change_field(m):
+    m.META["scale"] = 5.0
+    m.META["more"][0] = 3.0
+    m.C.__dataclass_fields__["a"].default = 9.0
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("default", ["0.5", "jnp.zeros(2)"])
+@pytest.mark.parametrize("asks", ASKS_OF_FIELDS)
+def test_what_the_fields_of_a_dataclass_hold(asks, default):
+    source = FIELDS.replace("HOW", ASKS_OF_FIELDS[asks])
+    default = default if default == "0.5" else f"dataclasses.field(default_factory=lambda: {default})"
+    beside(Program(source.replace("DEFAULT", default), change_field))
+
+
+DESCRIPTORS = {
+    "the function of a cached_property": (
+        "k = functools.cached_property(lambda self: 2.0)\n    k.__set_name__(None, 'k')",
+        "x * C().k",
+        lambda m: setattr(vars(m.C)["k"], "func", lambda self: 9.0),
+    ),
+    "the arguments of a partialmethod": (
+        "def go(self, k, x): return x * k\n    two = functools.partialmethod(go, 2.0)",
+        "C().two(x)",
+        lambda m: setattr(vars(m.C)["two"], "args", (5.0,)),
+    ),
+    "a singledispatchmethod": (
+        "go = functools.singledispatchmethod(lambda self, kind, x: x * 2)",
+        "C().go('', x), C().go(1, x)",
+        lambda m: vars(m.C)["go"].register(str, lambda self, kind, x: x * 5),
+    ),
+    "the state of a property's subclass": (
+        "k = counting(lambda self: 2.0)",
+        "x * C().k * C.k.scale",
+        lambda m: setattr(m.C.k, "scale", 3.0),
+    ),
+    "the state of a staticmethod's subclass": (
+        "go = scaled(lambda x: x * 2)",
+        "C().go(x), C.go(x)",
+        lambda m: setattr(vars(m.C)["go"], "scale", 3.0),
+    ),
+    "the state of a cached_property's subclass": (
+        "k = cached(lambda self: 2.0)\n    k.__set_name__(None, 'k')",
+        "x * C().k",
+        lambda m: setattr(m.C.k, "scale", 3.0),
+    ),
+}
+CLASSES = """
+class counting(property):
+    scale = 1.0
+    def __init__(self, get):
+        super().__init__(get)
+        self.hits = 0
+    def __get__(self, obj, cls=None):
+        if obj is None: return self
+        self.hits += 1
+        return self.fget(obj)
+class scaled(staticmethod):
+    scale = 1.0
+    def __get__(self, obj, cls=None):
+        call = super().__get__(obj, cls)
+        return lambda x: call(x) * self.scale
+class cached(functools.cached_property):
+    scale = 1.0
+    def __get__(self, obj, cls=None):
+        return self if obj is None else super().__get__(obj, cls) * self.scale
+"""
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("name", DESCRIPTORS)
+def test_what_a_descriptor_holds(name):
+    body, result, change = DESCRIPTORS[name]
+    source = f"{CLASSES}\nclass C:\n    {body}\ndef f(x): return {result}\n"
+    beside(Program(source, change, ("C.k.hits",) if "counting" in body else ()))
+
+
+def test_a_function_that_is_registered_for_a_class():
+    source = """
+        @functools.singledispatch
+        def go(kind, x): return x * 2
+        def f(x): return go("", x), go(1, x), go.dispatch(str) is go.dispatch(object)
+    """
+    beside(Program(source, lambda m: m.go.register(str, lambda kind, x: x * 5)))
+
+
+SIGNATURES = {
+    "a default": ("inspect.signature(g).parameters['k'].default", lambda m: setattr(m.g, "__defaults__", (3.0, []))),
+    "a default, in place": ("inspect.signature(g).parameters['more'].default[0]", lambda m: m.MORE.insert(0, 5.0)),
+    "of a partial": ("list(inspect.signature(functools.partial(g, 1)).parameters)", lambda m: setattr(m, "g", m.h)),
+    "of a wrapper": (
+        "inspect.signature(wrapper).parameters['k'].default",
+        lambda m: setattr(m.g, "__defaults__", (3.0, [])),
+    ),
+    "of a class": ("list(inspect.signature(C).parameters)", lambda m: setattr(m.C, "__init__", m.h)),
+    "getfullargspec": ("inspect.getfullargspec(g).defaults[0]", lambda m: setattr(m.g, "__defaults__", (3.0, []))),
+    "an annotation": ("g.__annotations__['k']", lambda m: m.g.__annotations__.update(k=7.0)),
+    "annotations": ("inspect.get_annotations(g)['k']", lambda m: setattr(m.g, "__annotations__", {"k": 7.0})),
+    "annotations of a class": ("sorted(typing.get_type_hints(C))", lambda m: m.C.__annotations__.update(more=int)),
+}
+
+
+@pytest.mark.quick(9)
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_a_signature(name):
+    asks, change = SIGNATURES[name]
+    source = f"""
+        import inspect, typing
+        MORE = [1.0]
+        def g(x, k: 2.0 = 2.0, more=MORE): return x
+        def h(self, a, b): pass
+        @functools.wraps(g)
+        def wrapper(*args): return g(*args)
+        class C:
+            field: int
+            def __init__(self, a): pass
+        def f(x): return x, {asks}
+    """
+    beside(Program(source, change))
+
+
+LEVELS = {
+    "of the logger": lambda m: m.log.setLevel("DEBUG"),
+    "of the one above": lambda m: m.log.parent.setLevel("DEBUG"),
+    "of all": lambda m: m.logging.disable(m.logging.CRITICAL),
+    "off": lambda m: setattr(m.log, "disabled", True),
+}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("change", LEVELS.values(), ids=LEVELS)
+@pytest.mark.parametrize("log", ["log", "holder.log"])
+def test_what_a_logger_is_enabled_for(log, change):
+    source = f"""
+        import logging, types
+        logging.getLogger("graftax_test.one").setLevel("NOTSET")
+        logging.getLogger("graftax_test").setLevel("INFO")
+        log = logging.getLogger("graftax_test.one.two")
+        logging.disable(logging.NOTSET)
+        log.disabled = False
+        log.setLevel("INFO" if {change is LEVELS["of the logger"]} else "NOTSET")
+        holder = types.SimpleNamespace(log=log)
+        def f(x):
+            levels = [{log}.isEnabledFor(level) for level in (logging.DEBUG, logging.INFO)]
+            return (x * 2 if levels[0] else x), levels, {log}.getEffectiveLevel()
+    """
+    try:
+        beside(Program(source, change))
+    finally:
+        module = sys.modules["logging"]
+        module.disable(module.NOTSET)
+        module.getLogger("graftax_test.one.two").disabled = False
+        for name in ("graftax_test", "graftax_test.one"):
+            module.getLogger(name).setLevel("NOTSET")
+
+
+NAMES = {
+    "the name of a class": ("C.__name__", lambda m: setattr(m.C, "__name__", "D")),
+    "the qualified name of a class": ("C.__qualname__", lambda m: setattr(m.C, "__qualname__", "D")),
+    "the class of an object": ("type(C()).__name__", lambda m: setattr(m.C, "__name__", "D")),
+    "the text of a dataclass": ("repr(D(1))", lambda m: setattr(m.D, "__qualname__", "E")),
+    "the name of a function": ("g.__name__", lambda m: setattr(m.g, "__name__", "h")),
+    "the text of a function": ("g.__doc__", lambda m: setattr(m.g, "__doc__", "other")),
+    "the name of a method": ("C().go.__name__", lambda m: setattr(m.C.go, "__name__", "h")),
+    "the module of a function": ("g.__module__", lambda m: setattr(m.g, "__module__", "h")),
+}
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_names_of_classes_and_functions(name):
+    asks, change = NAMES[name]
+    source = f"""
+        import dataclasses
+        @dataclasses.dataclass
+        class D:
+            value: int
+        class C:
+            def go(self): pass
+        def g(x): "text"
+        def f(x): return x, {asks}
+    """
+    beside(Program(source, change))
+
+
+def test_a_name_that_is_changed_back_is_served_again():
+    class Named:
+        pass
+
+    f = graftax.jit(lambda x: (Named.__name__, x))
+    names = []
+    for name in ("Named", "Other", "Named", "Other"):
+        Named.__name__ = name
+        names.append(f(jnp.ones(1))[0])
+    assert names == ["Named", "Other", "Named", "Other"]
+    assert f._cache_size() == 2
+
+
+def test_subclasses():
+    source = """
+        class Plugin: pass
+        class One(Plugin):
+            rate = 2.0
+        def f(x): return [x * plugin.rate for plugin in Plugin.__subclasses__()]
+    """
+
+    def change(m):
+        m.One.rate = 3.0
+        m.Two = type("Two", (m.Plugin,), {"rate": 5.0})
+
+    beside(Program(source, change))
+
+
+def test_a_copier_that_is_registered_for_a_class():
+    source = """
+        import copy, copyreg
+        class C:
+            rate = 2.0
+        def other():
+            made = C()
+            made.rate = 7.0
+            return made
+        def f(x): return x * copy.copy(C()).rate, x * copy.deepcopy(C()).rate
+    """
+    try:
+        beside(Program(source, lambda m: m.copyreg.pickle(m.C, lambda c: (m.other, ()))))
+    finally:
+        table = sys.modules["copyreg"].dispatch_table
+        for cls in [cls for cls in table if cls.__module__ == "users"]:
+            del table[cls]
