@@ -17,7 +17,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from graftax._base.errors import ImpureCallWarning
@@ -190,6 +190,15 @@ class ImpureCalls:
         if watch is not None and watch.calls is self and (is_suspect or watch.opaque):
             watch.look_at(code, offsets)
 
+    def were_made_by(self, codes: Iterable[types.CodeType]) -> bool:
+        """Has such code made calls that cannot be repeated? Where nobody listens to calls: may it have done so?"""
+        suspects = [code for code in codes if code in self._suspects or code in self._reads]
+        watch = _watch()
+        if watch is None or not watch.looks:
+            return bool(suspects)
+        lines = {(code.co_filename, line) for code in suspects for _, _, line in code.co_lines()}
+        return any((filename, line) in lines for filename, line, _ in self.told)
+
     @contextlib.contextmanager
     def named(self, name: str, wanted: bool, opaque: Sequence[Any] = ()) -> Generator[None]:
         """While a trace of the function `name` runs in this thread: its calls are told of, where that is wanted.
@@ -218,21 +227,21 @@ class _Watch:
     """One trace that runs in this thread."""
 
     def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[Any]) -> None:
-        self.calls, self._name, self._looks = calls, name, False
+        self.calls, self._name, self.looks = calls, name, False  # does it hear of calls?
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
         if not offsets:  # all was told
             return
-        if not self._looks or not _HAS_MONITORING:  # a trace function is gone when all was told
-            self._looks = _begin()
-        if self._looks:
+        if not self.looks or not _HAS_MONITORING:  # a trace function is gone when all was told
+            self.looks = _begin()
+        if self.looks:
             self.codes[id(code)] = (code, offsets)
             _report_calls_of(code)
 
     def end(self) -> None:
-        if self._looks:
+        if self.looks:
             _end()
 
     def tell(self, call: Call, frame: types.FrameType) -> None:  # unmeasured: in an event

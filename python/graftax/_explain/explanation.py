@@ -43,6 +43,7 @@ class Explanation:
             clock = time.strftime("%H:%M:%S", time.localtime(variant.when))
             lines.append(f"#{variant.number}  {clock}  {headline(variant)}{dropped}")
             lines += cause_lines(variant.nearest, variant.causes, "    ")
+            lines += [f"    {line}" for line in variant.repeated]
         return "\n".join([*lines, *filter(None, [self.donation])])
 
     def __repr__(self) -> str:

@@ -62,6 +62,7 @@ def jit(
     progress: bool | Callable[[str, float], Any] = False,
     warn_impure: bool = True,
     numbers: Literal["symbolic", "static"] = "symbolic",
+    repeated: Any = None,
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """Compiles a function of ordinary Python objects with XLA.
 
@@ -101,6 +102,9 @@ def jit(
             costs one more compilation, and there are none after that: Python computes with it on each call, and it is
             an input of the program when combined with an array. Each outcome of a test, and each value used as a
             shape, gets its own program. With "static", each new value compiles again.
+        repeated: classes, methods or functions whose calls repeat, such as `repeated=Block` for the blocks of a deep
+            model: they are traced and lowered once for all objects of one structure with arguments of the same shapes.
+            True: all methods of classes with several objects in the arguments.
 
     Raises:
         UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
@@ -123,6 +127,7 @@ def jit(
         progress=progress,
         warn_impure=warn_impure,
         numbers=numbers,
+        repeated=repeated is True or several(repeated),
         cache_size=cache_size,
         static=names_and_numbers(static_argnums, static_argnames),
         dynamic=one_or_more(dynamic),
