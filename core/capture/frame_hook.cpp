@@ -24,6 +24,7 @@ struct Met {
   bool replaced = false;  // some function with this code runs with the parts of another one
   bool inner = false;     // it may be one that runs nobody else's code
   bool method = false;    // it may be one of an object of the graph
+  bool asked = false;     // it may be answered
 };
 
 // A trace that is running in this thread.
@@ -46,7 +47,17 @@ struct Session {
   int again = 0;                                       // how often that was raised once more
   PyObject* telling = nullptr;                         // classes of exceptions that are kept; not owned, or none
   PyObject* raised = nullptr;                          // a list of those that a frame ended with; not owned
+  Owned answer;                               // what may answer calls in the place of their frames, if anything
+  std::unordered_set<PyObject*> answered;     // the code of these; not owned
+  bool answers_methods = false;               // all methods are among these
+  PyObject* unanswered = nullptr;             // the next frame of this code runs itself; not owned
+  Owned noted;                                // a list that gets the code of each frame, if any
+  std::unordered_set<PyObject*> noted_codes;  // what is in it
 
+  void note(PyObject* code) {
+    if (noted && !noted_codes.insert(code).second) return;
+    if (noted && PyList_Append(noted.get(), code) < 0) PyErr_Clear();
+  }
   bool knows(PyObject* code, PyObject* globals) const {
     auto found = known.find(code);
     if (found == known.end()) return false;
@@ -186,6 +197,7 @@ const Met* meet(Session& session, const Frame& frame) {
          session.replaced.count(code) > 0,
          session.inside.frames() && session.inside.frames()->may_be(frame),
          !ignored().count(code) && is_of_method(reinterpret_cast<PyCodeObject*>(code))};
+  met.asked = session.answered.count(code) || (session.answers_methods && met.method);
   return &met;
 }
 
@@ -242,14 +254,57 @@ Owned scope_of(Session& session, PyThreadState* state, PyObject* self) {
   return {};
 }
 
-PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw) {
-  PyObject* self = reinterpret_cast<Frame*>(raw)->variable(0);
-  if (!self || self == session.called) return evaluate(state, raw, 0);
-  Owned scope = scope_of(session, state, self);
-  if (!scope) return evaluate(state, raw, PyErr_Occurred() ? 1 : 0);
-  PyObject* around = std::exchange(session.called, self);
-  Owned result = Owned::steal(evaluate(state, raw, 0));
+// What a call is given, in the order of its parameters.
+Owned arguments_of(const Frame& frame) {
+  auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
+  Py_ssize_t count = code->co_argcount + code->co_kwonlyargcount + ((code->co_flags & CO_VARARGS) != 0) +
+                     ((code->co_flags & CO_VARKEYWORDS) != 0);
+  Owned out = Owned::steal(PyTuple_New(count));
+  for (Py_ssize_t i = 0; out && i < count; ++i) {
+    if (!frame.variable(i)) return {};
+    PyTuple_SET_ITEM(out.get(), i, Py_NewRef(frame.variable(i)));
+  }
+  return out;
+}
+
+// Runs a frame that begins, unless its call is answered. Then the frame is given an exception at once, with which the
+// interpreter itself puts it away, and the answer takes the place of that.
+PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool asked) {
+  auto* frame = reinterpret_cast<Frame*>(raw);
+  if (!asked || !session.answer || !frame->function()) return evaluate(state, raw, 0);
+  if (session.unanswered == frame->code()) {
+    session.unanswered = nullptr;
+    return evaluate(state, raw, 0);
+  }
+  Owned arguments = arguments_of(*frame);
+  if (!arguments) return evaluate(state, raw, PyErr_Occurred() ? 1 : 0);
+  Owned hold = Owned::borrow(session.answer.get());
+  PyObject* given[] = {frame->function(), arguments.get()};
+  Owned answer = Owned::steal(PyObject_Vectorcall(hold.get(), given, 2, nullptr));
+  if (!answer) return evaluate(state, raw, 1);
+  if (answer.get() == Py_NotImplemented) return evaluate(state, raw, 0);
+  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 1) {
+    PyErr_SetString(PyExc_SystemError, "a call was answered with no tuple");
+    return evaluate(state, raw, 1);
+  }
+  PyErr_SetNone(PyExc_StopIteration);
+  if (PyObject* result = evaluate(state, raw, 1)) return result;
+  PyErr_Clear();
+  return Py_NewRef(PyTuple_GET_ITEM(answer.get(), 0));
+}
+
+PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool asked) {
+  auto* frame = reinterpret_cast<Frame*>(raw);
+  PyObject* self = frame->variable(0);
+  if (!self || self == session.called) return run_or_answer(session, state, raw, asked);
+  // What runs in the place of a call that was asked for has the scope of that call already.
+  bool is_named = session.unanswered == frame->code();
+  Owned scope = is_named ? Owned() : scope_of(session, state, self);
+  if (!scope && PyErr_Occurred()) return evaluate(state, raw, 1);
+  PyObject* around = scope || is_named ? std::exchange(session.called, self) : session.called;
+  Owned result = Owned::steal(run_or_answer(session, state, raw, asked));
   session.called = around;
+  if (!scope) return result.release();
   Busy busy(session.busy);
   return leave_scope(scope) ? result.release() : nullptr;
 }
@@ -283,17 +338,22 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
   }
   if (met->replaced && frame->function()) replace_function(*session, *frame, !thrown);
   PyObject *own_globals = frame->globals(), *shadow = met->shadow;
-  bool method = met->method && !thrown;
+  bool method = met->method && !thrown, asked = met->asked && !thrown;
+  if (session->noted && !thrown && !ignored().count(frame->code())) session->note(frame->code());
   if (shadow == own_globals) {
     int inside = met->inner && !thrown && is_only_thread(state) ? stays_inside(*session, *frame) : 0;
-    if (inside <= 0) return method ? run_method(*session, state, raw) : evaluate(state, raw, inside < 0 ? 1 : thrown);
+    if (inside < 0) return evaluate(state, raw, 1);
+    if (inside == 0 && method) return run_method(*session, state, raw, asked);
+    if (inside == 0) return asked ? run_or_answer(*session, state, raw, asked) : evaluate(state, raw, thrown);
     Unhooked off;
     return evaluate(state, raw, thrown);
   }
   bool stays = frame->is_of_generator();  // other frames are gone when they have returned
   Owned hold = Owned::borrow(frame->code());
   frame->set_globals(shadow);
-  PyObject* result = method ? run_method(*session, state, raw) : evaluate(state, raw, thrown);
+  PyObject* result = method  ? run_method(*session, state, raw, asked)
+                     : asked ? run_or_answer(*session, state, raw, asked)
+                             : evaluate(state, raw, thrown);
   if (stays) frame->set_globals(own_globals);
   return result;
 }
@@ -428,6 +488,54 @@ void bind_frames(nb::module_& m) {
         return session && session->made.count(f.ptr()) > 0;
       },
       nb::arg("function"), "Has this thread's trace made this function? Known from 3.12 on.");
+  m.def(
+      "answer_calls",
+      [](nb::object answer, nb::list codes, bool methods) {
+        Session* session = innermost();
+        if (!session) return;
+        session->answer = Owned::borrow(answer.ptr());
+        session->answers_methods = methods;
+        for (nb::handle code : codes) {
+          session->answered.insert(code.ptr());
+          session->held.push(code.ptr());
+        }
+        for (Met& each : session->met) each.code = nullptr;
+      },
+      nb::arg("answer"), nb::arg("codes"), nb::arg("methods"),
+      nb::sig("def answer_calls(answer: Callable[[Any, tuple[Any, ...]], Any], codes: list[Any], methods: bool) -> "
+              "None"),
+      "For the rest of this thread's trace, answer(function, its arguments in the order of its parameters) is asked "
+      "before a frame of these codes runs, with `methods` before that of each method of an object in the graph. Its "
+      "answer is NotImplemented to let the frame run, or a tuple of the result.");
+  m.def(
+      "call_unanswered",
+      [](nb::handle function, nb::args arguments, nb::kwargs keywords) {
+        Session* session = innermost();
+        struct Scope {
+          Session* session;
+          ~Scope() {
+            if (session) session->unanswered = nullptr;
+          }
+        } scope{session};
+        if (session && PyFunction_Check(function.ptr())) session->unanswered = PyFunction_GET_CODE(function.ptr());
+        return nb::steal(check(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr())));
+      },
+      nb::arg("function"), nb::arg("args"), nb::arg("kwargs"),
+      nb::sig("def call_unanswered(function: Any, /, *args: object, **kwargs: object) -> Any"),
+      "function(*args, **kwargs), whose own frame nobody is asked for.");
+  m.def(
+      "note_codes",
+      [](nb::object noted) {
+        Session* session = innermost();
+        if (!session) return nb::object(nb::none());
+        nb::object before = session->noted ? nb::borrow(session->noted.get()) : nb::object(nb::none());
+        session->noted = noted.is_none() ? Owned() : Owned::borrow(noted.ptr());
+        session->noted_codes.clear();
+        return before;
+      },
+      nb::arg("noted").none(), nb::sig("def note_codes(noted: list[Any] | None) -> list[Any] | None"),
+      "From now on this list gets the code of each frame of this thread's trace, but for JAX's and the like. Returns "
+      "the list that got it before.");
   m.def("is_watched", &is_watched, "Is this thread inside of a trace that notes what is read?");
 }
 

@@ -316,6 +316,17 @@ def give_parts(function: Any, globals: dict[str, Any], closure: tuple[Any, ...] 
 def made_in_trace(function: object) -> bool:
     """Has this thread's trace made this function? Known from 3.12 on."""
 
+def answer_calls(answer: Callable[[Any, tuple[Any, ...]], Any], codes: list[Any], methods: bool) -> None:
+    """For the rest of this thread's trace, answer(function, its arguments in the order of its parameters) is asked before a frame of these codes runs, with `methods` before that of each method of an object in the graph. Its answer is NotImplemented to let the frame run, or a tuple of the result.
+    """
+
+def call_unanswered(function: Any, /, *args: object, **kwargs: object) -> Any:
+    """function(*args, **kwargs), whose own frame nobody is asked for."""
+
+def note_codes(noted: list[Any] | None) -> list[Any] | None:
+    """From now on this list gets the code of each frame of this thread's trace, but for JAX's and the like. Returns the list that got it before.
+    """
+
 def is_watched() -> bool:
     """Is this thread inside of a trace that notes what is read?"""
 

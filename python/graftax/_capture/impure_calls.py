@@ -17,7 +17,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from graftax._base.errors import ImpureCallWarning
@@ -191,6 +191,15 @@ class ImpureCalls:
         if watch is not None and watch.calls is self and (is_suspect or watch.opaque):
             watch.look_at(code, offsets)
 
+    def were_made_by(self, codes: Iterable[types.CodeType]) -> bool:
+        """Has such code made calls that cannot be repeated? Where nobody listens to calls: may it have done so?"""
+        suspects = [code for code in codes if code in self._suspects or code in self._reads]
+        watch = _watch()
+        if watch is None or not watch.looks:
+            return bool(suspects)
+        lines = {(code.co_filename, line) for code in suspects for _, _, line in code.co_lines()}
+        return any((filename, line) in lines for filename, line, _ in self.told)
+
     @contextlib.contextmanager
     def named(self, name: str, wanted: bool, opaque: Sequence[Any] = (), warns: bool = True) -> Generator[None]:
         """While a trace of the function `name` runs in this thread: its calls are `heard`, where that is wanted.
@@ -221,7 +230,7 @@ class _Watch:
     """One trace that runs in this thread."""
 
     def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[Any], warns: bool) -> None:
-        self.calls, self._name, self._warns, self._looks = calls, name, warns, False
+        self.calls, self._name, self._warns, self.looks = calls, name, warns, False  # `looks`: does it hear of calls?
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
         self._warnings: dict[tuple[str, int, str], tuple[str, str | None]] = {}  # the text, and the name of the module
@@ -229,14 +238,14 @@ class _Watch:
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
         if not offsets:  # all was told
             return
-        if not self._looks or not _HAS_MONITORING:  # a trace function is gone when all was told
-            self._looks = _begin()
-        if self._looks:
+        if not self.looks or not _HAS_MONITORING:  # a trace function is gone when all was told
+            self.looks = _begin()
+        if self.looks:
             self.codes[id(code)] = (code, offsets)
             _report_calls_of(code)
 
     def end(self, is_raising: bool) -> None:
-        if self._looks:
+        if self.looks:
             _end()
         for key, (message, module) in self._warnings.items():
             try:

@@ -9,7 +9,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax.core import Tracer
@@ -108,6 +108,12 @@ def seen(function: types.FunctionType) -> types.FunctionType:
     return twin
 
 
+def _answering(begin: Callable[[], None] | None, function: Callable[[], Any]) -> Any:
+    if begin is not None:
+        begin()
+    return function()
+
+
 _PATCHING = threading.RLock()  # one trace at a time puts what it sees into classes and modules
 
 
@@ -126,6 +132,7 @@ class Rebuilt:
         self.changes_in_place = False  # did its code change arrays in place, or arguments that could be NumPy's?
         self.views: Views | None = None  # of the traced function
         self.take_in: Callable[[], bool] | None = None  # gives the trace the roots that its read set has found
+        self.answer_calls: Callable[[], None] | None = None  # begins to answer calls in place of their frames
         self.has_changed: Callable[[], bool] = lambda: False  # has the trace changed what was rebuilt?
         self._trace: _core.Trace | None = None
         self._ids: dict[int, tuple[int, int]] = {}
@@ -179,6 +186,7 @@ class Views:
         self._shown: list[tuple[Origin, Any]] = []
         self._roots: dict[tuple[int, str | None], int] = {}
         self._patching = contextlib.ExitStack()
+        self._origins: list[tuple[Origin, Any]] = []  # all, with what is rebuilt of their roots
         self._show(changed, assigned)
 
     def _show(self, changed: list[tuple[Origin, Any]], assigned: list[tuple[Origin, types.CellType]]) -> None:
@@ -256,6 +264,19 @@ class Views:
         """The same, where they see anything else than the globals themselves."""
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
 
+    def know(self, origins: Iterable[tuple[Origin, Any]]) -> None:
+        """Tells of origins and what is rebuilt of them, whether or not that is another object."""
+        self._origins += origins
+
+    def values_now(self) -> list[tuple[Origin, Any]]:
+        """What the code finds under the origins by now, and the functions with state."""
+        return [(origin, value if origin.name is None else self._found(origin)) for origin, value in self._origins]
+
+    def _found(self, origin: Origin) -> Any:
+        if not isinstance(origin.holder, type):
+            return self.seen(origin.holder).get(origin.name or "", MISSING)
+        return self._classes[origin.key].value if origin.key in self._classes else origin.value()
+
     def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
         """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of origins."""
         self._roots.update(roots)
@@ -298,6 +319,7 @@ class Views:
         ]
         self._show(changed, [(origin, value) for origin, value, _ in origins if origin.assigned])
         self.tell({origin.key: first + i for i, (origin, _, _) in enumerate(origins)})
+        self.know((origin, value) for origin, value, _ in origins)
         self._patch([replacement for key, replacement in self._classes.items() if key not in patched])
         for i, (scope, replacement) in self._scopes.items():
             names = self._begun.setdefault(i, {})
@@ -318,7 +340,8 @@ class Views:
             scopes = list(self._scopes.values())
             reads.builtins.now.originals = {id(frame_scope): scope for scope, frame_scope in scopes}
             arguments = enter, reads.known, scopes, self.functions, inner_frames()
-            result = _core.run_watched(function, *arguments, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
+            run = functools.partial(_answering, self._rebuilt.answer_calls, function)
+            result = _core.run_watched(run, *arguments, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
             replaced = [*self._unpatch(reads), *self._set_by_computed_names(reads)]
             for origin in replaced:

@@ -329,6 +329,7 @@ class Signature:
                 }
             )
             views.tell({origin.key: offset + i for i, (origin, _, _) in enumerate(captured)})
+            views.know((origin, value) for origin, value, _ in captured)
         # Without what watches its frames, its own globals are a copy of its module's.
         own_scope = function.__globals__
         scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)

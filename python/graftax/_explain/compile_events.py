@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 from graftax import _core
@@ -58,10 +58,17 @@ def listen() -> None:
             _is_listening = True
 
 
-def record_trace(table: Entries, name: str, recording: _core.Recording, outcomes: list[_core.Outcome]) -> None:
-    """Records that the function was traced for the call that this thread is in."""
+def record_trace(
+    table: Entries,
+    name: str,
+    recording: _core.Recording,
+    outcomes: list[_core.Outcome],
+    repeated: Sequence[str] = (),
+) -> None:
+    """Records that the function was traced for the call that this thread is in, and which parts of it were shared."""
     entry = table.entry_of(outcomes)
     variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
+    variant.repeated = tuple(repeated)
     if entry is not None:
         variant.set_entry(entry)
         _thread.pending = _Pending(table, variant)

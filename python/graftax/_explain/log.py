@@ -104,6 +104,7 @@ def record(variant: Variant) -> dict[str, Any]:
             {"kind": c.kind, "path": c.path, "before": c.before, "now": c.now, "text": str(c), "remedy": c.remedy}
             for c in variant.causes
         ],
+        **({"repeated": list(variant.repeated)} if variant.repeated else {}),
     }
 
 
@@ -121,6 +122,7 @@ def describe(variant: Variant) -> str:
     """A variant as a few lines of text: what was compiled, why, and what to do."""
     lines = [f"graftax: {variant.name} #{variant.number}: {headline(variant)}"]
     lines += cause_lines(variant.nearest, variant.causes, "  ")
+    lines += [f"  {line}" for line in variant.repeated]
     return "\n".join(lines)
 
 

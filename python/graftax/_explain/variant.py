@@ -57,6 +57,7 @@ class Variant:
     entry: Callable[[], _core.Entry | None] = lambda: None
     dropped: str = ""  # the reason why the cache dropped it
     on_disk: str = ""  # what the cache on disk had of it, and whether it has it now
+    repeated: tuple[str, ...] = ()  # which calls in it share a program, and which do not
     is_replaced: bool = False  # compiled again later, after jax.clear_caches() or a failed guard
 
     @property

@@ -23,6 +23,7 @@ import jax.core
 import jax.extend.core
 import jax.monitoring
 import numpy as np
+from jax._src import config as _config
 from jax._src import core as _jax_core
 from jax._src import dtypes as _dtypes
 from jax._src import pjit as _pjit
@@ -351,6 +352,11 @@ def as_weak(leaf: Any) -> Any:
 def current_trace() -> Any:
     """The trace that new tracers in this thread belong to."""
     return getattr(getattr(_jax_core, "trace_ctx", None), "trace", None)
+
+
+def trace_context() -> Any:
+    """The settings, meshes and named axes that a trace depends on. There is no public way to ask."""
+    return _config.trace_context()
 
 
 # ---- a trace that is given further arguments while it runs

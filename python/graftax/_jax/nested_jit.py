@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from graftax._jax.compat import enclosing_jits, forget_traces
+from graftax._jax.compat import current_trace, enclosing_jits, forget_traces
 from graftax._jax.tracers import live_traces, traced_for
 
 # A part of JAX's cache keys. A JAX without it shares one cache, and raises UnexpectedTracerError.
@@ -26,6 +26,7 @@ class _ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.jitted: dict[int, Any] = {}  # functions that JAX has traced in it
+        self.parts: list[Any] = []  # traces of JAX for parts of it, which no other trace finds
 
 
 _state = _ThreadState()
@@ -35,9 +36,19 @@ def is_inside_jit(outer: Any) -> bool:
     """Is JAX tracing a jitted function now, inside the trace `outer`? Notes the function."""
     live = live_traces()
     inner = live[: next((i for i, trace in enumerate(live) if trace is outer), 0)]
-    count = sum(traced_for(trace) == "jit" for trace in inner)
+    count = sum(traced_for(trace) == "jit" and not any(trace is part for part in _state.parts) for trace in inner)
     _state.jitted.update((id(function), function) for function in enclosing_jits()[:count])
     return count > 0
+
+
+@contextlib.contextmanager
+def tracing_part() -> Generator[None]:
+    """In the block, the current trace of JAX is one of a program that this trace alone calls."""
+    _state.parts.append(current_trace())
+    try:
+        yield
+    finally:
+        _state.parts.pop()
 
 
 @contextlib.contextmanager

@@ -64,6 +64,7 @@ def jit(
     progress: bool | Callable[[str, float], Any] = False,
     warn_impure: bool = True,
     numbers: NumberPolicy | Mapping[str, NumberPolicy] = "symbolic",
+    repeated: Any = None,
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """Compiles a function of ordinary Python objects with XLA.
 
@@ -105,6 +106,9 @@ def jit(
             shape, gets its own program. With "static", each new value compiles again. A dict says it for patterns of
             key paths (`{"model.steps": "symbolic", "**.width": "static"}`), from the first call on: a number that is
             known to change then costs no second compilation. Other numbers are as with "symbolic".
+        repeated: classes, methods or functions whose calls repeat, such as `repeated=Block` for the blocks of a deep
+            model: they are traced and lowered once for all objects of one structure with arguments of the same shapes.
+            True: all methods of classes with several objects in the arguments.
 
     Raises:
         UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
@@ -126,6 +130,7 @@ def jit(
         check=check,
         progress=progress,
         warn_impure=warn_impure,
+        repeated=repeated is True or several(repeated),
         cache_size=cache_size,
         **number_options(numbers),
         static=names_and_numbers(static_argnums, static_argnames),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from graftax import _core
+from graftax._capture.code_set import CodeSet
 from graftax._capture.impure_calls import Overheard
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
@@ -90,6 +91,9 @@ class FunctionTable(_core.Table):
         self.numpy_is_constant = False  # of captured arrays: the code asks for their values
         self.warned_of_lost_sharing = False
         self.has_warned = False  # a trace has warned of what the code does
+        self.unrepeated = CodeSet()  # of functions whose calls cannot share a program
+        self.unrepeated_reasons: dict[str, str] = {}  # why, by their names
+        self.repeated_parts: dict[int, list[str]] = {}  # what a trace has shared, by id(Outcome)
         self._make_read_set = read_set_factory(options)
         self._join(sharing_of(function, options, self._make_read_set))
         self.impure_calls_only = Overheard()

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from graftax._jit.repeated_option import Selection
+
 NumberPolicy = Literal["symbolic", "static"]
 
 
@@ -30,6 +32,7 @@ class JitOptions(FilterJitOptions, total=False):
     """The keyword arguments of `jit`."""
 
     mutation: Literal["propagate", "error", "discard"]
+    repeated: Any
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Iterable[str] | None
     donate_argnums: int | Sequence[int] | None
@@ -80,6 +83,7 @@ class Options:
     keep_unused: bool = False
     inline: bool = False
     compiler_options: tuple[tuple[str, Any], ...] = ()
+    repeated: bool | tuple[Any, ...] = ()  # classes, methods and functions whose calls repeat; True for all
 
     def __post_init__(self) -> None:
         if self.mutation not in MUTATION:
@@ -88,6 +92,7 @@ class Options:
             raise ValueError(AUTO_BY_VALUE.format(mutation=self.mutation))
         if self.donate_word == "auto" and self.donate:
             raise ValueError(AUTO_WITH_OTHERS)
+        Selection(self.repeated)  # refuses what it cannot select
         if self.cache_size < 1:
             raise ValueError(f"cache_size={self.cache_size}: expected at least 1")
 

@@ -48,6 +48,7 @@ from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.raised_objects import give_own_objects
+from graftax._jit.repeated_parts import RepeatedParts
 from graftax._jit.running_trace import enter_trace, leave_trace, running_traces
 from graftax._jit.trace_growth import Growth, TraceFinished, keep, take_finished
 from graftax.interop import have_errors, raises_its_own
@@ -138,7 +139,8 @@ def flat_function(
         caller._table.has_warned |= count_warnings() != warnings_before
         number = add_outcome(outcomes, outcome)
         if not shapes:
-            compile_events.record_trace(caller._table, plan.name, recording, outcomes)
+            repeated = caller._table.repeated_parts.pop(id(outcome), [])
+            compile_events.record_trace(caller._table, plan.name, recording, outcomes, repeated)
         # Symbolic numbers of the result are computed by the host: they are not outputs of the program.
         n = outcome.result_leaves - sum(leaf < outcome.result_leaves for leaf, _ in outcome.numbers)
         return tuple(outputs[:n]), tuple(outputs[n:]), encode(number)
@@ -207,6 +209,9 @@ def _trace_once(
     uses_up = options.mutation == "propagate"
     graph = growth.rebuilt if growth is not None else Rebuilt(numbers)
     equations_before, arguments = len(equations()), range(signature.skip, signature.arguments(layout))
+    parts = None
+    if options.repeated and caller._table.reads is not None and not numbers:
+        parts = RepeatedParts(options.repeated, caller._table, graph, recording.graphdef, run_trace)
 
     def call(values: list[Any]) -> Any:
         reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
@@ -273,6 +278,8 @@ def _trace_once(
         )
         if share:
             outcome.alike = alias_groups(aliases.sources(outputs))
+    if parts is not None:
+        caller._table.repeated_parts[id(outcome)] = parts.end()
     if growth is not None:
         plan, recording, leaves = growth.plan, growth.recording, growth.leaves
     _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)

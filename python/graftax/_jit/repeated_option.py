@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The option `repeated=` of `jit`: which calls may take the program of an earlier one."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+NOT_CALLED = (
+    "repeated={given!r}: objects of {given.__qualname__} are not called. Name the method that repeats, as in "
+    "repeated={given.__name__}.{method}."
+)
+NO_FUNCTION = (
+    "repeated={given!r} is no class, method or function in Python. Give the class of the parts that repeat "
+    "(repeated=Block), a method or a function (repeated=Block.forward), several of them, or True for all."
+)
+
+
+class Selection:
+    """Which calls are meant: of these classes, methods and functions, or of each class with several objects.
+
+    Args:
+        repeated: a tuple of classes, methods and functions; or True.
+
+    Raises:
+        TypeError: for anything else.
+    """
+
+    def __init__(self, repeated: Any) -> None:
+        self.is_all = repeated is True
+        self._functions: list[types.FunctionType] = []
+        self._classes: list[type] = []
+        for given in () if self.is_all else repeated:
+            if isinstance(given, type):
+                if _function(getattr(given, "__call__", None)) is None:  # noqa: B004  (the function itself is wanted)
+                    method = next((n for n, v in vars(given).items() if isinstance(v, types.FunctionType)), "forward")
+                    raise TypeError(NOT_CALLED.format(given=given, method=method))
+                self._classes.append(given)
+            elif (function := _function(given)) is not None:
+                self._functions.append(function)
+            else:
+                raise TypeError(NO_FUNCTION.format(given=given))
+        self._codes = {id(function.__code__) for function in self._functions}
+
+    def codes(self, instances: set[type]) -> list[types.CodeType]:
+        """The code of the functions that are meant, where the graph has these classes."""
+        classes = [*self._classes, *(c for c in instances if issubclass(c, tuple(self._classes)))]
+        methods = [_function(getattr(cls, "__call__", None)) for cls in classes]  # noqa: B004
+        return [f.__code__ for f in (*self._functions, *methods) if f is not None]
+
+    def selects(self, function: types.FunctionType, arguments: tuple[Any, ...], instances: set[type]) -> bool:
+        """Is this call meant?"""
+        if not arguments:
+            return False
+        if self.is_all:
+            return type(arguments[0]) in instances
+        return id(function.__code__) in self._codes or isinstance(arguments[0], tuple(self._classes))
+
+    @staticmethod
+    def name(function: types.FunctionType, arguments: tuple[Any, ...]) -> str:
+        """How the part is called in the program, and by `explain`."""
+        return type(arguments[0]).__name__ if function.__name__ == "__call__" else function.__qualname__
+
+
+def _function(given: Any) -> types.FunctionType | None:
+    given = inspect.unwrap(given) if callable(given) and not isinstance(given, type) else given
+    given = getattr(given, "__func__", given)
+    return given if isinstance(given, types.FunctionType) else None

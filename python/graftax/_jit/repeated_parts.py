@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a trace that repeat: a call of a method on an object like an earlier one takes the jaxpr of that call.
+
+The first call of a part is traced by itself, on copies of what it is given, as a transform does it. A later one takes
+its program if what it is given, and what the part reads besides, has the structure and the types that it had then.
+Where a part does more than a program can repeat, the trace of the whole function begins anew without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import Tracer
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._capture.bytecode import names_of
+from graftax._capture.namespaces import Rebuilt
+from graftax._capture.origin import Origin
+from graftax._capture.retrace_signals import NewReads
+from graftax._graph.array_aliases import Source, merge_aliases, recording_aliases
+from graftax._jax.compat import current_trace, is_of_trace, ref_types, trace_context
+from graftax._jax.nested_jit import tracing_part
+from graftax._jax.part_programs import jit_of_calls, jit_of_part, runs_foreign_code
+from graftax._jit.cache import FunctionTable
+from graftax._jit.repeated_option import Selection
+
+_MOST_MISSES = 4  # of a function none of whose calls has taken the program of another one
+
+
+class _Outside(NamedTuple):
+    """What a part reads besides its arguments, at one moment."""
+
+    graphdef: _core.GraphDef
+    leaves: list[Any]
+    nodes: list[Any]
+    keys: list[tuple[int, str | None]]
+
+    def is_same(self, other: _Outside) -> bool:
+        """Is everything what it was? Arrays and objects are compared by identity."""
+        pairs = zip((*self.leaves, *self.nodes), (*other.leaves, *other.nodes), strict=False)
+        alike = self.keys == other.keys and self.graphdef == other.graphdef
+        return alike and len(self.nodes) == len(other.nodes) and all(a is b for a, b in pairs)
+
+
+class _Refused(Exception):
+    """A part cannot be shared."""
+
+
+class _Part:
+    """The program of one call, which later calls take.
+
+    Attributes:
+        calls: how many have taken it, the first one included.
+    """
+
+    def __init__(self, function: types.FunctionType, name: str, arguments: tuple[Any, ...]) -> None:
+        self.function, self.name, self.calls = function, name, 1
+        names = function.__code__.co_varnames[: len(arguments)]
+        self.recording = _core.Recording(arguments, names, [0] * len(names))
+        self.graphdef, self.context = self.recording.graphdef, trace_context()
+        self.types = [jax.typeof(leaf) for leaf in self.recording.leaves]
+        self.rebuilt: list[int] = []  # the tracked nodes of which the trace has copies
+        self.reached: list[Any] = []  # the nodes that its result and its arguments lead to after the call
+        self.codes: list[types.CodeType] = []
+        self.outer: dict[int, Any] = {}  # outputs that are arrays of the trace around it
+        self.sources: list[Source | None] = []
+        self.outcome: _core.Outcome | None = None
+        self.outside: _Outside | None = None
+        self.program: Any = None
+
+    def takes(self, leaves: Sequence[Any]) -> bool:
+        """Can its program take these arrays?"""
+        return self.context == trace_context() and self.types == [jax.typeof(leaf) for leaf in leaves]
+
+    def run(self, run_trace: Callable[..., Any], arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+        """Traces the call, and returns its jaxpr."""
+        pending = [arguments]
+
+        def call(values: list[Any]) -> Any:
+            walked = _core.walk(self.graphdef, tuple(values))
+            given = _core.walk(self.graphdef, arguments)
+            if walked is None or given is None:
+                raise _Refused
+            self.rebuilt = [i for i, (a, b) in enumerate(zip(walked[1], given[1], strict=True)) if a is not b]
+            result = _call(self.function, values)
+            self.reached = _core.Recording((result, *values), ("",) * (1 + len(values)), ()).nodes
+            return result
+
+        def flat(*traced: Any) -> tuple[Any, ...]:
+            if not pending:  # JAX asks for another trace than that of the first call
+                raise _Refused
+            given = pending.pop()
+            with tracing_part(), recording_aliases(leaves, traced) as aliases:
+                run_arguments = self.name, self.recording, given, traced, call, "propagate"
+                options = {"by_value": False, "forward": True}
+                self.outcome, outputs, _, _ = _core.run_active(
+                    None, given, [], None, lambda: run_trace(*run_arguments, **options)
+                )
+                self.sources = aliases.sources(outputs)
+            trace = current_trace()
+            tracers = [isinstance(output, Tracer) for output in outputs]
+            if any(isinstance(output, ref_types) for output in outputs):
+                raise _Refused
+            self.outer = {
+                i: output for i, output in enumerate(outputs) if tracers[i] and not is_of_trace(output, trace)
+            }
+            return tuple(output for i, output in enumerate(outputs) if i not in self.outer)
+
+        flat.__name__ = flat.__qualname__ = self.name
+        jaxpr = jit_of_part(flat).trace(*leaves).jaxpr
+        self.program = jit_of_calls(flat, jaxpr)
+        return jaxpr
+
+    def apply(self, leaves: list[Any], nodes: list[Any]) -> Any:
+        """Computes the call for these arrays and objects, which are changed as it changes them."""
+        computed = iter(self.program(*leaves))
+        outcome = self.outcome
+        assert outcome is not None
+        values = [self.outer[i] if i in self.outer else next(computed) for i in range(outcome.num_leaves)]
+        if any(self.sources):
+            rows = [
+                (source.operation, tuple(leaves[i] for i in source.inputs), values[k])
+                for k, source in enumerate(self.sources)
+                if source
+            ]
+            merged = iter(merge_aliases(rows))
+            values = [next(merged) if source else value for source, value in zip(self.sources, values, strict=True)]
+        return outcome.apply(values, leaves, nodes)
+
+
+def _call(function: types.FunctionType, values: list[Any]) -> Any:
+    """Calls a function with the values of all of its parameters, in their order."""
+    code = function.__code__
+    positional, end = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    keywords = dict(zip(code.co_varnames[positional:end], values[positional:end], strict=True))
+    rest = list(values[end:])
+    extra = rest.pop(0) if code.co_flags & _VARARGS else ()
+    named = rest.pop(0) if code.co_flags & _VARKEYWORDS else {}
+    return _core.call_unanswered(function, *values[:positional], *extra, **keywords, **named)
+
+
+_VARARGS, _VARKEYWORDS = 0x04, 0x08
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_NEVER = 0x20 | 0x80 | 0x200  # generators and coroutines
+
+
+class RepeatedParts:
+    """The parts of one running trace.
+
+    Args:
+        repeated: the option.
+        table: of the traced function.
+        graph: what code under the trace may ask. From now on its calls are answered.
+        graphdef: of the roots.
+        run_trace: traces a call.
+    """
+
+    def __init__(
+        self,
+        repeated: Any,
+        table: FunctionTable,
+        graph: Rebuilt,
+        graphdef: _core.GraphDef,
+        run_trace: Callable[..., Any],
+    ) -> None:
+        assert table.reads is not None
+        self._selection, self._table, self._reads = Selection(repeated), table, table.reads
+        self._graph, self._run_trace = graph, run_trace
+        counts = Counter(row.type for row in graphdef.rows() if row.op is _core.Op.node)
+        self._instances = {c for c, count in counts.items() if c is not None and count > 1 and c.__flags__ & _HEAP_TYPE}
+        self._parts: dict[int, list[_Part]] = {}  # by the id of the function, which they hold
+        self._running: list[list[_Outside]] = []  # of each part that is traced: what was there before, innermost last
+        graph.answer_calls = self.begin
+        if graph.take_in is not None:
+            graph.take_in = functools.partial(self._take_in, graph.take_in)
+
+    def begin(self) -> None:
+        """From now on calls are answered."""
+        _core.answer_calls(self.answer, self._selection.codes(self._instances), self._selection.is_all)
+
+    def end(self) -> list[str]:
+        """Says what was shared, and what was not and why. Nothing is held any more."""
+        shared = [(part.name, part.calls) for parts in self._parts.values() for part in parts if part.calls > 1]
+        self._parts.clear()
+        unshared = self._table.unrepeated_reasons.items()
+        return [
+            *(f"{name}: traced once for {calls} calls" for name, calls in shared),
+            *(f"{name}: traced at each call, because {reason}" for name, reason in unshared),
+        ]
+
+    def answer(self, function: types.FunctionType, arguments: tuple[Any, ...]) -> Any:
+        """(what the call returns,), or NotImplemented where it has to be traced as it is."""
+        code, selection = function.__code__, self._selection
+        if code in self._table.unrepeated or not selection.selects(function, arguments, self._instances):
+            return NotImplemented
+        if code.co_flags & _NEVER or (function.__closure__ and _core.made_in_trace(function)):
+            return NotImplemented
+        parts = self._parts.setdefault(id(function), [])
+        found = self._find(parts, arguments)
+        if found is None and len(parts) >= _MOST_MISSES and all(part.calls == 1 for part in parts):
+            return NotImplemented
+        if found is None:
+            try:
+                part = _Part(function, selection.name(function, arguments), arguments)
+            except GraftaxError:
+                return NotImplemented
+            # A walk knows the types alone that were recorded: this may be the first tracer of its kind.
+            found = self._find(parts, arguments)
+            if found is None:
+                return self._trace(part, arguments, parts)
+        part, leaves, nodes = found
+        part.calls += 1
+        self._note_codes(part)
+        return (self._apply(part, leaves, nodes),)
+
+    def _find(self, parts: list[_Part], arguments: tuple[Any, ...]) -> tuple[_Part, list[Any], list[Any]] | None:
+        """(the part whose program a call may take, its leaves, its tracked nodes)."""
+        for part in parts:
+            walked = _core.walk(part.graphdef, arguments)
+            if walked is not None and part.takes(walked[0]) and self._may_take(part, walked[1]):
+                return part, *walked
+        return None
+
+    def _may_take(self, part: _Part, nodes: list[Any]) -> bool:
+        """Is what the part reads besides what it was, and no part of what it is given?"""
+        assert part.outside is not None
+        now = self._outside(part.outside.keys)
+        return now is not None and part.outside.is_same(now) and not _overlap(part.rebuilt, nodes, now)
+
+    def _trace(self, part: _Part, arguments: tuple[Any, ...], parts: list[_Part]) -> Any:
+        leaves = part.recording.leaves
+        if not leaves or not all(isinstance(leaf, Tracer) for leaf in leaves):
+            return NotImplemented
+        before = self._outside(None)
+        if before is None:
+            return NotImplemented
+        around = _core.note_codes(part.codes)
+        self._running.append([before])
+        try:
+            jaxpr = part.run(self._run_trace, arguments, leaves)
+            walked = _core.walk(part.graphdef, arguments)
+            if walked is None:
+                raise _Refused("it changes its arguments otherwise than through the copies that it is given")
+            if reason := self._reason_against(part, jaxpr, walked[1]):
+                raise _Refused(reason)
+        except Exception as error:  # also of the user's own code: without the part it is raised where they expect it
+            reason = str(error) if isinstance(error, _Refused) else f"it raises {type(error).__name__} by itself"
+            raise self._refuse(part, reason) from None
+        finally:
+            self._running.pop()
+            _core.note_codes(around)
+        self._note_codes(part, around)
+        parts.append(part)
+        return (self._apply(part, *walked),)
+
+    def _apply(self, part: _Part, leaves: list[Any], nodes: list[Any]) -> Any:
+        try:
+            return part.apply(leaves, nodes)
+        except _Refused:
+            raise self._refuse(part, "JAX traces it more than once") from None
+
+    def _refuse(self, part: _Part, reason: str) -> NewReads:
+        """What to raise: the trace of the whole function begins anew, and does not share this part."""
+        self._table.unrepeated.add(part.function.__code__)
+        self._table.unrepeated_reasons[part.name] = reason
+        return self._reads.signals.give()
+
+    def _take_in(self, take_in: Callable[[], bool]) -> bool:
+        """The trace takes in more roots, of which the parts that run know nothing yet."""
+        views = self._graph.views
+        known = len(views.values_now()) if views is not None else 0
+        if not take_in():
+            return False
+        added = [origin.key for origin, _ in views.values_now()[known:]] if views is not None else []
+        outside = self._outside(added)
+        for befores in self._running:
+            befores += [outside] if outside is not None else []
+        return True
+
+    def _note_codes(self, part: _Part, noted: list[Any] | None = None) -> None:
+        """What a part around this one reads includes what this one does."""
+        if noted is None:
+            noted = _core.note_codes(None)
+            _core.note_codes(noted)
+        if noted is not None:
+            noted += part.codes
+
+    def _reason_against(self, part: _Part, jaxpr: Any, nodes: list[Any]) -> str:
+        """Why a later call may not take this program; empty where it may."""
+        for before in self._running[-1]:
+            after = self._outside(before.keys)
+            if after is None or not before.is_same(after):
+                return "it changes what is not among its arguments"
+        if self._reads.impure.were_made_by(part.codes):
+            return "it makes calls that a program cannot repeat"
+        if runs_foreign_code(jaxpr):
+            return "it calls a function on the host, or has a derivative rule of its own"
+        part.outside = self._outside(self._keys_read_by(part.codes))
+        if part.outside is None or _overlap(part.rebuilt, nodes, part.outside):
+            return "what it reads by name leads to its arguments"
+        handed_over = {id(node) for i, node in enumerate(nodes) if i not in set(part.rebuilt)}
+        around = {id(node) for before in self._running[-1] for node in before.nodes} - handed_over
+        if any(id(node) in around for node in part.reached):
+            return "it returns or keeps an object that is not among its arguments"
+        known = {id(leaf) for leaf in part.outside.leaves}
+        constants = [*getattr(jaxpr, "consts", ()), *part.outer.values()]
+        if any(id(c) not in known for c in constants if isinstance(c, Tracer)):
+            return "it reads an array that it is not given, and that has no name"
+        return ""
+
+    def _keys_read_by(self, codes: Sequence[types.CodeType]) -> list[tuple[int, str | None]]:
+        """Of the origins that such code may read: all but globals that it does not name."""
+        views = self._graph.views
+        names = {name for code in codes for name in (*code.co_names, *names_of(code).texts)}
+        computes = any(names_of(code).computes for code in codes)
+        origins = [origin for origin, _ in views.values_now()] if views is not None else []
+        return [o.key for o in origins if computes or not isinstance(o.holder, dict) or o.name in names]
+
+    def _outside(self, keys: list[tuple[int, str | None]] | None) -> _Outside | None:
+        """What these origins hold now; of all without `keys`. None where that cannot be compared."""
+        views = self._graph.views
+        found: list[tuple[Origin, Any]] = views.values_now() if views is not None else []
+        if keys is not None:
+            found = [pair for pair in found if pair[0].key in keys]
+        values = tuple(value for _, value in found)
+        try:
+            recording = _core.Recording(values, tuple(origin.text() for origin, _ in found), ())
+        except GraftaxError:
+            return None
+        return _Outside(recording.graphdef, recording.leaves, recording.nodes, [origin.key for origin, _ in found])
+
+
+def _overlap(rebuilt: Sequence[int], nodes: Sequence[Any], outside: _Outside) -> bool:
+    """Does what a part reads besides lead to an object of which it has a copy?"""
+    ids = {id(node) for node in outside.nodes}
+    return any(id(nodes[i]) in ids for i in rebuilt)
