@@ -171,7 +171,7 @@ class ImpureCalls:
         self._suspects: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
         self._others: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
         self._reads: weakref.WeakKeyDictionary[types.CodeType, list[_Read]] = weakref.WeakKeyDictionary()
-        self.heard: dict[str, str] = {}  # what was called or read, and where
+        self.heard: dict[str, dict[str, None]] = {}  # what was called or read, and where
         self.told: set[tuple[str, int, str]] = set()
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
@@ -197,8 +197,8 @@ class ImpureCalls:
         watch = _watch()
         if watch is None or not watch.looks:
             return bool(suspects)
-        lines = {(code.co_filename, line) for code in suspects for _, _, line in code.co_lines()}
-        return any((filename, line) in lines for filename, line, _ in self.told)
+        lines = {f"{code.co_filename}:{line}" for code in suspects for _, _, line in code.co_lines()}
+        return any(not lines.isdisjoint(places) for places in self.heard.values())
 
     @contextlib.contextmanager
     def named(self, name: str, wanted: bool, opaque: Sequence[Any] = (), warns: bool = True) -> Generator[None]:
@@ -265,7 +265,8 @@ class _Watch:
 
     def _tell(self, call: Call, code: types.CodeType, line: int, module: str | None) -> None:
         key = (code.co_filename, line, call.name)
-        self.calls.heard.setdefault(call.name if call.is_read else f"{call.name}()", f"{code.co_filename}:{line}")
+        heard = self.calls.heard.setdefault(call.name if call.is_read else f"{call.name}()", {})
+        heard[f"{code.co_filename}:{line}"] = None
         if not self._warns or key in self.calls.told or key in self._warnings:
             return
         verb = IMPURE.replace("calls {call}", "uses {call}") if call.is_read else IMPURE
