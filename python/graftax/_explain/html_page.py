@@ -21,7 +21,7 @@ def read(paths: Iterable[Path]) -> list[Line]:
     """The lines of some logs.
 
     Raises:
-        ValueError: where a file is no such log.
+        ValueError: if a file is no such log.
     """
     lines: list[Line] = []
     for path in paths:

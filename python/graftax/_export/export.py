@@ -117,7 +117,7 @@ class Exported(Generic[P, R]):
 
         Raises:
             StructureError: if the arguments differ from those it was exported for, naming the paths.
-            ValueError: if an array has another shape or dtype, naming its path.
+            ValueError: if an array has another shape or dtype; names its path.
         """
         roots, layout = _bound(self._signature, self._binds, args, kwargs)
         names = self._binds.root_names(layout)
@@ -155,7 +155,7 @@ class Exported(Generic[P, R]):
             vjp_order: how often the loaded function can be differentiated, as in `jax.export`.
 
         Raises:
-            UnpicklableError: for a value that cannot be saved, at its path.
+            UnpicklableError: for a value that cannot be saved; names its path.
         """
         program = self.exported.serialize(vjp_order=vjp_order)
         for parameter in self._signature.parameters.values():

@@ -102,7 +102,7 @@ def is_type(spec: Any) -> bool:
     """Is it a type or a union of types?
 
     Raises:
-        TypeError: where it is an annotation that `isinstance` does not take, such as `list[int]`.
+        TypeError: if it is an annotation that `isinstance` does not take, such as `list[int]`.
     """
     origin = typing.get_origin(spec)
     # `isinstance` takes classes and unions, but not parametrized generics.

@@ -37,7 +37,7 @@ def to_dict(obj: object) -> dict[Path, Any]:
         a dict in walk order, which is the same in every process.
 
     Raises:
-        UnsupportedValueError: for a value that hides state, at its path.
+        UnsupportedValueError: for a value that hides state; names its path.
 
     Example:
         >>> x = [1, 2]

@@ -65,7 +65,7 @@ def split(joined: Any, buffer: Buffer) -> list[Any]:
     """The leaves in a buffer. A tree operation on the handle may have put another value in its place.
 
     Raises:
-        StructureError: where that value does not have the shape of the buffer.
+        StructureError: if that value does not have the shape of the buffer.
     """
     sizes = buffer.sizes
     if getattr(joined, "shape", None) != (sum(sizes),):

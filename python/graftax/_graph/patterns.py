@@ -102,7 +102,7 @@ class Pattern:
             the text).
 
     Raises:
-        ValueError: where the text is not a pattern.
+        ValueError: if the text is not a pattern.
     """
 
     def __init__(self, text: str) -> None:
@@ -268,7 +268,7 @@ def literal(text: str) -> Any:
     """The Python literal that a text spells: 1, None, (1, 2).
 
     Raises:
-        ValueError: where it does not spell one.
+        ValueError: if it does not spell one.
     """
     try:
         return ast.literal_eval(text)
@@ -307,7 +307,7 @@ def argument_pattern(text: str, name: str, option: str) -> Pattern:
         option: the name of the option, for errors.
 
     Raises:
-        ValueError: where the text is not a pattern.
+        ValueError: if the text is not a pattern.
     """
     try:
         if not text:

@@ -217,7 +217,7 @@ def matching(graph: Graph, pattern: str | Path) -> list[int]:
     """The numbers of the rows that a pattern matches, each once.
 
     Raises:
-        StructureError: where nothing matches; suggests similar paths.
+        StructureError: if nothing matches; suggests similar paths.
     """
     if isinstance(pattern, Path):
         return [graph.number(pattern)]

@@ -43,7 +43,7 @@ class Placement:
         """Applies rules to a graph, whose arrays may be abstract.
 
         Raises:
-            StructureError: where the rules do not fit.
+            StructureError: if the rules do not fit.
         """
         self._by_path = self._shard.shardings(obj, self._mesh)
 

@@ -55,7 +55,7 @@ def save(
         max_file: the maximum size of a file. Larger objects are divided among several files, which `path` lists.
 
     Raises:
-        UnsupportedValueError: for a value that no file can hold, at its path. Nothing is written.
+        UnsupportedValueError: for a value that no file can hold; names its path. Nothing is written.
 
     Example:
         >>> graftax.save(folder / "model.safetensors", {"w": jnp.ones(3), "epoch": 7})

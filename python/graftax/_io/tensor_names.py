@@ -40,7 +40,7 @@ class Renaming:
         renames: pattern in the file -> pattern in `like`. `*` stands for one part of a path, `**` for any number.
 
     Raises:
-        ValueError: where the two patterns of a pair have different wildcards.
+        ValueError: if the two patterns of a pair have different wildcards.
     """
 
     def __init__(self, renames: dict[str, str]) -> None:

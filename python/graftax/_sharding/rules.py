@@ -190,7 +190,7 @@ class Rules:
         """The sharding of each array of an object, by its path; the arrays may be `jax.ShapeDtypeStruct`s.
 
         Raises:
-            StructureError: where the rules do not fit; says everything that is wrong.
+            StructureError: if the rules do not fit; says everything that is wrong.
         """
         assignment = self.assign(Graph(obj), mesh)
         assignment.check()

@@ -42,7 +42,7 @@ def gradients_in(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dic
     """The gradients by the names of the parameters. The gradients of an array that occurs several times are added up.
 
     Raises:
-        StructureError: if gradients and parameters do not fit, at the path. One more leading axis in all of them, of
+        StructureError: if gradients and parameters do not fit; names the path. One more leading axis in all of them, of
             the same length, is left to the transformation.
     """
     gradients = _by_name(graph, numbers, grads)

@@ -151,7 +151,7 @@ class Optimizer:
             modules). `model = opt.update(model, grads)` is right for both.
 
         Raises:
-            StructureError: if gradients and parameters do not fit, at the path. Nothing has been changed then.
+            StructureError: if gradients and parameters do not fit; names the path. Nothing has been changed then.
         """
         if is_handle(model):
             run_inside("Optimizer.update", model, lambda opened: self.update(opened, grads, **extra))

@@ -79,7 +79,7 @@ def tree_reduce(
         is_leaf: as in `flatten`.
 
     Raises:
-        TypeError: where there is neither a leaf nor an initializer.
+        TypeError: if there is neither a leaf nor an initializer.
     """
     leaves = _core.tree_leaves(tree, is_leaf)
     if initializer is _UNSPECIFIED:
@@ -99,7 +99,7 @@ def tree_reduce_associative(
         is_leaf: as in `flatten`.
 
     Raises:
-        TypeError: where there is neither a leaf nor an identity.
+        TypeError: if there is neither a leaf nor an identity.
     """
     leaves: list[T] = _core.tree_leaves(tree, is_leaf)
     if not leaves:

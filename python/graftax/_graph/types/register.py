@@ -106,8 +106,8 @@ def register(
         the class.
 
     Raises:
-        ValueError: where the class is registered already.
-        TypeError: where it is not a class, or the arguments contradict each other. Also where it holds items besides
+        ValueError: if the class is registered already.
+        TypeError: if it is not a class, or the arguments contradict each other. Also where it holds items besides
             attributes, as a subclass of list does, and `flatten` is missing.
 
     Example:
@@ -433,8 +433,8 @@ def register_static(cls: C) -> C:
         the class.
 
     Raises:
-        ValueError: where the class is registered with JAX already.
-        TypeError: where it is not a class.
+        ValueError: if the class is registered with JAX already.
+        TypeError: if it is not a class.
 
     Example:
         >>> @graftax.register_static

@@ -40,7 +40,7 @@ NEW_PLACE = (
 
 
 class Carry:
-    """Marks in `in_axes` and `out_axes` of `graftax.scan` what is carried from one step to the next.
+    """Marks what is carried from one step to the next, in `in_axes` and `out_axes` of `graftax.scan`.
 
     Example:
         >>> total = graftax.scan(lambda s, x: s + x, in_axes=(graftax.Carry, 0), out_axes=graftax.Carry)
