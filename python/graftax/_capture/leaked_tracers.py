@@ -35,7 +35,7 @@ UNKNOWN_REMEDY = "Return the new value from that function, and assign it outside
 class LeakedTracerError(MutationError, jax.errors.UnexpectedTracerError):
     """An object holds a tracer of a transform that has ended.
 
-    It is an `UnexpectedTracerError` of JAX's that names the key path and the transform.
+    It is also JAX's `UnexpectedTracerError`, and names the key path and the transform.
     """
 
 

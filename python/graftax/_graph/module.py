@@ -29,7 +29,7 @@ class Module:
     a `RecursionError` for a cycle, unless the field that closes it is static.
 
     Keywords of the class statement: `kw_only` as for `dataclasses.dataclass`, `static` and `dynamic` as for
-    `graftax.register`; subclasses inherit what they say.
+    `graftax.register`. Subclasses inherit them.
 
     Example:
         >>> class Linear(graftax.Module):

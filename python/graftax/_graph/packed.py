@@ -252,7 +252,7 @@ tree_util.register_pytree_with_keys(Packed, _with_keys, _from_children, _childre
 def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool = True) -> Packed[T]:
     """Packs the small arrays of an object graph into one buffer per dtype and sharding.
 
-    Each array makes a call of `graftax.jit` slower; a handle counts as a few. A function that takes a handle sees the
+    Every array adds overhead to a call; a handle counts as a few arrays. A function that receives a handle sees the
     object inside, and its changes are in the handle afterwards. A function that does not change its arguments returns
     `pack(new_state)`; the handle that it took cannot be used again.
 

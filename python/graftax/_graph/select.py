@@ -49,7 +49,7 @@ def at(obj: T) -> At[T]:
     The result has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
     Raises:
-        StructureError: if a path or a pattern leads to nothing, with what is there instead.
+        StructureError: if a path or a pattern matches nothing; names what is there instead.
 
     Example:
         >>> model = {"layers": [{"w": 4}, {"w": 6}], "head": 1}

@@ -36,7 +36,7 @@ _FILE = "graph.safetensors"
 
 
 class Checkpoints:
-    """Checkpoints of a training run in a folder: one every so many steps, of which the newest are kept.
+    """Saves checkpoints of a training run to a folder at regular steps, and keeps the newest.
 
     Checkpoints are written in the background; `steps` lists only complete ones. All processes make the same calls, and
     each writes its own part; any other number of processes can read the checkpoint.

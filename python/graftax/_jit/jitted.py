@@ -636,7 +636,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         return sum(len(entry.outcomes) for entry in self._table.entries.values())
 
     def donation(self) -> DonationReport:
-        """What the last call donated with `donate="auto"`, what it kept, and who holds that.
+        """What the last call donated with `donate="auto"`, what it kept, and what still refers to it.
 
         Returns:
             a report that prints as text: `donated` and `kept` have the arrays of at least 64 kB that a call replaces.

@@ -198,7 +198,7 @@ class Rules:
 
     @boundary
     def table(self, obj: Any, mesh: Any = None) -> Table:
-        """What the rules say of each array of an object, and the bytes on each device. Moves nothing.
+        """The rule, the sharding and the bytes on each device for each array of an object. Moves nothing.
 
         Args:
             obj: any object, with arrays or `jax.ShapeDtypeStruct`s.
@@ -222,7 +222,7 @@ class Rules:
         Args:
             graph: the object.
             mesh: where it is None, that of the rules, then that of the context.
-            default: the spec of arrays that nothing means; `...`: they are a problem.
+            default: the spec of arrays that no rule matches; with `...` such an array is a problem.
             local: arrays are this process's part of the whole: what has to divide them are its own devices.
         """
         mesh = mesh_of(mesh if mesh is not None else self._mesh)

@@ -68,7 +68,7 @@ def optimizer(
     """An optimizer for the floating arrays in any objects, with a transformation of Optax.
 
     The transformation sees the parameters as one dict from key path to array. A layer that is reached twice is in it
-    once, and an array in several places is one parameter, which stays tied. Masks and labels go by key path;
+    once, and an array in several places is one parameter, which stays tied. Masks and labels select by key path;
     `graftax.labels` makes them from patterns and types.
 
     Args:
