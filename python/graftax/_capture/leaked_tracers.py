@@ -21,8 +21,8 @@ CHANGED_INSIDE = (
     "there."
 )
 HOLDS_TRACER = (
-    "{name}: {path} holds a tracer of {transform}, which has ended: a function that it transforms changes an object, "
-    "and JAX does not bring the change out. {remedy}"
+    "{name}: {path} holds a tracer of {transform}, which has ended: a function that it transforms changes"
+    " an object, and JAX does not apply the change. {remedy}"
 )
 TEXT_OF_TRACER = (
     "{name}: {path} is {text!r}, the text of a traced array, which has no value yet. Return the array and make the "

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-NO_LOG = "{path} is no log of graftax.log_recompiles: line {line} is no JSON object with a function"
+NO_LOG = "{path} is not a log of graftax.log_recompiles: line {line} is not a JSON object with a function"
 
 Line = dict[str, Any]
 

@@ -50,18 +50,19 @@ PACKED_SHAPE = (
     "of these shapes (jnp.zeros), whose sizes are fixed then; for symbolic shapes pass the object itself, not a handle."
 )
 SYMBOLIC = (
-    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. Only an "
-    "array can differ from shape to shape: make it an array (jnp.asarray(x.shape[0])), or let the caller find it."
+    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. "
+    "Only an array can differ from shape to shape: make it an array (jnp.asarray(x.shape[0])), or let the"
+    " caller compute it."
 )
 NO_CALLBACKS = (
-    "{name} calls a function on the host, which an exported program cannot hold. Take callbacks, jax.debug.print and "
-    "progress= out of it, or compile it where it runs."
+    "{name} calls a function on the host, which an exported program cannot hold. Remove callbacks, "
+    "jax.debug.print and progress= from it, or compile it where it runs."
 )
 NOT_SAVED = (
     "{name} cannot be saved: {what}: {error}. Functions and classes are saved by name: define them at the "
     "top of a module."
 )
-BY_IDENTITY = "it counts by identity, and a copy that is loaded would be another object"
+BY_IDENTITY = "it is compared by identity, and a loaded copy would be another object"
 NOT_EXPORTED = "these are not the bytes of an exported function, or they were damaged: {error}"
 
 P = ParamSpec("P")

@@ -19,8 +19,8 @@ from graftax._base.errors import StructureError
 from graftax._jax.compat import ref_types
 
 PACK_RESHAPED = (
-    "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or a tree "
-    "operation on the handle, made it so. Unpack under the same jax.vmap, or turn it back first."
+    "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or "
+    "a tree operation on the handle, changed it. Unpack under the same jax.vmap, or turn it back first."
 )
 
 

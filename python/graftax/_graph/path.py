@@ -24,8 +24,8 @@ NOT_MUTABLE = (
     "graftax.at(obj)[path].set(value) returns a copy with the new value."
 )
 INSIDE_ANOTHER = (
-    "{path!r} lies in {other!r}, which is replaced as well: the one value would be lost. Set the two one after the "
-    "other, or make the pattern mean one of them."
+    "{path!r} lies in {other!r}, which is replaced as well: one of the two values would be lost. Set them"
+    " one after the other, or make the pattern match only one of them."
 )
 CHANGED_SINCE = (
     "{cls} changed while it was read, in another thread or in a function that was given a part of the graph."

@@ -23,7 +23,7 @@ OTHER_STRUCTURE = (
 )
 OTHER_ARRAY = "{name}: {path} is {expected} in the first object, and {given} in number {number}."
 NO_ROWS = "graftax.unstack: {path} has {given}, and {first} {length}: all arrays have a row for each object."
-NO_ARRAYS = "graftax.unstack: there is no array in this object that says how many there are."
+NO_ARRAYS = "graftax.unstack: this object holds no array, so the number of objects is not known."
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from graftax._io.reader import Source
 from graftax._io.tensor import Leaf, restore_array
 from graftax._sharding.rules import Rules
 
-NO_MESH = "shard= gives {spec} for {path!r}, which says nothing without a mesh: give mesh= too"
+NO_MESH = "shard= gives {spec} for {path!r}, which needs a mesh: give mesh= too"
 
 
 class Placement:

@@ -25,7 +25,8 @@ from graftax._jax.tracebacks import boundary
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 NOT_FLOATING = (
-    "dtype={dtype} is for floating arrays, which would lose what they are: give jnp.bfloat16 or another such one"
+    "dtype={dtype} is not a floating dtype, and floating arrays would lose their values: give "
+    "jnp.bfloat16 or another floating dtype"
 )
 RESERVED = ("graftax", "format")
 

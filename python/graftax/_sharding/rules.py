@@ -21,7 +21,7 @@ from graftax._graph.structure import is_hidden_entry, plain_key
 from graftax._jax.tracebacks import boundary
 
 NO_RULE = "no rule selects it. The last rule can be ('**', None), which replicates what no other rule selects"
-UNUSED = "decides about no array: it selects none, or earlier rules select them all"
+UNUSED = "has no effect: it selects no array, or earlier rules select them all"
 NO_AXIS = "the mesh has no axis {axis!r}: it has {axes}"
 TOO_LONG = "{spec} has {entries} entries, and the array {dims}"
 TWICE = "{spec} uses the axis {axis!r} twice"

@@ -16,7 +16,7 @@ from graftax._graph.edit import paired_rows, selection
 from graftax._graph.path import Graph
 
 OTHER_SHAPE = "ema: {path!r} has the shape {expected} in the target, and {given} in the model."
-NO_SUCH_ARRAY = "{name}: {where!r} means no {what} of this {cls}."
+NO_SUCH_ARRAY = "{name}: {where!r} matches no {what} of this {cls}."
 
 T = TypeVar("T")
 

@@ -29,8 +29,10 @@ CALLBACK_CHANGES = (
     "as a bound method."
 )
 CALLBACK_RETURNS = (
-    "{name}: the result of the host function does not match result_shape_dtypes:\n{differences}\nThe compiled "
-    "code is made for result_shape_dtypes: arrays stand where it has shapes, all else has to be equal."
+    "{name}: the result of the host function does not match result_shape_dtypes:\n"
+    "{differences}\n"
+    "The compiled code is made for result_shape_dtypes: it needs an array for each shape there, and "
+    "everything else has to be equal."
 )
 CALLBACK_SHAPE = (
     "{name}: the host function returned {given} at {path}, and result_shape_dtypes says {expected}. Return that, for "

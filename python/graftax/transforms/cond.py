@@ -54,9 +54,9 @@ BRANCH_TYPES = (
     "and dtype: convert one (x.astype)."
 )
 BRANCH_OBJECTS = (
-    "{name}: {path} stays the object that it is in one of {one} and {other}, and is replaced or moved in the other. "
-    "Which object is where cannot depend on an array: change the object's content, or put a new object in its place "
-    "instead of one that stands elsewhere."
+    "{name}: {path} stays the object that it is in one of {one} and {other}, and is replaced or moved in "
+    "the other. Which object is where cannot depend on an array: change the object's content, or put a "
+    "new object in its place instead of one that is also elsewhere."
 )
 BRANCH_REPLACED = (
     "{name}: {one} changes the object at {path} in place, and then removes or replaces it: the change would be unknown "

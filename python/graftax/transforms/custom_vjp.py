@@ -30,7 +30,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
-NO_FIRST = "{name}: its first argument, by which it is differentiated, is given by position."
+NO_FIRST = "{name}: pass its first argument by position: it is the one that is differentiated."
 RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
 
 

@@ -52,8 +52,9 @@ NOTHING_MAPPED = (
     "{name}: {option} maps no array of the arguments. Map one, or say how often to run the function with axis_size=."
 )
 DEPENDS_ON_AXIS = (
-    "{name} changes {path} to something that depends on the mapped axis, but {path} is not mapped: it has room for "
-    "one value, not for one of each. Return the value as part of the result, or map the object with in_axes."
+    "{name} changes {path} to something that depends on the mapped axis, but {path} is not mapped: it can"
+    " hold one value, not one for each row. Return the value as part of the result, or map the object "
+    "with in_axes."
 )
 RESULT_DEPENDS = (
     "{name}: out_axes is None for {path}, which depends on the mapped axis. Give it an axis, or reduce it (with "

@@ -20,8 +20,9 @@ from graftax._graph.patterns import Pattern, argument_pattern, coverage_test
 from graftax._graph.structure import RootPath, plain_key
 
 USED = (
-    "{path} is ignored by ignore=, so the function may keep it, move it and assign it anew, but not look at it. Leave "
-    "it out of ignore=, or read it outside of the function and pass what is needed of it."
+    "{path} is ignored by ignore=, so the function may keep it, move it and assign it again, but not look"
+    " inside. Leave it out of ignore=, or read it outside of the function and pass what is needed from "
+    "it."
 )
 REFUSED_USED = (
     "{path}: {why} It is used at {place}. A compiled function may hold it, move it and return it; do the rest outside, "

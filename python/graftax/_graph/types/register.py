@@ -34,13 +34,13 @@ REGISTERED_CHILDREN = (
     "Give a name for each child, or leave out names= where their number varies."
 )
 UNDECLARED = (
-    "{cls}.{name} holds {value!r}, a Python number, and is no static field: jax.tree, jax.jit and Optax take it for an "
-    "array. Declare it: {name}: {annotation} = graftax.field(static=True). (One that is trained is an array: "
-    "{name}: jax.Array, and jnp.asarray({value!r}).)"
+    "{cls}.{name} holds {value!r}, a Python number, and is not a static field: jax.tree, jax.jit and "
+    "Optax would treat it as an array. Declare it: {name}: {annotation} = graftax.field(static=True). (If"
+    " it is to be trained, make it an array: {name}: jax.Array, and jnp.asarray({value!r}).)"
 )
 UNDECLARED_DTYPE = (
-    "{cls}.{name} holds {value!r}, a dtype, and is no static field: jax.tree, jax.jit and Optax take it for an array. "
-    "Declare it: {name}: {annotation} = graftax.field(static=True)."
+    "{cls}.{name} holds {value!r}, a dtype, and is not a static field: jax.tree, jax.jit and Optax would "
+    "treat it as an array. Declare it: {name}: {annotation} = graftax.field(static=True)."
 )
 
 C = TypeVar("C", bound=type)
