@@ -37,16 +37,16 @@ LAST_FOUND = ("internals/", "changelog", "contributing", "benchmarks")
 
 ABOUT = {
     "Compile": "`jit`, what it returns, and its options.",
-    "Transform": "Derivatives, axes, loops, branches, rules and callbacks.",
+    "Transform": "Derivatives, mapped axes, loops, branches, derivative rules and callbacks.",
     "Transform by value, as Equinox does": "Equinox's `filter_*`, with its signatures.",
     "Train": "Optimizers, masks, random streams, averages.",
-    "Edit graphs": "Select, change, split, compare and take apart any objects.",
-    "Look": "What a model holds, and why a function was compiled.",
+    "Edit graphs": "Select, change, split, compare and flatten any objects.",
+    "Inspect": "What a model contains, and why a function was compiled.",
     "Save": "Files, checkpoints and exported programs.",
     "Scale": "Several devices, several hosts, and many small arrays.",
-    "Define classes": "For classes that JAX's own trees should open, too.",
+    "Define classes": "Classes that are pytrees of JAX, too.",
     "Results": "The classes of what functions return, in `graftax.types` as well.",
-    "Errors": "What is raised, and what to do about it; in `graftax.errors` as well.",
+    "Errors": "Errors and warnings, and what to do about them; in `graftax.errors` as well.",
 }
 # What a function returns is on the page of the function.
 RESULTS = {

@@ -96,7 +96,7 @@ def numbers(results: dict[str, Any]) -> str:
     """Three calls for the README, as fractions of the time that the others take."""
     measured = {v["title"]: v["measured"] for v in results["budgets"]["budgets"] if "measured" in v}
     lines = [[ours, other, f"{measured[title]:.2f}x"] for title, (ours, other) in README_CALLS.items()]
-    return _grid(["argument of the call", "compared with", "time"], lines)
+    return _grid(["argument of the call", "compared with", "time of graftax"], lines)
 
 
 def _calls(measure: str, subjects: tuple[str, ...], only: str = "") -> Callable[[dict[str, Any]], str]:

@@ -36,7 +36,9 @@ comes from a test in `tests/values` that runs the jitted function beside the pla
 
 """
 REFUSAL = """\
-The error names the key path and the reason, before anything has run. Each page shows what to write instead.
+The error names the key path and the reason. Most of these values may be part of an argument, and are refused only if
+the function uses them. Arrays where none are allowed, and NumPy arrays of a type that JAX lacks, are refused before
+the function runs. Each page shows what to write instead.
 
 Objects implemented in C, and instances of Python classes derived from such types, are refused if they may change,
 because graftax cannot see such a change. Functions are accepted, as are types known to be immutable and objects that

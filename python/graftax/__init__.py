@@ -2,7 +2,7 @@
 """`jax.jit` for ordinary Python objects: arrays are traced, the rest is static, sharing and changes are kept.
 
     @graftax.jit
-    def step(model, x):  # any objects; what the function changes is changed in the caller's objects afterwards
+    def step(model, x):  # any objects; changes are applied to the caller's objects
         model.total = model.total + x
 
 The public names, by what they are for:
@@ -21,7 +21,7 @@ The public names, by what they are for:
   optimizer, labels, Streams, ema
 - Edit graphs:
   at, partition, combine, update, copy, equal, cast, map_leaves, flatten, unflatten, to_dict, from_dict, tree
-- Look:
+- Inspect:
   show, explain, log_recompiles, assert_max_traces, find, shared, count, diff, nonfinite, memory
 - Save:
   save, load, peek, Checkpoints, export
@@ -31,8 +31,8 @@ The public names, by what they are for:
   Module, field, register, register_static
 
 `graftax.errors` has the errors and warnings, `graftax.types` the classes of results; their names are attributes of
-`graftax`, too. `graftax.tree` has the functions of `jax.tree`. `graftax.replace` puts `graftax.jit` in place of the
-`jit` of JAX, Equinox and Flax NNX, for programs as they are.
+`graftax`, too. `graftax.tree` has the functions of `jax.tree`. `graftax.replace` runs an existing program with
+`graftax.jit` in place of `jax.jit`, `equinox.filter_jit` and `nnx.jit`.
 """
 
 from graftax._base.main_interpreter import require_main as _require_main  # noqa: F401 # pyright: ignore[reportUnusedImport]

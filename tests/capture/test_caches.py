@@ -242,7 +242,7 @@ def test_an_object_that_a_cache_gives_out_is_not_lost(change):
     net.w = jnp.full(2, 100.0)
     jitted = graftax.jit(lambda x: change(load(), x))
     for _ in range(2):
-        with pytest.raises(graftax.MutationError, match=r"an object that load\(\) gives out"):
+        with pytest.raises(graftax.MutationError, match=r"an object that load\(\) returned"):
             jitted(jnp.ones(2))
         assert load() is net and vars(net).keys() == {"w", "steps", "kept"}
         assert net.w.tolist() == [100.0, 100.0] and not net.kept

@@ -463,7 +463,7 @@ def test_nothing_in_a_log_is_markup_of_its_page(tmp_path):
 def test_what_is_no_log_is_refused(tmp_path, capsys):
     path = tmp_path / "trace.jsonl"
     path.write_text("[1]\n")
-    assert main(["explain", str(path)]) == 2 and "is no log" in capsys.readouterr().err
+    assert main(["explain", str(path)]) == 2 and "is not a log" in capsys.readouterr().err
     assert main(["explain", str(tmp_path / "none")]) == 2
 
 

@@ -168,7 +168,7 @@ def test_specs_of_shards_take_the_same_patterns():
         lambda x: [x["a.b"]["w"] + x["1"], x[1]], mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d")
     )
     assert f(x)[0].tolist() == [2, 2]
-    with pytest.raises(ValueError, match=r"the pattern \"x\['a'\]\['b'\]\" of in_specs decides about no array"):
+    with pytest.raises(ValueError, match=r"the pattern \"x\['a'\]\['b'\]\" of in_specs has no effect"):
         graftax.shard_map(
             lambda x: x, mesh=mesh, in_specs={"x['a']['b']": PartitionSpec(), "**": PartitionSpec()}, out_specs=None
         )(x)
@@ -324,9 +324,9 @@ def test_what_is_no_pattern_is_refused_with_the_option(pattern: str):
         "vmap of f, in_axes": lambda: graftax.vmap(f, in_axes={pattern: 0})(state),
     }
     for where, call in users.items():
-        with pytest.raises(ValueError, match="is no pattern") as caught:
+        with pytest.raises(ValueError, match="is not a pattern") as caught:
             call()
-        assert str(caught.value).startswith(f"{where}: {pattern!r} is no pattern: it "), where
+        assert str(caught.value).startswith(f"{where}: {pattern!r} is not a pattern: it "), where
         assert "Write layers[*].w" in str(caught.value)
 
 

@@ -149,7 +149,7 @@ def test_structures_that_change_on_every_call_earn_one_warning_with_the_places()
             return self.w
 
     trainer = Trainer()
-    with pytest.warns(graftax.RecompileWarning, match=r"step compiles anew on most calls") as caught:
+    with pytest.warns(graftax.RecompileWarning, match=r"step compiles again on most calls") as caught:
         for _ in range(20):
             trainer.history.append(trainer.step(jnp.ones(())))
             trainer.phase = str(int(trainer.phase) + 1)

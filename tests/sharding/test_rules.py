@@ -70,7 +70,7 @@ def test_one_error_has_all_problems_and_nothing_moves():
     assert any("no axis 'modle': it has data (4), model (2)" in line for line in lines)
     assert any("has 3 entries, and the array 2 dimensions" in line for line in lines)
     assert any("obj.layers[1][b]: no rule selects it" in line for line in lines)
-    assert any("the rule **.weight decides about no array" in line for line in lines)
+    assert any("the rule **.weight has no effect" in line for line in lines)
     assert isinstance(net.layers[0]["w"], np.ndarray)
     assert spec(graftax.shard(net, MESH, [], default=None).layers[0]["w"]) == P()
 

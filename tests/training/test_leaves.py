@@ -147,7 +147,7 @@ def test_cast_of_a_part_and_inside_of_a_loss():
     assert graftax.cast(Box(m=Affine(f32(1), f32(2)), w=f32(1)), jnp.bfloat16, where=Affine).w.dtype == jnp.float32
     grads = graftax.grad(lambda m: graftax.cast(m, jnp.bfloat16).body.w.sum().astype(jnp.float32))(model)
     assert grads.body.w.dtype == jnp.float32 and model.body.w.dtype == jnp.float32
-    with pytest.raises(graftax.StructureError, match=r"cast: .* means no floating array of this Box"):
+    with pytest.raises(graftax.StructureError, match=r"cast: .* matches no floating array of this Box"):
         graftax.cast(model, jnp.bfloat16, where=int)
 
 

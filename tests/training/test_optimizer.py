@@ -101,7 +101,7 @@ def test_lookahead_keeps_its_slow_parameters():
     np.testing.assert_allclose(opt.slow["w"], params.slow, rtol=1e-6)
     opt.assign(model, opt.slow)
     np.testing.assert_allclose(model.w, params.slow, rtol=1e-6)
-    with pytest.raises(TypeError, match=r"params= makes.*returned of type dict"):
+    with pytest.raises(TypeError, match=r"params= has to turn.*returned of type dict"):
         graftax.optimizer(tx, model, params=dict)
 
 

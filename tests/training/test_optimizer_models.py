@@ -77,11 +77,11 @@ def test_labels_by_patterns_types_and_predicates():
     mask = graftax.labels({"**.b": False, "**": True})
     assert mask({"a.b": 1, "a.w": 2}) == {"a.b": False, "a.w": True}
     assert repr(mask) == "graftax.labels({'**.b': False, '**': True})"
-    with pytest.raises(graftax.StructureError, match=r"no rule says anything of head\.b, head\.w"):
+    with pytest.raises(graftax.StructureError, match=r"no rule matches head\.b, head\.w"):
         graftax.optimizer(optax.masked(optax.sgd(1.0), graftax.labels({"body": True})), model)
     with pytest.raises(graftax.StructureError, match=r"haed"):
         graftax.optimizer(optax.masked(optax.sgd(1.0), graftax.labels({"haed": True})), model)
-    with pytest.raises(TypeError, match="only patterns can"):
+    with pytest.raises(TypeError, match="use patterns"):
         graftax.labels({Box: True})({"w": 1})
     with pytest.raises(ValueError, match="at least one rule"):
         graftax.labels({})

@@ -201,7 +201,7 @@ def test_arguments_without_derivative_come_first():
     n = {"by": jnp.asarray(2.0), "text": kept_text}
     assert grad(lambda x: root(n, x))({"v": jnp.asarray(1.0)})["v"] == 14
     assert jax.jit(jax.grad(lambda v: root(n, {"v": v})))(1.0) == 14
-    with pytest.raises(TypeError, match=r"differentiated by n\['by'\].*nondiff_argnums"):
+    with pytest.raises(TypeError, match=r"differentiated with respect to n\['by'\].*nondiff_argnums"):
         grad(lambda n: root(n, {"v": jnp.asarray(1.0)}))({"by": jnp.asarray(2.0)})
 
 
@@ -440,7 +440,7 @@ def test_a_derivative_by_what_is_captured_is_an_error():
         state["w"] = w
         return f({"v": jnp.asarray(1.0)})
 
-    with pytest.raises(TypeError, match=r"differentiated by closure state\S*\['w'\]"):
+    with pytest.raises(TypeError, match=r"differentiated with respect to closure state\S*\['w'\]"):
         grad(loss)(jnp.asarray(3.0))
 
 

@@ -141,7 +141,7 @@ with raises(TypeError, "'data' for x", "PartitionSpec"):
     run(in_specs=("data", P()))
 with raises(ValueError, "tuple of 1", "2 positional"):
     run(in_specs=(P("data"),))
-with raises(graftax.StructureError, "says nothing of x['b']"):
+with raises(graftax.StructureError, "has no entry for x['b']"):
     run(x={"a": XS, "b": XS}, in_specs=({"a": P("data")}, P()))
 with raises(graftax.StructureError, "x[0]", "y[0][0]", repr(P("data")), repr(P())):
     run(f=lambda x, y: x[0], x=shared, y=[shared])

@@ -93,7 +93,7 @@ KINDS: list[tuple[str, Callable[[], Any]]] = [
     ("scanner of a `re.Pattern`: pass the pattern", lambda: re.compile("a").scanner("a")),
     ("bound method of a refused object", lambda: queue.SimpleQueue().put),
     ("frame or series of pandas or polars: pass its columns as arrays", frame),
-    ("other object of C code: pass what the function needs of it", lambda: functools.cmp_to_key(max)(1)),
+    ("other object implemented in C: pass what the function needs from it", lambda: functools.cmp_to_key(max)(1)),
     ("NumPy array of objects", lambda: np.array([None])),
     ("structured NumPy array", lambda: np.zeros(2, [("a", "i4")])),
     ("masked NumPy array", lambda: np.ma.masked_array([1, 2], [True, False])),

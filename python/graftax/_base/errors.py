@@ -14,35 +14,35 @@ class GraftaxError(Exception):
 
 
 class UnsupportedValueError(GraftaxError, TypeError):
-    """A value that cannot be part of a compiled program: hidden state, or arrays where none can be."""
+    """A value cannot be part of a compiled program: it has hidden state, or holds arrays where none are allowed."""
 
 
 class StructureError(GraftaxError, ValueError):
-    """An object graph, or a structure, that cannot be walked, rebuilt or matched."""
+    """An object graph or a structure cannot be walked, rebuilt or matched."""
 
 
 class ConcurrentChangeError(GraftaxError, RuntimeError):
-    """An object changed while it was walked."""
+    """An object was changed while it was walked or while the function was traced."""
 
 
 class UnpicklableError(GraftaxError, pickle.PicklingError):
-    """A GraphDef that holds a static which cannot be pickled."""
+    """Something that is to be saved contains a value that cannot be pickled."""
 
 
 class MutationError(GraftaxError, RuntimeError):
-    """A change that the options forbid, or that cannot be applied to the caller's objects."""
+    """A change is forbidden by the options, or cannot be applied to the caller's objects."""
 
 
 class IgnoredValueError(GraftaxError, RuntimeError):
-    """A compiled function looked inside a value that `ignore=` says it does not read."""
+    """A compiled function looked inside a value that `ignore=` leaves out."""
 
 
 class CheckError(GraftaxError, AssertionError):
-    """jit(check=True): the compiled function did something different from the plain one."""
+    """With `jit(check=True)`: the compiled function did not do what the plain one does."""
 
 
 class RecompileWarning(UserWarning):
-    """A static value changes on most calls, and each change compiles again."""
+    """A function is compiled again and again for the same cause, such as a value that changes on most calls."""
 
 
 class CapturedArrayWarning(UserWarning):
@@ -50,23 +50,23 @@ class CapturedArrayWarning(UserWarning):
 
 
 class LostChangeWarning(UserWarning):
-    """A change is dropped: a by-value call's, or that of a NumPy array which others may hold."""
+    """A change is lost: `filter_jit` works by value, or a NumPy array is changed in place that others may hold."""
 
 
 class MissedDonationWarning(UserWarning):
-    """A call with `donate="auto"` keeps more than 100 MB that somebody else holds. Off unless a filter turns it on."""
+    """With `donate="auto"`, more than 100 MB are kept because something else refers to them. Off by default."""
 
 
 class UntiedWarning(UserWarning):
-    """Objects or arrays that the caller shares come back as separate copies."""
+    """Objects or arrays that are shared in the caller's objects became separate copies."""
 
 
 class ImpureCallWarning(UserWarning):
-    """The function that is traced calls what a compiled call cannot repeat: time, random numbers, print, files."""
+    """The traced function makes a call that a compiled program cannot repeat: time, random numbers, print, files."""
 
 
 class UnknownInterpreterWarning(RuntimeWarning):
-    """This interpreter is not known: compiled functions do not notice everything that their code reads."""
+    """graftax does not know this interpreter, so compiled functions do not notice all changes to what they read."""
 
 
 def type_name(value: Any) -> str:
@@ -110,5 +110,5 @@ def rename_leaves(error: BaseException, paths: Sequence[str], flat: str = "leave
 
 CHANGE_LOST = (
     "{name} changed {paths}, but works by value: the change is dropped and not part of the result. "
-    "Return the changed object, or use graftax.jit, which brings changes back."
+    "Return the changed object, or use graftax.jit, which applies changes."
 )

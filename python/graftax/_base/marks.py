@@ -9,9 +9,10 @@ T = TypeVar("T")
 
 
 class Static(Generic[T]):
-    """Keeps a value out of the trace: what is in it is part of the compilation key, arrays too.
+    """Makes a value static: all of it, arrays included, is part of the cache key.
 
-    NumPy arrays in it count by value, JAX arrays by identity. The function gets the `Static` itself, and reads `value`.
+    NumPy arrays in it are compared by value, JAX arrays by identity. The function receives the `Static` itself, and
+    reads `value`.
 
     Args:
         value: any value that may be an argument of a compiled function.
@@ -34,9 +35,9 @@ class Static(Generic[T]):
 
 
 class Dynamic(Generic[T]):
-    """Traces the Python numbers in a value, so that another number is no new compilation.
+    """Traces the Python numbers in a value, so that another number does not compile again.
 
-    The function gets the `Dynamic` itself, and reads `value`. As in plain Python, `value` may be assigned.
+    The function receives the `Dynamic` itself, and reads `value`. As in plain Python, it may assign `value`.
 
     Args:
         value: a Python number, or an object or container with numbers.

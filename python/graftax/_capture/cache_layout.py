@@ -18,8 +18,9 @@ _PARTS_OF_LINK = 3  # its key, its result, its class
 Cache = type(functools.lru_cache(len))  # the interpreter's own class, which has no public name
 
 UNKNOWN_LAYOUT = (
-    "graftax does not know how this Python keeps what functools.lru_cache holds. Changes of cached objects, and caches "
-    "that are cleared, are not seen by compiled functions, and a cache that is filled in a trace is cleared as a whole."
+    "graftax does not know how this Python stores the results of functools.lru_cache. Compiled functions "
+    "do not notice changes of cached objects and cleared caches, and a cache that a trace fills is "
+    "cleared as a whole."
 )
 
 

@@ -42,8 +42,8 @@ _SIGNAL = Kind(
 _WARN = Kind("warn of nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
 _HANDED = Kind(
     "leave the object alone",
-    "The object is one of C code below a registered class: it counts by identity, and no change of it is seen. Change "
-    "it outside, and put a new one into what the function is given.",
+    "The object is implemented in C and lies below a registered class: it is compared by identity, and a change in it "
+    "is not seen. Change it outside, and put a new one into what is passed to the function.",
 )
 _LOG = Kind("log nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
 

@@ -21,8 +21,8 @@ CHANGED_INSIDE = (
     "there."
 )
 HOLDS_TRACER = (
-    "{name}: {path} holds a tracer of {transform}, which has ended: a function that it transforms changes an object, "
-    "and JAX does not bring the change out. {remedy}"
+    "{name}: {path} holds a tracer of {transform}, which has ended: a function that it transforms changes"
+    " an object, and JAX does not apply the change. {remedy}"
 )
 TEXT_OF_TRACER = (
     "{name}: {path} is {text!r}, the text of a traced array, which has no value yet. Return the array and make the "
@@ -35,7 +35,7 @@ UNKNOWN_REMEDY = "Return the new value from that function, and assign it outside
 class LeakedTracerError(MutationError, jax.errors.UnexpectedTracerError):
     """An object holds a tracer of a transform that has ended.
 
-    It is an `UnexpectedTracerError` of JAX's that names the key path and the transform.
+    It is also JAX's `UnexpectedTracerError`, and names the key path and the transform.
     """
 
 

@@ -33,9 +33,9 @@ from graftax._graph.types.describe import is_symbol
 from graftax._jax.tracers import copy_of_tracer
 
 CHANGED = (
-    "{name}: `a {op} x` in {place} changes the NumPy array {path} in plain Python. Compiled code makes a new array: who"
-    " else holds the old one does not see the change. Write `a = a {plain} x`, which means the same in both; or make "
-    "it a jax.Array before the call."
+    "{name}: `a {op} x` in {place} changes the NumPy array {path} in plain Python. Compiled code makes a "
+    "new array: other references to the old one do not see the change. Write `a = a {plain} x`, which "
+    "means the same in both; or make it a jax.Array before the call."
 )
 USED_AGAIN = (
     "`a {op} x` in {place} changes a NumPy array in place, and another name of it, or a view, is used afterwards. "

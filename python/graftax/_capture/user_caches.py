@@ -41,9 +41,9 @@ def _forget(ref: weakref.ref[Any]) -> None:
 
 
 KEPT_IN_CACHE = (
-    "{name} puts an array into an object that {cache} gives out. What a cache keeps is no input of a compiled "
-    "function, so the object was left as it was. Pass it to the function as an argument, or keep it under a global "
-    "name that the function reads."
+    "{name} puts an array into an object that {cache} returned. The contents of a cache are not an input "
+    "of a compiled function, so the object was left as it was. Pass it to the function as an argument, or"
+    " keep it under a global name that the function reads."
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-NO_LOG = "{path} is no log of graftax.log_recompiles: line {line} is no JSON object with a function"
+NO_LOG = "{path} is not a log of graftax.log_recompiles: line {line} is not a JSON object with a function"
 
 Line = dict[str, Any]
 
@@ -21,7 +21,7 @@ def read(paths: Iterable[Path]) -> list[Line]:
     """The lines of some logs.
 
     Raises:
-        ValueError: where a file is no such log.
+        ValueError: if a file is no such log.
     """
     lines: list[Line] = []
     for path in paths:

@@ -37,6 +37,7 @@ class RecompileLog:
         self.close()
 
     def write(self, variant: Variant) -> None:
+        """Adds a program to the log. graftax calls this for each program that is compiled."""
         if isinstance(self._file, (str, os.PathLike)):
             line = json.dumps(record(variant), separators=(",", ":")) + "\n"
             # One appending write for each line, so that several processes can share the file.
@@ -53,23 +54,24 @@ _logs: list[RecompileLog] = []
 
 
 def log_recompiles(file: TextIO | str | os.PathLike[str] | None = None) -> RecompileLog:
-    """Says of each program as it is compiled how long that took, where the call came from and why it was needed.
+    """Reports each program as it is compiled: how long that took, which line called, and why it was needed.
 
     `GRAFTAX_EXPLAIN=1` in the environment does the same for a whole run, `GRAFTAX_EXPLAIN=trace.jsonl` writes a file.
 
     Args:
-        file: an open file; by default the standard error. A path: one line of JSON a program is added there, which
-            `python -m graftax explain` makes a page of. Several processes may write to one file.
+        file: an open file, by default standard error. Or a path: for each program, a line of JSON is appended to that
+            file. `python -m graftax explain` turns it into a page. Several processes may write to one file.
 
     Returns:
-        The log: `close()` ends it, and so does the end of a `with` block.
+        the log. `close()` ends it, and so does the end of a `with` block.
 
-    >>> import io, graftax, jax.numpy as jnp
-    >>> said = io.StringIO()
-    >>> with graftax.log_recompiles(said):
-    ...     y = graftax.jit(lambda x: x * 2)(jnp.ones(3))
-    >>> "the first call" in said.getvalue()
-    True
+    Example:
+        >>> import io
+        >>> said = io.StringIO()
+        >>> with graftax.log_recompiles(said):
+        ...     y = graftax.jit(lambda x: x * 2)(jnp.ones(3))
+        >>> "the first call" in said.getvalue()
+        True
     """
     return RecompileLog(file)
 

@@ -26,8 +26,8 @@ from graftax._graph.structure import Structure, place_name
 from graftax._jit.same_function import meaning_of
 
 NO_NAME = (
-    "{name} cannot be saved: {path} is {value}, which counts by identity, and another process has no name for it. "
-    "Define it at the top of a module."
+    "{name} cannot be saved: {path} is {value}, which is compared by identity, and has no name by which "
+    "another process could find it. Define it at the top of a module."
 )
 PACKED = (
     "{name} cannot be saved: {path} is packed, and the layout of graftax.pack belongs to this process. Give the "

@@ -50,18 +50,19 @@ PACKED_SHAPE = (
     "of these shapes (jnp.zeros), whose sizes are fixed then; for symbolic shapes pass the object itself, not a handle."
 )
 SYMBOLIC = (
-    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. Only an "
-    "array can differ from shape to shape: make it an array (jnp.asarray(x.shape[0])), or let the caller find it."
+    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. "
+    "Only an array can differ from shape to shape: make it an array (jnp.asarray(x.shape[0])), or let the"
+    " caller compute it."
 )
 NO_CALLBACKS = (
-    "{name} calls a function on the host, which an exported program cannot hold. Take callbacks, jax.debug.print and "
-    "progress= out of it, or compile it where it runs."
+    "{name} calls a function on the host, which an exported program cannot hold. Remove callbacks, "
+    "jax.debug.print and progress= from it, or compile it where it runs."
 )
 NOT_SAVED = (
     "{name} cannot be saved: {what}: {error}. Functions and classes are saved by name: define them at the "
     "top of a module."
 )
-BY_IDENTITY = "it counts by identity, and a copy that is loaded would be another object"
+BY_IDENTITY = "it is compared by identity, and a loaded copy would be another object"
 NOT_EXPORTED = "these are not the bytes of an exported function, or they were damaged: {error}"
 
 P = ParamSpec("P")
@@ -117,7 +118,7 @@ class Exported(Generic[P, R]):
 
         Raises:
             StructureError: if the arguments differ from those it was exported for, naming the paths.
-            ValueError: if an array has another shape or dtype, naming its path.
+            ValueError: if an array has another shape or dtype; names its path.
         """
         roots, layout = _bound(self._signature, self._binds, args, kwargs)
         names = self._binds.root_names(layout)
@@ -155,7 +156,7 @@ class Exported(Generic[P, R]):
             vjp_order: how often the loaded function can be differentiated, as in `jax.export`.
 
         Raises:
-            UnpicklableError: for a value that cannot be saved, at its path.
+            UnpicklableError: for a value that cannot be saved; names its path.
         """
         program = self.exported.serialize(vjp_order=vjp_order)
         for parameter in self._signature.parameters.values():

@@ -31,7 +31,7 @@ from graftax._export.structure_data import Structured
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
 
-LEFT_OUT = "The file is without {count} of the structures: {why}"
+LEFT_OUT = "The file leaves out {count} of the structures: {why}"
 NOTHING_TO_SAVE = (
     "{name} has no program that can be saved: {why}. Call it first, or warm it: f.warm([args]) and then "
     "f.save_compiled(path)."

@@ -52,7 +52,7 @@ class GraphBuilder:
         """Builds the object of a number, and everything below it.
 
         Raises:
-            StructureError: where it cannot be built.
+            StructureError: if it cannot be built.
         """
         self._reference_counts[root] += 1
         # Instructions in pre-order. A node's instruction says where its subtree ends, which is known once the subtree
@@ -140,7 +140,7 @@ class GraphBuilder:
         """The children of a node as (extra child, items, attributes), in the order that its class needs.
 
         Raises:
-            StructureError: where children are missing or do not fit the class.
+            StructureError: if children are missing or do not fit the class.
         """
         cls, children, detail = self._nodes[number]
         parts = _item_names(cls, base, detail)

@@ -46,7 +46,7 @@ def copy(obj: T, *, arrays: bool = False) -> T:
         arrays: copies the arrays too, each of them once. A copy that will be donated needs this.
 
     Raises:
-        UnsupportedValueError: for a value that hides state, at its path.
+        UnsupportedValueError: for a value that hides state; names its path.
 
     Example:
         >>> model = {"layers": [[1, 2]]}
@@ -82,8 +82,8 @@ def update(obj: T, source: Any) -> T:
         `obj`.
 
     Raises:
-        StructureError: where the structures differ, at the path.
-        TypeError: where no mutable object holds a leaf. Use `graftax.combine`.
+        StructureError: if the structures differ; names the path.
+        TypeError: if no mutable object holds a leaf. Use `graftax.combine`.
 
     Example:
         >>> model = {"w": 2, "names": ["x"]}
@@ -126,7 +126,7 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
         (selected, rest). `combine` puts them together again.
 
     Raises:
-        StructureError: where a pattern matches nothing, or a tree of bools does not fit.
+        StructureError: if a pattern matches nothing, or a tree of bools does not fit.
 
     Example:
         >>> numbers, rest = graftax.partition({"w": 2, "names": ["x"]}, int)
@@ -152,7 +152,7 @@ def combine(*graphs: T) -> T:
         graphs: of one structure, such as those that `partition` returns.
 
     Raises:
-        StructureError: where the structures differ, at the path.
+        StructureError: if the structures differ; names the path.
 
     Example:
         >>> params, rest = graftax.partition({"w": jnp.ones(2), "name": "net"}, jax.Array)
@@ -179,7 +179,7 @@ def leaf_pairs(name: str, graph: Graph, source: Graph) -> Iterable[tuple[int, An
     """(row in `graph`, its value, the value in `source`) of each leaf, and of each None in place of a node.
 
     Raises:
-        StructureError: where the structures differ, at the path.
+        StructureError: if the structures differ; names the path.
     """
     # Graphs of exactly one structure have their values in the same order.
     if graph.core.is_alike(source.core):

@@ -15,7 +15,7 @@ from graftax import _core, interop
 from graftax._graph.structure import Op, Row, Structure, plain_key
 from graftax.interop import LibraryFilter
 
-NO_TYPE = "{spec!r} cannot be asked with isinstance: give the class, {origin}, or a function of a leaf."
+NO_TYPE = "isinstance does not accept {spec!r}: give the class, {origin}, or a function of a leaf."
 
 
 class Filter(NamedTuple):
@@ -102,7 +102,7 @@ def is_type(spec: Any) -> bool:
     """Is it a type or a union of types?
 
     Raises:
-        TypeError: where it is an annotation that `isinstance` does not take, such as `list[int]`.
+        TypeError: if it is an annotation that `isinstance` does not take, such as `list[int]`.
     """
     origin = typing.get_origin(spec)
     # `isinstance` takes classes and unions, but not parametrized generics.

@@ -23,7 +23,7 @@ _MAX_REPEATED = 1_000  # entries to which one repeated value may be expanded
 
 @boundary
 def to_dict(obj: object) -> dict[Path, Any]:
-    """The flat form of an object graph: a dict by path.
+    """The flat form of an object graph: a dict from key path to value.
 
     Every node has an entry `<path>.__class__` with its type, so that empty containers survive. A further reference to
     a node is a `Ref` to the first path of the node. What a node needs besides its children is at
@@ -37,7 +37,7 @@ def to_dict(obj: object) -> dict[Path, Any]:
         a dict in walk order, which is the same in every process.
 
     Raises:
-        UnsupportedValueError: for a value that hides state, at its path.
+        UnsupportedValueError: for a value that hides state; names its path.
 
     Example:
         >>> x = [1, 2]

@@ -21,7 +21,7 @@ def flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
         (leaves, graphdef): the dynamic leaves (JAX and NumPy arrays) in walk order, and the `GraphDef`.
 
     Raises:
-        UnsupportedValueError: for a value that hides state, at its path.
+        UnsupportedValueError: for a value that hides state; names its path.
 
     Example:
         >>> layer = [jnp.ones(3)]

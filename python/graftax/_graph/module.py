@@ -13,8 +13,9 @@ import numpy as np
 from graftax._graph.types.register import field, fields_of_class, register_by_fields
 
 DATACLASS_ALREADY = (
-    "{cls} is a dataclass already, as every subclass of graftax.Module: leave dataclass(slots=True) off, which would "
-    "make it anew without what its fields are declared with. A class may write its own __slots__ and __init__."
+    "{cls} is a dataclass already, as every subclass of graftax.Module: leave dataclass(slots=True) off, "
+    "which would create the class again without the declarations of its fields. A class may write its own"
+    " __slots__ and __init__."
 )
 
 
@@ -29,7 +30,7 @@ class Module:
     a `RecursionError` for a cycle, unless the field that closes it is static.
 
     Keywords of the class statement: `kw_only` as for `dataclasses.dataclass`, `static` and `dynamic` as for
-    `graftax.register`; subclasses inherit what they say.
+    `graftax.register`. Subclasses inherit them.
 
     Example:
         >>> class Linear(graftax.Module):

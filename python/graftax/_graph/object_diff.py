@@ -33,7 +33,7 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
     Args:
         one, other: the roots.
         rtol, atol: tolerances for inexact arrays, as in `numpy.allclose`.
-        sharing: the same objects have to be shared in both. False compares the values alone.
+        sharing: the same objects have to be shared in both. False compares only the values.
 
     Example:
         >>> layer = [jnp.ones(2)]

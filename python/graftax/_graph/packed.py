@@ -167,7 +167,7 @@ class Packed(Generic[T]):
                 the handle donates them, which deletes them from these objects too.
 
         Raises:
-            StructureError: where a call has used the handle up, or its arrays are deleted.
+            StructureError: if a call has used the handle up, or its arrays are deleted.
         """
         layout = self._layout_in_use()
         return cast(T, _core.unflatten(layout.graphdef, self._leaves(copy)))
@@ -252,7 +252,7 @@ tree_util.register_pytree_with_keys(Packed, _with_keys, _from_children, _childre
 def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool = True) -> Packed[T]:
     """Packs the small arrays of an object graph into one buffer per dtype and sharding.
 
-    Each array makes a call of `graftax.jit` slower; a handle counts as a few. A function that takes a handle sees the
+    Every array adds overhead to a call; a handle counts as a few arrays. A function that receives a handle sees the
     object inside, and its changes are in the handle afterwards. A function that does not change its arguments returns
     `pack(new_state)`; the handle that it took cannot be used again.
 
@@ -268,8 +268,8 @@ def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool
         a `Packed` handle, whose `unpack()` gives the objects back.
 
     Raises:
-        UnsupportedValueError: for a value that hides state, at its path.
-        TypeError: where `obj` is a handle already.
+        UnsupportedValueError: for a value that hides state; names its path.
+        TypeError: if `obj` is a handle already.
 
     Example:
         >>> state = graftax.pack({"w": [jnp.ones(4)] * 3, "step": jnp.asarray(0)})

@@ -19,8 +19,8 @@ from graftax._base.errors import StructureError
 from graftax._jax.compat import ref_types
 
 PACK_RESHAPED = (
-    "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or a tree "
-    "operation on the handle, made it so. Unpack under the same jax.vmap, or turn it back first."
+    "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or "
+    "a tree operation on the handle, changed it. Unpack under the same jax.vmap, or turn it back first."
 )
 
 
@@ -65,7 +65,7 @@ def split(joined: Any, buffer: Buffer) -> list[Any]:
     """The leaves in a buffer. A tree operation on the handle may have put another value in its place.
 
     Raises:
-        StructureError: where that value does not have the shape of the buffer.
+        StructureError: if that value does not have the shape of the buffer.
     """
     sizes = buffer.sizes
     if getattr(joined, "shape", None) != (sum(sizes),):

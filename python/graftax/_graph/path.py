@@ -24,8 +24,8 @@ NOT_MUTABLE = (
     "graftax.at(obj)[path].set(value) returns a copy with the new value."
 )
 INSIDE_ANOTHER = (
-    "{path!r} lies in {other!r}, which is replaced as well: the one value would be lost. Set the two one after the "
-    "other, or make the pattern mean one of them."
+    "{path!r} lies in {other!r}, which is replaced as well: one of the two values would be lost. Set them"
+    " one after the other, or make the pattern match only one of them."
 )
 CHANGED_SINCE = (
     "{cls} changed while it was read, in another thread or in a function that was given a part of the graph."
@@ -67,7 +67,7 @@ class Path(KeyPath):
         left out. A leading `obj`, which `repr` prints, is ignored.
 
         Raises:
-            ValueError: where the text is not a path.
+            ValueError: if the text is not a path.
 
         Example:
             >>> Path.parse("layers[0].w") == Path([GetAttrKey("layers"), SequenceKey(0), GetAttrKey("w")])
@@ -79,7 +79,7 @@ class Path(KeyPath):
         """The value at this path of an object graph.
 
         Raises:
-            StructureError: where the graph has no such path; says how far it leads.
+            StructureError: if the graph has no such path; says how far it leads.
         """
         for depth, entry in enumerate(self):
             obj = self._child(obj, entry, depth)
@@ -91,8 +91,8 @@ class Path(KeyPath):
         Immutable objects on the path (tuples, frozen modules) are rebuilt inside the mutable object that holds them.
 
         Raises:
-            StructureError: where the graph has no such path.
-            TypeError: where no mutable object holds it. Use `graftax.at(obj)[path].set(value)`.
+            StructureError: if the graph has no such path.
+            TypeError: if no mutable object holds it. Use `graftax.at(obj)[path].set(value)`.
         """
         graph = Graph(obj)
         graph.write({graph.number(self): value})
@@ -302,7 +302,7 @@ class Graph:
         """The number of the row that a path leads to, references followed.
 
         Raises:
-            StructureError: where the graph has no such path; says how far it leads.
+            StructureError: if the graph has no such path; says how far it leads.
         """
         number = 0
         for depth, entry in enumerate(path):
@@ -318,8 +318,8 @@ class Graph:
         """The number of the row that a text leads to. A leading `obj` is the root, unless the root has a child `obj`.
 
         Raises:
-            ValueError: where the text is not a path.
-            StructureError: where the graph has no such path.
+            ValueError: if the text is not a path.
+            StructureError: if the graph has no such path.
         """
         if self._has_child_named_obj():
             # An attribute or a key `obj` takes precedence, so that every path of the graph can be written.
@@ -333,7 +333,7 @@ class Graph:
         """The numbers of the rows that a pattern matches at any of their paths, each once.
 
         Raises:
-            ValueError: where the text is not a pattern.
+            ValueError: if the text is not a pattern.
         """
         numbers = self._matching(Pattern(text)) if self._has_child_named_obj() else []
         return numbers or self._matching(Pattern(without_root(text)))
@@ -401,7 +401,7 @@ class Graph:
         """Writes values to rows, in place.
 
         Raises:
-            TypeError: where no mutable object holds one of the rows.
+            TypeError: if no mutable object holds one of the rows.
         """
         if not self.core.write(changes):
             paths = some([repr(self.path(number)) for number in changes], 4)

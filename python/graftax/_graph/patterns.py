@@ -21,11 +21,12 @@ from graftax._graph.structure import Chain, Op, RootPath, Structure, walk
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 UNUSED = (
-    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or earlier patterns cover "
-    "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
+    "{name}: the pattern {pattern!r} of {option} has no effect: it covers no array, or earlier patterns "
+    "cover them all (the first that covers a path decides). There is: {paths}. .w is an attribute, [w] a "
+    "key."
 )
-NO_PATTERN = "{text!r} is no pattern: it makes no sense from {rest!r} on. Write layers[*].w or **.w"
-EMPTY_PATTERN = "'' is no pattern: it is empty. Write layers[*].w, or '**', which covers everything"
+NO_PATTERN = "{text!r} is not a pattern: it cannot be read from {rest!r} on. Write layers[*].w or **.w"
+EMPTY_PATTERN = "'' is not a pattern: it is empty. Write layers[*].w, or '**', which covers everything"
 _CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be left out here, too
 
 _CACHE_SIZE = 2000  # steps that a pattern caches
@@ -102,7 +103,7 @@ class Pattern:
             the text).
 
     Raises:
-        ValueError: where the text is not a pattern.
+        ValueError: if the text is not a pattern.
     """
 
     def __init__(self, text: str) -> None:
@@ -268,7 +269,7 @@ def literal(text: str) -> Any:
     """The Python literal that a text spells: 1, None, (1, 2).
 
     Raises:
-        ValueError: where it does not spell one.
+        ValueError: if it does not spell one.
     """
     try:
         return ast.literal_eval(text)
@@ -307,7 +308,7 @@ def argument_pattern(text: str, name: str, option: str) -> Pattern:
         option: the name of the option, for errors.
 
     Raises:
-        ValueError: where the text is not a pattern.
+        ValueError: if the text is not a pattern.
     """
     try:
         if not text:

@@ -48,7 +48,7 @@ def selected_rows(graph: Graph, bools: Any) -> list[int]:
     Any graph of bools may be the prefix tree. It needs an entry for each part with leaves below it.
 
     Raises:
-        StructureError: where the prefix tree does not fit the graph.
+        StructureError: if the prefix tree does not fit the graph.
     """
     needed = _leaves_and_ancestors(graph)
     visited: dict[tuple[int, int], Any] = {}  # keyed by id; the values keep the objects alive, so no id is reused

@@ -21,9 +21,9 @@ from graftax._jax.tracebacks import boundary
 
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
 AMBIGUOUS_FAILED = (
-    "the function given to at() returned the value at {paths}, which stands in several places. To see which one is "
-    "meant, it is called again with other objects there, and failed: {error}. Give it the path instead: "
-    "at(obj)['layers[0].w']"
+    "the function given to at() returned the value at {paths}, which is in several places. To see which "
+    "one is meant, it is called again with other objects there, and failed: {error}. Give it the path "
+    "instead: at(obj)['layers[0].w']"
 )
 NOTHING_OF_TYPE = "nothing in this {cls} is an instance of {where!r}."
 SET_COUNT = "set() takes a list or tuple with one value for each of the {places} places, got {given}."
@@ -49,7 +49,7 @@ def at(obj: T) -> At[T]:
     The result has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
     Raises:
-        StructureError: if a path or a pattern leads to nothing, with what is there instead.
+        StructureError: if a path or a pattern matches nothing; names what is there instead.
 
     Example:
         >>> model = {"layers": [{"w": 4}, {"w": 6}], "head": 1}
@@ -217,7 +217,7 @@ def matching(graph: Graph, pattern: str | Path) -> list[int]:
     """The numbers of the rows that a pattern matches, each once.
 
     Raises:
-        StructureError: where nothing matches; suggests similar paths.
+        StructureError: if nothing matches; suggests similar paths.
     """
     if isinstance(pattern, Path):
         return [graph.number(pattern)]

@@ -23,19 +23,22 @@ OTHER_STRUCTURE = (
 )
 OTHER_ARRAY = "{name}: {path} is {expected} in the first object, and {given} in number {number}."
 NO_ROWS = "graftax.unstack: {path} has {given}, and {first} {length}: all arrays have a row for each object."
-NO_ARRAYS = "graftax.unstack: there is no array in this object that says how many there are."
+NO_ARRAYS = "graftax.unstack: this object holds no array, so the number of objects is not known."
 
 T = TypeVar("T")
 
 
 def stack(objects: Iterable[T]) -> T:
-    """One object with the structure of several, whose arrays are theirs, stacked along a new first axis.
+    """Combines objects of one structure into one object, with their arrays stacked along a new first axis.
 
     Args:
-        objects: of the same structure: equal types, statics and sharing, and arrays of equal shapes and dtypes.
+        objects: objects with equal types, static values and sharing, and arrays of equal shapes and dtypes.
+
+    Returns:
+        the new object.
 
     Raises:
-        StructureError: where they differ; names the object and the path.
+        StructureError: if they differ; names the object and the path.
 
     Example:
         >>> model = graftax.stack([{"w": jnp.zeros(2), "name": "net"}, {"w": jnp.ones(2), "name": "net"}])
@@ -98,7 +101,7 @@ def unstack(obj: T) -> list[T]:
         obj: an object of stacked arrays.
 
     Raises:
-        StructureError: where the arrays do not have the same number of rows.
+        StructureError: if the arrays do not have the same number of rows.
 
     Example:
         >>> graftax.unstack({"w": jnp.arange(2.0), "name": "net"})
@@ -133,18 +136,21 @@ class Each(Generic[T]):
 
 
 def each(objects: Iterable[T]) -> Each[T]:
-    """For `graftax.scan`, `map` and `vmap`: over objects of one structure, such as the layers of a model, or models.
+    """Lets `graftax.scan`, `map` and `vmap` go over objects of one structure, such as the layers of a model.
 
-    The function is traced once for all of them. What a step changes of the object that it is given is changed in the
-    caller's. `graftax.scan` and `map` take a plain list of layers for this without being told, and `graftax.vmap` one
-    that has no axis to map. `each` says it of any objects, such as dicts, and has an error where they differ.
-    Each call stacks their arrays: a model that keeps its layers stacked (`stack`) saves that.
+    The function is traced once for all of them, and what a step changes in its object is changed in the caller's.
+    `graftax.scan` and `map` treat a plain list of layers this way by themselves, and so does `graftax.vmap` if the list
+    has no axis to map. `each` requests it for any objects, such as dicts, and raises an error if they differ.
+    Each call stacks their arrays; a model that keeps its layers stacked (`stack`) avoids that.
 
     Args:
         objects: as for `stack`.
 
+    Returns:
+        a marked list, to be an argument of one of these transforms.
+
     Raises:
-        StructureError: by the transform, if the objects have different structures, naming the path.
+        StructureError: by the transform, if the objects have different structures; names the path.
 
     Example:
         >>> layers = [{"w": jnp.full(2, 2.0), "calls": jnp.array(0)} for _ in range(3)]

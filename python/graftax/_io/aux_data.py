@@ -19,8 +19,8 @@ from graftax._io.lazy_path import LazyPath
 from graftax._io.mismatches import Mismatches
 
 OTHER_ORDER = (
-    "{theirs} in the file, {mine} in like, and the aux data differ as well: nothing says which of the children are "
-    "meant. Give an object whose children stand in the order of the file"
+    "{theirs} in the file, {mine} in like, and the aux data differ as well: it is not clear which "
+    "children match. Give an object whose children are in the order of the file"
 )
 IN_PART = "its aux data are {mine} in like, and others in the file, for other children"
 NOT_WHOLE = "its aux data are {mine} in like, and differ in the file, which does not hold all of them"

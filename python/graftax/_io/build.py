@@ -39,7 +39,7 @@ class ObjectBuilder:
         """The value of a row; MISSING, which is noted, where it needs something that is not known.
 
         Raises:
-            LoadError: where the object cannot be built.
+            LoadError: if the object cannot be built.
         """
         number = self._file.target(number)
         # Everything is described first: an object with an unknown part is not built at all.

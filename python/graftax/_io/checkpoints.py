@@ -36,7 +36,7 @@ _FILE = "graph.safetensors"
 
 
 class Checkpoints:
-    """Checkpoints of a training run in a folder: one every so many steps, of which the newest are kept.
+    """Saves checkpoints of a training run to a folder at regular steps, and keeps the newest.
 
     Checkpoints are written in the background; `steps` lists only complete ones. All processes make the same calls, and
     each writes its own part; any other number of processes can read the checkpoint.
@@ -112,6 +112,7 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
+        """The newest complete step; None if there is none."""
         return max(self.steps, default=None)
 
     @property
@@ -139,7 +140,7 @@ class Checkpoints:
             whether the step is saved.
 
         Raises:
-            GraftaxError: where an earlier step could not be saved in the background; names the step.
+            GraftaxError: if an earlier step could not be saved in the background; names the step.
         """
         # A save that ended in the meantime may have failed: `wait` raises its error.
         if self._writing is not None and not self._checkpointer.is_saving_in_progress():
@@ -234,7 +235,7 @@ class Checkpoints:
         """Waits until the step that is being written is complete.
 
         Raises:
-            GraftaxError: where it could not be saved.
+            GraftaxError: if it could not be saved.
         """
         step_number, self._writing = self._writing, None
         try:

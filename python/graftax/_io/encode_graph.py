@@ -53,7 +53,7 @@ class EncodedGraph:
             `external_arrays`.
 
     Raises:
-        UnsupportedValueError: for a value that no file can hold, at its path.
+        UnsupportedValueError: for a value that no file can hold; names its path.
     """
 
     def __init__(

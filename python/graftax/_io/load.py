@@ -85,7 +85,7 @@ def load(
         new objects, or `like` itself with `into=True`. For a file of another writer without `like`, a dict.
 
     Raises:
-        LoadError: where the file is damaged or names unknown classes, or with every difference from `like`.
+        LoadError: if the file is damaged or names unknown classes, or with every difference from `like`.
 
     Example:
         >>> model = {"w": jnp.zeros(3), "epoch": 0}

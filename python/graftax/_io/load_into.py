@@ -53,8 +53,8 @@ NOT_MUTABLE = (
 )
 
 ORDER = (
-    "an OrderedDict with the keys {theirs} in the file, {mine} in like. Give one whose keys stand in the order of the "
-    "file (move_to_end)"
+    "an OrderedDict with the keys {theirs} in the file, {mine} in like. Give one whose keys are in the "
+    "order of the file (move_to_end)"
 )
 
 

@@ -14,9 +14,9 @@ from graftax._graph.structure import Op, Structure, place_name
 from graftax._io.importable_names import full_name
 
 OTHER_STATE = (
-    "the packed state is {theirs} in the file, {mine} in like. Its arrays lie in the file one after another, and the "
-    "rest is in like alone: give like= the same structure, shapes and values; or save what is not packed "
-    "(state.unpack()), which is matched by name, and pack what is loaded"
+    "the packed state is {theirs} in the file, {mine} in like. Its arrays lie in the file one after "
+    "another, and everything else comes from like: give like= the same structure, shapes and values; or "
+    "save what is not packed (state.unpack()), which is matched by name, and pack what is loaded"
 )
 _MAX_LINES = 3
 

@@ -70,7 +70,7 @@ def peek(path: str | os.PathLike[str]) -> Peek:
         path: the file.
 
     Raises:
-        LoadError: where the file is damaged.
+        LoadError: if the file is damaged.
 
     Example:
         >>> graftax.save(folder / "model.safetensors", {"w": jnp.ones((2, 3)), "epoch": 7})

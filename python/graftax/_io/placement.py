@@ -16,7 +16,7 @@ from graftax._io.reader import Source
 from graftax._io.tensor import Leaf, restore_array
 from graftax._sharding.rules import Rules
 
-NO_MESH = "shard= gives {spec} for {path!r}, which says nothing without a mesh: give mesh= too"
+NO_MESH = "shard= gives {spec} for {path!r}, which needs a mesh: give mesh= too"
 
 
 class Placement:
@@ -43,7 +43,7 @@ class Placement:
         """Applies rules to a graph, whose arrays may be abstract.
 
         Raises:
-            StructureError: where the rules do not fit.
+            StructureError: if the rules do not fit.
         """
         self._by_path = self._shard.shardings(obj, self._mesh)
 

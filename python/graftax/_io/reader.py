@@ -40,8 +40,8 @@ class Source:
     """An opened file, together with its parts.
 
     Raises:
-        LoadError: where it is damaged, or of a later format.
-        OSError: where it cannot be opened.
+        LoadError: if it is damaged, or of a later format.
+        OSError: if it cannot be opened.
     """
 
     def __init__(self, path: str) -> None:

@@ -88,7 +88,7 @@ def read_header(path: str, file: int) -> Header:
     """Reads and checks the header of an open file. It never allocates more memory than the file has bytes.
 
     Raises:
-        LoadError: where the file is not a safetensors file, or its header contradicts its size.
+        LoadError: if the file is not a safetensors file, or its header contradicts its size.
     """
     size = os.fstat(file).st_size
     start = os.pread(file, 8, 0)

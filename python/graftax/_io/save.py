@@ -25,7 +25,8 @@ from graftax._jax.tracebacks import boundary
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 NOT_FLOATING = (
-    "dtype={dtype} is for floating arrays, which would lose what they are: give jnp.bfloat16 or another such one"
+    "dtype={dtype} is not a floating dtype, and floating arrays would lose their values: give "
+    "jnp.bfloat16 or another floating dtype"
 )
 RESERVED = ("graftax", "format")
 
@@ -55,7 +56,7 @@ def save(
         max_file: the maximum size of a file. Larger objects are divided among several files, which `path` lists.
 
     Raises:
-        UnsupportedValueError: for a value that no file can hold, at its path. Nothing is written.
+        UnsupportedValueError: for a value that no file can hold; names its path. Nothing is written.
 
     Example:
         >>> graftax.save(folder / "model.safetensors", {"w": jnp.ones(3), "epoch": 7})

@@ -116,7 +116,7 @@ def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_pro
         by_all_processes: each process writes its own part, so the array may span processes.
 
     Raises:
-        UnsupportedValueError: where there are no data.
+        UnsupportedValueError: if there are no data.
     """
     array_kind, key, weak = "numpy", None, False
     if isinstance(value, ref_types):
@@ -186,7 +186,7 @@ def logical_shape(leaf: Leaf, tensor: Tensor) -> tuple[int, ...]:
     """The shape of an array; for typed keys, that of their data.
 
     Raises:
-        LoadError: where the tensor cannot hold such an array.
+        LoadError: if the tensor cannot hold such an array.
     """
     shape = tensor.shape
     if leaf.dtype is not None and LOGICAL[leaf.dtype].itemsize != 1:

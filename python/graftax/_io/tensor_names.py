@@ -17,7 +17,7 @@ NameParts = tuple[str, ...]
 _NAME = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|([^\[\]]*))\]|([^.\[\]/]+)")
 
 BAD_RENAME = (
-    "rename= has {old!r}: {new!r}, which have not the same `*` and `**`: each stands for what it is in the other"
+    "rename= has {old!r}: {new!r}, which do not have the same `*` and `**`: each stands for the same text in both"
 )
 
 TWICE = "{one} and {other} of the file are both {path} by the names in like"
@@ -40,7 +40,7 @@ class Renaming:
         renames: pattern in the file -> pattern in `like`. `*` stands for one part of a path, `**` for any number.
 
     Raises:
-        ValueError: where the two patterns of a pair have different wildcards.
+        ValueError: if the two patterns of a pair have different wildcards.
     """
 
     def __init__(self, renames: dict[str, str]) -> None:

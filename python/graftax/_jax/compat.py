@@ -276,7 +276,7 @@ def flatten_one_level(tree: Any) -> tuple[Any, Any]:
     """(children, aux data) of a node, as JAX has them. Public in `jax.tree_util` from JAX 0.11 on.
 
     Raises:
-        ValueError: where `tree` is a leaf.
+        ValueError: if `tree` is a leaf.
     """
     return _one_level("flatten_one_level", tree)
 
@@ -285,7 +285,7 @@ def flatten_one_level_with_keys(tree: Any) -> tuple[Any, Any]:
     """(pairs (key path entry, child), aux data) of a node. Public in `jax.tree_util` from JAX 0.11 on.
 
     Raises:
-        ValueError: where `tree` is a leaf.
+        ValueError: if `tree` is a leaf.
     """
     return _one_level("flatten_one_level_with_keys", tree)
 

@@ -77,26 +77,28 @@ def jit(
         mutation: "propagate" applies changes to the caller's objects, "error" forbids them, "discard" drops them.
         cache_size: how many structures are kept compiled. The least recently used is dropped first.
         static_argnums, static_argnames: arguments that must not hold arrays. Other values are static anyway.
-        donate: whose arrays may be reused for outputs: "all", "all-except-first" or "none"; or names, positions or
-            patterns of key paths of arguments (`"state.opt"`, `"**.moments"`). With "warn" or "warn-except-first" JAX
-            warns about buffers that it could not reuse. "auto": those that the call overwrites and nobody else has.
+        donate: the arguments whose arrays may be reused for outputs: "all", "all-except-first" or "none"; or names,
+            positions or patterns of key paths (`"state.opt"`, `"**.moments"`). With "warn" or "warn-except-first" JAX
+            warns about buffers that it could not reuse. "auto" donates each array that the call overwrites and that
+            nothing else refers to.
         donate_argnums, donate_argnames: the same, in JAX's spelling.
         dynamic: names, positions or patterns of key paths of Python numbers to trace: the function sees arrays.
             `graftax.Dynamic` does the same for one value.
         ignore: what the function does not read: patterns of key paths (`"**.history"`), types, filters, predicates of
             values. It is neither compared nor traversed, so it may be an iterator, a file or a logger. The function
             may move it and assign it again. Looking inside raises an `IgnoredValueError`. None is never ignored.
-        in_shardings, out_shardings: one sharding for all leaves, or for each part its own, in one of these ways:
-            a container or an object of the same class with an entry for each part; a dict of patterns of key paths and
-            types (`{"model.**.kernel": sharding, "**": None}`), of which the first that covers a path decides;
-            `nnx.StateSharding`; `graftax.Rules`. None leaves a part to JAX. What is written into objects keeps the
-            sharding that was there, unless `out_shardings={"model": ..., "return": ...}` says otherwise; `"return"` is
-            the result.
+        in_shardings, out_shardings: one sharding for all leaves, or one for each part, given as a container or an
+            object of the same class with an entry for each part; as a dict of patterns of key paths and types
+            (`{"model.**.kernel": sharding, "**": None}`), of which the first that covers a path decides; as
+            `nnx.StateSharding`; or as `graftax.Rules`. None leaves a part to JAX. An array that is written into an
+            object keeps the sharding of the one it replaces, unless `out_shardings={"model": ..., "return": ...}` says
+            otherwise; `"return"` is the result.
         keep_unused, inline, compiler_options: as in `jax.jit`.
         check: runs the plain function alongside each call, on copies. A `CheckError` names the first difference in
             result, arguments, exception, print or warnings. For debugging, in one thread.
-        progress: a call that compiles reports on standard error what it has done and how long each part took:
-            recorded, traced, lowered, compiled, or failed. A function is called instead: `progress(part, seconds)`.
+        progress: with True, a call that compiles reports on standard error what it has done and how long each part
+            took: recorded, traced, lowered, compiled, or failed. A function is called instead, as
+            `progress(part, seconds)`.
         warn_impure: gives an `ImpureCallWarning` if your code makes a call that a compiled function cannot repeat:
             `time`, `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what
             to write instead. With `check=True` there is no warning: the check compares the effects of such calls.
@@ -111,7 +113,7 @@ def jit(
             True: all methods of classes with several objects in the arguments.
 
     Raises:
-        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
         MutationError: for a change that the options forbid.
 
     Example:
@@ -171,16 +173,19 @@ def filter_jit(
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
 
-    A drop-in for `equinox.filter_jit` and `flarejax.filter_jit`. A change to an argument that the result does not show
-    is dropped with one `LostChangeWarning` that names its path.
+    A drop-in for `equinox.filter_jit` and `flarejax.filter_jit`. A change to an argument that is not part of the result
+    is dropped, with one `LostChangeWarning` that names its path.
 
     Args:
         function: any callable. Without it, `filter_jit` returns a decorator.
         donate, dynamic, ignore, cache_size, in_shardings, out_shardings: as in `jit`.
         keep_unused, inline, compiler_options, warn_impure, numbers: as in `jit`.
 
+    Returns:
+        the compiled function. It is a pytree with the leaves of `function`, as in Equinox.
+
     Raises:
-        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
 
     Example:
         >>> @graftax.filter_jit

@@ -18,19 +18,20 @@ from graftax._jit.leaf_names import leaf_names
 
 NOT_AUTO = "{name} is not jitted with donate='auto'"
 NO_CALL = (
-    "{name}: no call has looked for what it can donate. Only direct calls do, of functions that replace arrays of at "
-    "least 64 kB in the objects of their arguments, where each array is on one device."
+    "{name}: no call has looked for arrays to donate. Only direct calls do, of functions that replace "
+    "arrays of at least 64 kB in the objects of their arguments, where each array is on one device."
 )
 NO_COUNTS = (
-    "{name}: nothing is donated unasked here. Direct calls are off, or graftax does not know where this version of JAX "
-    "counts the users of a buffer. Name what is to be donated: donate='state'."
+    "{name}: nothing is donated automatically here. Direct calls are off, or graftax does not know where "
+    "this version of JAX counts the users of a buffer. Name what is to be donated: donate='state'."
 )
 VIEW = "a view of its memory (np.asarray, memoryview, dlpack), or another array of it (jax.device_put)"
-CONTAINER = "somebody who has the object that it is in, which the call replaces"
-UNKNOWN = "an object that Python's collector does not see"
+CONTAINER = "a holder of the object that contains it, which the call replaces"
+UNKNOWN = "an object that Python's garbage collector does not see"
 KEPT = (
-    "{name} keeps {size} that it could donate, because somebody else holds it. The device needs that memory twice "
-    "while the call runs.\n{rows}"
+    "{name} keeps {size} that it could donate, because something else refers to it. The device needs that"
+    " memory twice while the call runs.\n"
+    "{rows}"
 )
 
 _ROWS = 20

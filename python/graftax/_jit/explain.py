@@ -27,25 +27,26 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallEx
 
     Args:
         function: what `graftax.jit` or `filter_jit` returned.
-        *args, **kwargs: of a call. With them nothing runs: the result says whether this call would compile, and why.
+        *args, **kwargs: the arguments of a call. With them the result says whether this call would compile, and why.
+            Nothing runs.
 
     Returns:
-        An explanation. It prints as text, and `to_json()` gives it as data; of a function it has `variants`, of a call
+        an explanation, which prints as text, and as data with `to_json()`. For a function it has `variants`, for a call
         `hit` and `causes`.
-
-    >>> import graftax, jax.numpy as jnp
-    >>> f = graftax.jit(lambda x, mode: x * 2)
-    >>> for mode in ("train", "test"):
-    ...     y = f(jnp.ones(3), mode)
-    >>> print(graftax.explain(f).variants[1].causes[0])
-    mode was 'train', is 'test'
-    >>> graftax.explain(f, jnp.ones(3), "test").hit
-    True
-    >>> print(graftax.explain(f, jnp.ones(4), "test").causes[0])
-    x was shape (3,), is shape (4,)
 
     Raises:
         TypeError: if `function` was not returned by `graftax.jit` or `filter_jit`.
+
+    Example:
+        >>> f = graftax.jit(lambda x, mode: x * 2)
+        >>> for mode in ("train", "test"):
+        ...     y = f(jnp.ones(3), mode)
+        >>> print(graftax.explain(f).variants[1].causes[0])
+        mode was 'train', is 'test'
+        >>> graftax.explain(f, jnp.ones(3), "test").hit
+        True
+        >>> print(graftax.explain(f, jnp.ones(4), "test").causes[0])
+        x was shape (3,), is shape (4,)
     """
     caller = function
     if not hasattr(caller, "_plan"):
@@ -82,19 +83,19 @@ def _explain_recording(name: str, table: Any, recording: _core.Recording) -> Cal
 
 @contextlib.contextmanager
 def assert_max_traces(function: Jitted[..., Any], limit: int) -> Generator[None]:
-    """In tests: the block traces a function at most so often.
+    """A context manager for tests: fails if the block traces a function more often than `limit` times.
 
     Args:
-        function: what `graftax.jit` made.
-        limit: traces of it in the block.
+        function: what `graftax.jit` returned.
+        limit: the number of traces that are allowed in the block.
 
     Raises:
-        AssertionError: where there were more; it says what each was for.
+        AssertionError: if there were more; it says what each was for.
 
-    >>> import graftax, jax.numpy as jnp
-    >>> f = graftax.jit(lambda x: x * 2)
-    >>> with graftax.assert_max_traces(f, 1):
-    ...     y = f(f(jnp.ones(3)))
+    Example:
+        >>> f = graftax.jit(lambda x: x * 2)
+        >>> with graftax.assert_max_traces(f, 1):
+        ...     y = f(f(jnp.ones(3)))
     """
     caller: Any = function
     if not hasattr(caller, "_plan"):

@@ -454,7 +454,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             a `Lowered`: `lower(...).compile()` is a function for arguments of the same structure.
 
         Raises:
-            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
         """
         return Lowered(*self._retry_with_new_roots(lambda: self._staged("lower", args, kwargs)))
 
@@ -498,7 +498,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             a `Traced`, whose `jaxpr` takes and returns flat leaves.
 
         Raises:
-            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
         """
         return Traced(*self._retry_with_new_roots(lambda: self._staged("trace", args, kwargs)))
 
@@ -530,7 +530,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             *args, **kwargs: the arguments of a call. `jax.ShapeDtypeStruct` may stand in place of arrays.
 
         Raises:
-            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+            UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
         """
         return self._retry_with_new_roots(lambda: self._shapes(args, kwargs))
 
@@ -636,7 +636,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         return sum(len(entry.outcomes) for entry in self._table.entries.values())
 
     def donation(self) -> DonationReport:
-        """What the last call donated with `donate="auto"`, what it kept, and who holds that.
+        """What the last call donated with `donate="auto"`, what it kept, and what still refers to it.
 
         Returns:
             a report that prints as text: `donated` and `kept` have the arrays of at least 64 kB that a call replaces.

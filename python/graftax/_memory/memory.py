@@ -42,7 +42,7 @@ def memory(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory
         a `MemoryReport`.
 
     Raises:
-        GraftaxError: where the backend has no such analysis.
+        GraftaxError: if the backend has no such analysis.
 
     Example:
         >>> def loss(model, x):

@@ -80,11 +80,11 @@ class NonfiniteReport:
 
 @boundary
 def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> NonfiniteReport:
-    """Finds the operation that makes the first nan or infinity of a call.
+    """Finds the operation that produces the first nan or infinity of a call.
 
-    The function is traced as `graftax.jit` does, and its own equations run one after the other, also those inside of
-    loops, branches, custom rules and derivatives. Nothing is changed. A nan that a `where` drops and that reaches no
-    result is listed and not blamed. Callbacks of the function that return a value are called.
+    The function is traced as by `graftax.jit`, and its own equations run one after the other, also those inside loops,
+    branches, custom rules and derivatives. None of your objects is changed. A nan that a `where` drops, so that it
+    reaches no result, is listed in `masked` and is not the cause. Callbacks that return a value are called.
 
     Args:
         function: any function, or one of `graftax.jit`.

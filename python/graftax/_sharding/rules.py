@@ -21,7 +21,7 @@ from graftax._graph.structure import is_hidden_entry, plain_key
 from graftax._jax.tracebacks import boundary
 
 NO_RULE = "no rule selects it. The last rule can be ('**', None), which replicates what no other rule selects"
-UNUSED = "decides about no array: it selects none, or earlier rules select them all"
+UNUSED = "has no effect: it selects no array, or earlier rules select them all"
 NO_AXIS = "the mesh has no axis {axis!r}: it has {axes}"
 TOO_LONG = "{spec} has {entries} entries, and the array {dims}"
 TWICE = "{spec} uses the axis {axis!r} twice"
@@ -190,7 +190,7 @@ class Rules:
         """The sharding of each array of an object, by its path; the arrays may be `jax.ShapeDtypeStruct`s.
 
         Raises:
-            StructureError: where the rules do not fit; says everything that is wrong.
+            StructureError: if the rules do not fit; says everything that is wrong.
         """
         assignment = self.assign(Graph(obj), mesh)
         assignment.check()
@@ -198,7 +198,7 @@ class Rules:
 
     @boundary
     def table(self, obj: Any, mesh: Any = None) -> Table:
-        """What the rules say of each array of an object, and the bytes on each device. Moves nothing.
+        """The rule, the sharding and the bytes on each device for each array of an object. Moves nothing.
 
         Args:
             obj: any object, with arrays or `jax.ShapeDtypeStruct`s.
@@ -222,7 +222,7 @@ class Rules:
         Args:
             graph: the object.
             mesh: where it is None, that of the rules, then that of the context.
-            default: the spec of arrays that nothing means; `...`: they are a problem.
+            default: the spec of arrays that no rule matches; with `...` such an array is a problem.
             local: arrays are this process's part of the whole: what has to divide them are its own devices.
         """
         mesh = mesh_of(mesh if mesh is not None else self._mesh)

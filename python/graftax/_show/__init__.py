@@ -14,8 +14,8 @@ from graftax._show.model import Picture, marked_by
 from graftax._show.result import Shown
 
 NO_CALL = (
-    "show() takes further arguments behind a jitted function alone, which they are for, and was given {given}. Write "
-    "show(graftax.jit(f), *args), or show one object, or a list of several."
+    "show() takes further arguments only after a jitted function, as those of a call, and was given "
+    "{given}. Write show(graftax.jit(f), *args), or show one object, or a list of several."
 )
 
 _LINES = 60

@@ -92,7 +92,7 @@ def drawing(picture: Picture) -> str:
     """The drawing, as SVG.
 
     Raises:
-        ValueError: where there are too many boxes.
+        ValueError: if there are too many boxes.
     """
     boxes = _boxes(picture)
     if len(boxes) > _MAX_BOXES:

@@ -16,7 +16,7 @@ from graftax._graph.edit import paired_rows, selection
 from graftax._graph.path import Graph
 
 OTHER_SHAPE = "ema: {path!r} has the shape {expected} in the target, and {given} in the model."
-NO_SUCH_ARRAY = "{name}: {where!r} means no {what} of this {cls}."
+NO_SUCH_ARRAY = "{name}: {where!r} matches no {what} of this {cls}."
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
         the copy.
 
     Raises:
-        StructureError: if the structures differ, at the path.
+        StructureError: if the structures differ; names the path.
 
     Example:
         >>> layer = {"w": jnp.ones(2), "name": "tied"}
@@ -83,7 +83,7 @@ def ema(target: T, model: Any, decay: Any) -> T:
         `target`, or a new object if nothing mutable holds its arrays (tuples, Equinox modules).
 
     Raises:
-        StructureError: if the structures or the shapes differ, at the path.
+        StructureError: if the structures or the shapes differ; names the path.
 
     Example:
         >>> model = {"w": jnp.full(2, 4.0)}

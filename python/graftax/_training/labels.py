@@ -13,10 +13,9 @@ from graftax._graph.edit import selection
 from graftax._graph.path import Graph, Path
 from graftax._graph.patterns import Pattern
 
-NO_LABEL = "graftax.labels: no rule says anything of {paths}. A last rule '**' is for all that is left."
+NO_LABEL = "graftax.labels: no rule matches {paths}. Add a last rule '**' for everything else."
 ONLY_PATTERNS = (
-    "graftax.labels: {rule!r} can be asked where a graftax.optimizer calls for labels; of a plain dict of parameters "
-    "only patterns can."
+    "graftax.labels: the rule {rule!r} works only in a graftax.optimizer; for a plain dict of parameters, use patterns."
 )
 
 # While a transformation runs: the model whose parameters it works on, and the rows of each parameter.

@@ -14,8 +14,9 @@ from graftax._graph.path import Graph, entry_means
 from graftax._training.array_maps import has_dtype
 
 NO_GRADIENT = (
-    "Optimizer.update: there is no gradient for {paths}. Differentiate by all that is trained, as "
-    "graftax.grad(loss)(model) does, or say what is trained: graftax.optimizer(tx, model, wrt=...)."
+    "Optimizer.update: there is no gradient for {paths}. Differentiate with respect to everything that is"
+    " trained, as graftax.grad(loss)(model) does, or say what is trained: graftax.optimizer(tx, model, "
+    "wrt=...)."
 )
 NO_SUCH_PATH = (
     "Optimizer.update: the gradients have {what} at {path!r}, where the model has {there}. They have to be those of "
@@ -42,7 +43,7 @@ def gradients_in(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dic
     """The gradients by the names of the parameters. The gradients of an array that occurs several times are added up.
 
     Raises:
-        StructureError: if gradients and parameters do not fit, at the path. One more leading axis in all of them, of
+        StructureError: if gradients and parameters do not fit; names the path. One more leading axis in all of them, of
             the same length, is left to the transformation.
     """
     gradients = _by_name(graph, numbers, grads)

@@ -36,18 +36,18 @@ NO_PARAMETERS = (
     "them arrays (jnp.asarray). The model has {arrays}."
 )
 NO_SUCH_PARAMETER = (
-    "Optimizer: this {cls} has no array at {path}, which the model has that the optimizer was made for. {near}Make a "
-    "new optimizer after a change of the structure."
+    "Optimizer: this {cls} has no array at {path}, where the model that the optimizer was made for has "
+    "one. {near}Make a new optimizer after a change of the structure."
 )
 OTHER_NAMES = "Optimizer: the names of the parameters do not fit: {differ}. opt.parameters(model) has them all."
 TIED_OUTSIDE = (
-    "graftax.optimizer is made inside of a traced function, where {first} and {second} are two parameters, and outside "
-    "they are one array. They will be trained apart. Make the optimizer before the call and pass it, or tie objects: "
-    "one object in both places is one parameter anywhere."
+    "graftax.optimizer is made inside of a traced function, where {first} and {second} are two "
+    "parameters, and outside they are one array. They will be trained separately. Make the optimizer "
+    "before the call and pass it, or tie objects: one object in both places is one parameter anywhere."
 )
 NO_FORM = (
-    "graftax.optimizer: params= makes, of the dict of parameters, what has `fast` and `slow`, such as "
-    "optax.LookaheadParams.init_synced, and returned {found}."
+    "graftax.optimizer: params= has to turn the dict of parameters into an object with `fast` and `slow`,"
+    " as optax.LookaheadParams.init_synced does, and returned {found}."
 )
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def optimizer(
     """An optimizer for the floating arrays in any objects, with a transformation of Optax.
 
     The transformation sees the parameters as one dict from key path to array. A layer that is reached twice is in it
-    once, and an array in several places is one parameter, which stays tied. Masks and labels go by key path;
+    once, and an array in several places is one parameter, which stays tied. Masks and labels select by key path;
     `graftax.labels` makes them from patterns and types.
 
     Args:
@@ -151,7 +151,7 @@ class Optimizer:
             modules). `model = opt.update(model, grads)` is right for both.
 
         Raises:
-            StructureError: if gradients and parameters do not fit, at the path. Nothing has been changed then.
+            StructureError: if gradients and parameters do not fit; names the path. Nothing has been changed then.
         """
         if is_handle(model):
             run_inside("Optimizer.update", model, lambda opened: self.update(opened, grads, **extra))

@@ -42,7 +42,7 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
         a graph like `elems`.
 
     Raises:
-        StructureError: if `fn` returns another structure, naming the path.
+        StructureError: if `fn` returns another structure; names the path.
 
     Example:
         >>> graftax.associative_scan(lambda a, b: {"x": a["x"] + b["x"]}, {"x": jnp.arange(4)})

@@ -29,8 +29,10 @@ CALLBACK_CHANGES = (
     "as a bound method."
 )
 CALLBACK_RETURNS = (
-    "{name}: the result of the host function does not match result_shape_dtypes:\n{differences}\nThe compiled "
-    "code is made for result_shape_dtypes: arrays stand where it has shapes, all else has to be equal."
+    "{name}: the result of the host function does not match result_shape_dtypes:\n"
+    "{differences}\n"
+    "The compiled code is made for result_shape_dtypes: it needs an array for each shape there, and "
+    "everything else has to be equal."
 )
 CALLBACK_SHAPE = (
     "{name}: the host function returned {given} at {path}, and result_shape_dtypes says {expected}. Return that, for "
@@ -57,8 +59,8 @@ def pure_callback(
 ) -> Any:
     """Calls a Python function on the host from compiled code, with any objects as arguments and result.
 
-    The function is given the graph of its arguments as it was when the call was traced, around the arrays of the run:
-    mutable objects are copies, references among them are kept. The arrays are those that `jax.pure_callback` passes.
+    The function receives a copy of the arguments as they were when the call was traced, with the arrays of the current
+    run. Shared references are kept. The arrays are those that `jax.pure_callback` passes.
 
     Args:
         callback: a pure function. It must not change its arguments, which are copies.
@@ -71,8 +73,8 @@ def pure_callback(
         what the function returned.
 
     Raises:
-        StructureError: for a result that is not like `result_shape_dtypes`, naming the path.
-        MutationError: where the function changed its arguments, naming the path.
+        StructureError: for a result that is not like `result_shape_dtypes`; names the path.
+        MutationError: if the function changed its arguments; names the path.
             Both are raised while the compiled code runs, where JAX wraps them in its own error.
 
     Example:
@@ -132,11 +134,16 @@ def filter_pure_callback(
 ) -> Any:
     """As `equinox.filter_pure_callback`: `graftax.pure_callback` with the shapes as a keyword.
 
-    `vectorized` is what JAX called `vmap_method` before: True is "legacy_vectorized", False "sequential".
-
     Args:
         callback, *args, **kwargs, result_shape_dtypes, sharding, vmap_method: as in `pure_callback`.
-        vectorized: the older spelling of `vmap_method`.
+        vectorized: JAX's older name for `vmap_method`: True is "legacy_vectorized", False "sequential".
+
+    Returns:
+        what the function returned.
+
+    Raises:
+        JaxRuntimeError: JAX's, when the compiled code runs: if `callback` raises, changes its arguments, or returns
+            something that does not match `result_shape_dtypes`.
 
     Example:
         >>> shape = jax.ShapeDtypeStruct((), jnp.float32)

@@ -51,15 +51,21 @@ def checkpoint(
     policy: Callable[..., bool] | None = None,
     static_argnums: int | Sequence[int] = (),
 ) -> Callable[..., Any]:
-    """A function of any objects whose intermediate values are computed again where its derivative needs them.
+    """`jax.checkpoint` for functions of any objects: intermediate values are recomputed when a derivative needs them.
 
     Changes made by the function are applied to the caller's objects, once.
 
     Args:
         fun: any callable.
-        prevent_cse: as in `jax.checkpoint`: False where the function runs inside of `scan`.
-        policy: what is kept all the same: one of `jax.checkpoint_policies`.
-        static_argnums: arguments that must hold no array. All other values are static anyway.
+        prevent_cse: as in `jax.checkpoint`: False if the function runs inside of `scan`.
+        policy: which intermediate values are kept nevertheless: one of `jax.checkpoint_policies`.
+        static_argnums: arguments that must not hold arrays. Other values are static anyway.
+
+    Returns:
+        a function of the same arguments.
+
+    Raises:
+        UnsupportedValueError: if an argument contains a value with hidden state; names its path.
 
     Example:
         >>> @graftax.checkpoint
@@ -106,10 +112,16 @@ def filter_checkpoint(
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,
 ) -> Any:
-    """As `equinox.filter_checkpoint`: `graftax.checkpoint` by value. Without `fun`, a decorator is returned.
+    """As `equinox.filter_checkpoint`: `graftax.checkpoint` by value.
 
     Args:
-        fun, prevent_cse, policy: as in `checkpoint`.
+        fun, prevent_cse, policy: as in `checkpoint`. Without `fun`, a decorator is returned.
+
+    Returns:
+        a function of the same arguments. It never changes the caller's objects.
+
+    Raises:
+        UnsupportedValueError: if an argument contains a value with hidden state; names its path.
 
     Example:
         >>> graftax.filter_grad(graftax.filter_checkpoint(lambda x: jnp.sin(x) ** 2))(jnp.asarray(0.0)).item()

@@ -33,15 +33,20 @@ CONVERTED_FOR_OTHERS = (
 
 @boundary
 def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Callable[..., R]:
-    """As `equinox.filter_closure_convert`: the function with the arrays that it closes over as its own, `consts`.
+    """As `equinox.filter_closure_convert`: turns the arrays that a function captures into leaves of the function.
 
     Args:
-        fn: any callable. It is traced, not run. A plain function that has no closure is not traced either: it is
-            called as it is, with arguments like these.
-        *args, **kwargs: arguments as later ones will be: arrays or `jax.ShapeDtypeStruct`, and statics.
+        fn: any callable. It is traced, not run. A plain function without a closure is not even traced: each call
+            runs it.
+        *args, **kwargs: arguments like those of later calls: arrays or `jax.ShapeDtypeStruct`s, and static values.
 
     Returns:
-        a callable, which is a pytree of the arrays that `fn` captures, and of its Jaxpr, or of `fn` itself.
+        a callable for such arguments. It is a pytree: its leaves are the jaxpr of `fn` and the captured arrays, in
+        `consts`. For a function without a closure, the leaf is the function itself.
+
+    Raises:
+        UnsupportedValueError: if an argument contains a value with hidden state; names its path.
+        StructureError: by the callable, if it is called with arguments of another structure, shape or dtype.
 
     Example:
         >>> scale = jnp.asarray(3.0)
@@ -127,7 +132,7 @@ class _Arguments:
         """The arrays of a call.
 
         Raises:
-            StructureError: if the arguments have another structure or type, naming the path.
+            StructureError: if the arguments have another structure or type; names the path.
         """
         operands = (*args, *(kwargs[name] for name in self.keywords if name in kwargs))
         leaves, graphdef = _core.record(operands)
@@ -187,7 +192,7 @@ class Converted:
         """Runs it.
 
         Raises:
-            StructureError: where the arguments differ from those that it was converted for, naming the path.
+            StructureError: if the arguments differ from those that it was converted for; names the path.
         """
         conversion = self._conversion
         leaves = conversion.arguments.leaves(args, kwargs)
@@ -231,7 +236,7 @@ class _TrivialClosureConvert:
         """Calls the function.
 
         Raises:
-            StructureError: where the arguments differ from those that it was converted for, naming the path.
+            StructureError: if the arguments differ from those that it was converted for; names the path.
         """
         self._arguments.leaves(args, kwargs)
         return self.fn(*args, **kwargs)

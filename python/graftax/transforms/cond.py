@@ -54,9 +54,9 @@ BRANCH_TYPES = (
     "and dtype: convert one (x.astype)."
 )
 BRANCH_OBJECTS = (
-    "{name}: {path} stays the object that it is in one of {one} and {other}, and is replaced or moved in the other. "
-    "Which object is where cannot depend on an array: change the object's content, or put a new object in its place "
-    "instead of one that stands elsewhere."
+    "{name}: {path} stays the object that it is in one of {one} and {other}, and is replaced or moved in "
+    "the other. Which object is where cannot depend on an array: change the object's content, or put a "
+    "new object in its place instead of one that is also elsewhere."
 )
 BRANCH_REPLACED = (
     "{name}: {one} changes the object at {path} in place, and then removes or replaces it: the change would be unknown "
@@ -73,24 +73,23 @@ Ts = TypeVarTuple("Ts")
 def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R], *operands: *Ts) -> R:
     """`jax.lax.cond` for functions of any objects: `true_fun(*operands) if pred else false_fun(*operands)`.
 
-    Both are traced. They may change arrays, and other things, in the operands and in what they capture; where only one
-    does, the other's value of an array is the unchanged one. Afterwards the objects have to have the same structure
-    whichever was run: static values must not depend on `pred`, nor which object is where. One
-    branch may put a new object in the place of one that nothing else holds. The place then has a new object, with the
-    contents of the branch that ran.
+    Both functions are traced. They may change their operands and whatever they capture. If only one of them changes an
+    array, the other leaves it as it is. The structure of the objects must be the same after either branch: neither
+    static values nor which object is where may depend on `pred`. One branch may replace an object that nothing else
+    refers to by a new one; the place then holds a new object, with the contents of the branch that ran.
 
     Args:
         pred: a scalar boolean, or a number.
-        true_fun, false_fun: functions of the operands. They return the same structure: a number that stands by itself
-            or in a tuple counts as an array.
+        true_fun, false_fun: functions of the operands. They return the same structure: a number by itself or in a tuple
+            counts as an array.
         operands: any objects.
 
     Returns:
-        what the function returned. An object that both return, the same one, is that object; where they return
-        different ones, it is a new one with the contents of the chosen one.
+        what the function returned. If both functions return the same object, it is that object; if they return
+        different ones, it is a new object with the contents of the chosen one.
 
     Raises:
-        StructureError: where the branches differ in what cannot depend on an array, with the places.
+        StructureError: if the branches differ in what cannot depend on an array, with the places.
 
     Example:
         >>> def clip(model):

@@ -29,15 +29,15 @@ class custom_jvp(CustomRule[P, R]):
     """A function of any objects whose derivative is given by a rule for tangents, as in `jax.custom_jvp`.
 
     Changes made by the function are applied to the caller's objects and differentiated as in any function; the rule is
-    for the result only. Captured variables are not differentiated: a derivative by one is an error.
+    for the result only. A derivative with respect to a captured variable is an error.
 
     Args:
         fun: the function.
-        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; the rule is given them first.
+        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; the rule receives them first.
 
     Raises:
         AttributeError: when the function is differentiated without a rule.
-        TypeError: when it is differentiated by an array that it captures.
+        TypeError: when it is differentiated with respect to an array that it captures.
 
     Example:
         >>> @graftax.custom_jvp
@@ -87,7 +87,7 @@ class custom_jvp(CustomRule[P, R]):
         Args:
             rule: the rule. It must not change its arguments; a change that `fun` makes as well is ignored, so that it
                 may call `fun`.
-            symbolic_zeros: it is given `jax.custom_derivatives.SymbolicZero` where nothing is differentiated.
+            symbolic_zeros: the rule receives `jax.custom_derivatives.SymbolicZero` where nothing is differentiated.
         """
         self._rule, self._symbolic = rule, symbolic_zeros
         return rule
@@ -118,12 +118,17 @@ class custom_jvp(CustomRule[P, R]):
 
 
 class filter_custom_jvp(FilteredRule[P, R]):
-    """As `equinox.filter_custom_jvp`: a derivative rule in which what is not differentiated has the tangent None.
+    """As `equinox.filter_custom_jvp`: a function whose derivative is given by a rule for tangents.
 
-    Positional arguments are differentiated where they hold floating arrays, keyword arguments are not.
+    The floating arrays of positional arguments are differentiated, keyword arguments are not. The rule receives None
+    as the tangent of everything that is not differentiated.
 
     Args:
-        fn: the function, whose rule `def_jvp` takes.
+        fn: the function. `def_jvp` sets its rule.
+
+    Raises:
+        RuntimeError: when the function is called without a rule.
+        TypeError: when it is differentiated with respect to a keyword argument or an array that it captures.
 
     Example:
         >>> @graftax.filter_custom_jvp
@@ -145,7 +150,7 @@ class filter_custom_jvp(FilteredRule[P, R]):
         return fn_jvp
 
     def defjvp(self, fn_jvp: Callable[..., Any]) -> None:
-        """The old form: zeros, not None, are given for floating arrays that are not differentiated."""
+        """The older form: the rule receives zeros, not None, for floating arrays that are not differentiated."""
         self._warn_old("defjvp", "def_jvp", "tangent")
 
         def rule(primals: Any, tangents: Any, **kwargs: Any) -> Any:
@@ -154,6 +159,7 @@ class filter_custom_jvp(FilteredRule[P, R]):
         self.def_jvp(rule)
 
     def defjvps(self, *rules: Any) -> NoReturn:
+        """Not available, as in Equinox."""
         raise NotImplementedError("filter_custom_jvp has no defjvps: use def_jvp")
 
     @boundary

@@ -30,7 +30,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
-NO_FIRST = "{name}: its first argument, by which it is differentiated, is given by position."
+NO_FIRST = "{name}: pass its first argument by position: it is the one that is differentiated."
 RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
 
 
@@ -38,15 +38,15 @@ class custom_vjp(CustomRule[P, R]):
     """A function of any objects whose derivative is given by a rule for cotangents, as in `jax.custom_vjp`.
 
     Changes made by the function are applied to the caller's objects and differentiated as in any function; the rule is
-    for the result only. Captured variables are not differentiated: a derivative by one is an error.
+    for the result only. A derivative with respect to a captured variable is an error.
 
     Args:
         fun: the function.
-        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; `bwd` is given them first.
+        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; `bwd` receives them first.
 
     Raises:
         AttributeError: when the function is differentiated without a rule.
-        TypeError: when it is differentiated by an array that it captures.
+        TypeError: when it is differentiated with respect to an array that it captures.
 
     Example:
         >>> @graftax.custom_vjp
@@ -92,10 +92,10 @@ class custom_vjp(CustomRule[P, R]):
             bwd: takes the residuals, which may be any objects, and the cotangent of the value: a graph like the value
                 with a cotangent in place of each floating array or number, and None for all else. Returns a tuple of
                 graphs like the arguments; None is zero. Arguments named by `nondiff_argnums` come first, one by one.
-                A parameter `updates_g`, as `nnx.custom_vjp` knows it, is given the cotangents of what `fun` changes, in
-                graphs like the arguments. The rule speaks of the changes then, too.
-            symbolic_zeros: as in `jax.custom_vjp`, `fwd` is given arrays as `CustomVJPPrimal`, and `bwd` what has no
-                cotangent as `SymbolicZero` (both of `jax.custom_derivatives`).
+                If it has a parameter `updates_g`, as in `nnx.custom_vjp`, that receives the cotangents of what `fun`
+                changes, in graphs like the arguments. The rule then covers the changes, too.
+            symbolic_zeros: as in `jax.custom_vjp`: `fwd` receives arrays as `CustomVJPPrimal`, and `bwd` receives
+                `SymbolicZero` where there is no cotangent (both of `jax.custom_derivatives`).
         """
         self._rules, self._symbolic = (fwd, bwd), symbolic_zeros
 
@@ -135,10 +135,17 @@ def _takes_updates(bwd: Callable[..., Any]) -> bool:
 
 
 class filter_custom_vjp(FilteredRule[P, R]):
-    """As `equinox.filter_custom_vjp`: a derivative rule by the first argument, whose parts are given all arguments.
+    """As `equinox.filter_custom_vjp`: a function whose derivative is given by a rule for cotangents.
+
+    The floating arrays of the first argument are differentiated. Both parts of the rule receive all arguments.
 
     Args:
-        fn: the function, whose rule `def_fwd` and `def_bwd` take.
+        fn: the function. `def_fwd` and `def_bwd` set the two parts of its rule.
+
+    Raises:
+        RuntimeError: when the function is called without a rule.
+        TypeError: when it is called without a positional argument, or differentiated with respect to an argument
+            other than the first or an array that it captures.
 
     Example:
         >>> @graftax.filter_custom_vjp
@@ -161,7 +168,7 @@ class filter_custom_vjp(FilteredRule[P, R]):
     def def_fwd(self, fn_fwd: F) -> F:
         """Sets the forward rule: `fn_fwd(perturbed, vjp_arg, *args, **kwargs)` returns (value, residuals).
 
-        `perturbed` is a tree like `vjp_arg`: is this leaf differentiated? Residuals are any objects.
+        `perturbed` is a tree like `vjp_arg` of bools: whether the leaf is differentiated. Residuals may be any objects.
         """
         self._fwd = fn_fwd
         return fn_fwd
@@ -176,7 +183,7 @@ class filter_custom_vjp(FilteredRule[P, R]):
         return fn_bwd
 
     def defvjp(self, fn_fwd: Callable[..., Any], fn_bwd: Callable[..., Any]) -> None:
-        """The old form: without `perturbed`, and with zeros for floating arrays that have no gradient."""
+        """The older form: without `perturbed`, and with zeros for floating arrays that have no gradient."""
         self._warn_old("defvjp", "def_fwd and def_bwd", "gradient")
 
         def fwd(perturbed: Any, vjp_arg: Any, *args: Any, **kwargs: Any) -> Any:

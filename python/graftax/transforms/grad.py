@@ -150,22 +150,22 @@ def value_and_grad(
     *,
     wrt: Wrt = None,
 ) -> Callable[..., Any]:
-    """A function's value together with its gradient by the arrays in its arguments.
+    """A function's value together with its gradient with respect to the arrays in its arguments.
 
     The gradient is a graph like the argument, with the same sharing: each inexact array is replaced by its gradient
-    (same shape and dtype), every other array by None. A mutable node that is reached twice is one node there too, and
-    its arrays get one gradient for all their uses, also where the function captures it or is given it a second time; an
-    array in two places of immutable nodes gets one for each place.
+    (same shape and dtype), every other array by None. A mutable object in two places is one object in the gradient,
+    too, and its arrays get one gradient for all their uses. That includes uses through a captured variable or through
+    another argument. An array in two places of immutable objects gets one gradient for each place.
     Changes made by the function are applied to the caller's objects, as in plain Python.
 
     Args:
         fun: returns a scalar of a floating (with `holomorphic`, complex) dtype, or (scalar, aux) with `has_aux`.
-        argnums: which positional arguments: one gives one gradient graph, several a tuple of them.
-        has_aux: the function returns a pair, and the second part, any objects, is returned with the value.
+        argnums: the positional arguments to differentiate: a number gives one gradient graph, several a tuple of them.
+        has_aux: the function returns a pair. Its second part, which may be any objects, is returned with the value.
         holomorphic, allow_int, reduce_axes: as in `jax.value_and_grad`.
         wrt: instead of `argnums`: names or positions of arguments; patterns of key paths (`"model.head"`, `"**.bias"`):
             the gradient is that of the arguments in which they match; or a type (`nnx.Param`), a filter of Flax NNX, or
-            a predicate of arrays, which select in what `argnums` names.
+            a predicate of arrays, which select within the arguments of `argnums`.
 
     Returns:
         a function of the same arguments that returns (value, gradient), or ((value, aux), gradient).
@@ -271,10 +271,10 @@ def filter_value_and_grad(
 @preserves_pytree
 @boundary
 def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
-    """As `equinox.filter_value_and_grad`: the value, and the gradient by the floating arrays of the first argument.
+    """As `equinox.filter_value_and_grad`: the value, and the gradient for the floating arrays of the first argument.
 
-    The gradient is a tree like the argument, with None for every other leaf. The caller's objects are not changed: a
-    change that is lost earns a `LostChangeWarning`. `graftax.value_and_grad` brings changes back.
+    The gradient is a tree like the argument, with None for every other leaf. The caller's objects are not changed, and
+    a change that is lost gives a `LostChangeWarning`. `graftax.value_and_grad` applies changes.
 
     Args:
         fun: returns a scalar, or (scalar, aux) with `has_aux`. Without it, a decorator is returned.
@@ -285,7 +285,7 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
         a function of the same arguments that returns (value, gradient), or ((value, aux), gradient).
 
     Raises:
-        TypeError: if the value is not a scalar.
+        TypeError: if the value is not a real scalar, or if the first argument is not given by position.
 
     Example:
         >>> loss = graftax.filter_value_and_grad(lambda model: (model["w"] ** 2).sum())
@@ -313,10 +313,16 @@ def filter_grad(
 @preserves_pytree
 @boundary
 def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
-    """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux).
+    """As `equinox.filter_grad`: `filter_value_and_grad` without the value.
 
     Args:
         fun, has_aux, **options: as in `filter_value_and_grad`.
+
+    Returns:
+        a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
+
+    Raises:
+        TypeError: if the value is not a real scalar, or if the first argument is not given by position.
 
     Example:
         >>> graftax.filter_grad(lambda model: (model["w"] ** 2).sum())({"w": jnp.ones(2), "name": "net"})

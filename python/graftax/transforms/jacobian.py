@@ -135,6 +135,9 @@ def jacrev(
     Args:
         fun, argnums, has_aux, holomorphic, allow_int, wrt: as in `jacfwd` and `value_and_grad`.
 
+    Returns:
+        a function of the same arguments that returns the Jacobian, or (Jacobian, aux) with `has_aux`.
+
     Raises:
         TypeError: if there is nothing to differentiate.
 
@@ -181,6 +184,9 @@ def hessian(
 
     Args:
         fun, argnums, has_aux, holomorphic, wrt: as in `jacfwd`.
+
+    Returns:
+        a function of the same arguments that returns the Hessian, or (Hessian, aux) with `has_aux`.
 
     Raises:
         TypeError: if there is nothing to differentiate.
@@ -247,11 +253,18 @@ def filter_jacfwd(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, A
 @preserves_pytree
 @boundary
 def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """As `equinox.filter_jacfwd`: the Jacobian by the floating arrays of the first argument, in forward mode.
+    """As `equinox.filter_jacfwd`: the Jacobian in forward mode, with respect to the first argument's floating arrays.
 
     Args:
         fun: returns any tree of arrays, or (tree, aux) with `has_aux`.
         has_aux: the function returns a pair.
+
+    Returns:
+        a function of the same arguments that returns the Jacobian, or (Jacobian, aux) with `has_aux`. It is a tree
+        like the result, with a tree like the first argument in place of each array.
+
+    Raises:
+        TypeError: if the first argument is not given by position, or if `has_aux` is set and `fun` returns no pair.
 
     Example:
         >>> graftax.filter_jacfwd(lambda x: x**2)(jnp.arange(2.0)).tolist()
@@ -269,10 +282,16 @@ def filter_jacrev(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, A
 @preserves_pytree
 @boundary
 def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """As `equinox.filter_jacrev`: the Jacobian by the floating arrays of the first argument, in reverse mode.
+    """As `equinox.filter_jacrev`: the Jacobian in reverse mode, with respect to the first argument's floating arrays.
 
     Args:
         fun, has_aux: as in `filter_jacfwd`.
+
+    Returns:
+        a function of the same arguments that returns the Jacobian, or (Jacobian, aux) with `has_aux`.
+
+    Raises:
+        TypeError: if the first argument is not given by position, or if `has_aux` is set and `fun` returns no pair.
 
     Example:
         >>> graftax.filter_jacrev(lambda x: x**2)(jnp.arange(2.0)).tolist()
@@ -294,10 +313,16 @@ def filter_hessian(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, 
 @preserves_pytree
 @boundary
 def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """As `equinox.filter_hessian`: the Hessian by the floating arrays of the first argument.
+    """As `equinox.filter_hessian`: the Hessian with respect to the floating arrays of the first argument.
 
     Args:
         fun, has_aux: as in `filter_jacfwd`.
+
+    Returns:
+        a function of the same arguments that returns the Hessian, or (Hessian, aux) with `has_aux`.
+
+    Raises:
+        TypeError: if the first argument is not given by position, or if `has_aux` is set and `fun` returns no pair.
 
     Example:
         >>> graftax.filter_hessian(lambda x: (x**3).sum())(jnp.ones(2)).tolist()

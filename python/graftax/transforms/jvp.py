@@ -59,8 +59,8 @@ def jvp(
     Args:
         fun: the function; its changes are applied to the caller's objects. Without it, a decorator is returned.
         primals: its positional arguments.
-        tangents: one graph like each of them, with a tangent (same shape and dtype) for each inexact array; None, or
-            a static, in its place is a tangent of zero.
+        tangents: one graph like each of them, with a tangent (same shape and dtype) for each inexact array. None or a
+            static value in its place stands for a zero tangent.
         has_aux: the function returns a pair, of which the first part is differentiated.
 
     Returns:
@@ -68,7 +68,7 @@ def jvp(
         None for arrays that are not inexact.
 
     Raises:
-        StructureError: where the tangents do not fit, naming the path.
+        StructureError: if the tangents do not fit; names the path.
 
     Example:
         >>> value, rate = graftax.jvp(lambda model: model["w"] ** 2, [{"w": jnp.ones(2)}], [{"w": jnp.ones(2)}])
@@ -112,7 +112,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         without running the function again.
 
     Raises:
-        StructureError: by `rate`, if the tangents do not fit, naming the path.
+        StructureError: by `rate`, if the tangents do not fit; names the path.
         TypeError: if there is nothing to differentiate.
 
     Example:
@@ -133,7 +133,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
 
 @boundary
 def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[Any], **kwargs: Any) -> tuple[R, R]:
-    """As `equinox.filter_jvp`: (value, tangent of the value), which has None where it does not depend on a tangent.
+    """As `equinox.filter_jvp`: the value of a function, and its directional derivative.
 
     Args:
         fn: any callable.
@@ -141,8 +141,11 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
         tangents: a tree like `primals`, with None for what is not differentiated.
         **kwargs: keyword arguments, which are not differentiated.
 
+    Returns:
+        (value, tangent of the value). The tangent has None for each part that does not depend on a tangent.
+
     Raises:
-        ValueError: JAX's, if a tangent has another shape than its primal.
+        ValueError: if the tangents are not a tree like `primals`, or if a tangent has another shape than its primal.
 
     Example:
         >>> graftax.filter_jvp(lambda x, n: x**n, (jnp.asarray(3.0), 2), (jnp.asarray(1.0), None))[1].item()

@@ -94,35 +94,35 @@ def scan(
     """`jax.lax.scan` for functions of any objects: `carry, y = f(carry, x)` for each `x`, compiled once.
 
     The state of the loop is the carry together with everything that `f` captures. A step may change arrays anywhere
-    in it, in place or by returning new objects: the next step sees the change, and so do the caller's objects at
-    the end. Everything else has to be the same after a step as before: which objects there are, what is shared,
-    static values, and each array's shape and dtype.
+    in it, in place or by returning new objects: the next step sees the change, and it is applied to the caller's
+    objects at the end. Everything else has to be the same after a step as before: which objects there are, what is
+    shared, static values, and each array's shape and dtype.
 
     Args:
         f: from (carry, x) to (carry, y).
         init: the first carry. A Python number in it that the steps change is traced.
-        xs: any graph: `x` is a new one like it in each step, with the array's rows `array[i]` in place of arrays. What
-            a step changes in it is changed in `xs`, row by row, as by `vmap`. Or a list of layers: `x` is each of them
-            in turn, and what a step changes in it is changed in that one. A list is one of layers where all that it
-            holds is alike: one class, equal statics, arrays of equal shapes. A layer is a module (of Equinox, NNX,
-            FlareJax, graftax), or an object of a class that is unknown to JAX; one module alone whose arrays
-            have rows is sliced, as in JAX. `graftax.each(objects)` says it of any objects.
-        length: how many steps; needed where `xs` holds no array.
+        xs: any graph. In each step `x` is a new graph like it, with the row `array[i]` in place of each array, and a
+            change to `x` is made in that row of `xs`. Or a list of layers: `x` is each of them in turn, and a change to
+            `x` is a change to that layer. A list counts as a list of layers if its items are alike: one class, equal
+            static values, arrays of equal shapes. A layer is a module (of Equinox, NNX, FlareJax or graftax), or an
+            object of a class that JAX does not know. A list of one module whose arrays have a common first axis is
+            sliced, as in JAX. `graftax.each(objects)` makes any list of objects a list of layers.
+        length: how many steps; needed if `xs` holds no array.
         reverse, unroll: as in `jax.lax.scan`.
         progress: True or a title shows a bar (with the `rich` package); a function is called with (steps done, all
             steps). At most a hundred times.
-        in_axes, out_axes: without `init` a function is returned (without `f`, a decorator), and these say what its
-            arguments and its result are: `graftax.Carry` for what goes from step to step, an axis for the rows of
-            arrays, None for what is the same in all steps; in the result, for what the last step gave. Trees of these
-            and filters of NNX as for `vmap`.
-        transform_metadata: with them, as for `vmap`.
+        in_axes, out_axes: without `init` a function is returned (without `f`, a decorator), and these describe its
+            arguments and its result. `graftax.Carry` marks what is carried from step to step, an axis means that each
+            step gets a row along it, and None means the same value in all steps, or in the result the value of the
+            last step. They may be trees, or have filters of NNX, as for `vmap`.
+        transform_metadata: together with `in_axes`, as for `vmap`.
 
     Returns:
-        (the last carry, a graph like `y` with all steps' arrays stacked). Static values are the same in each `y`
-        and is kept once; a number that stands by itself or in a tuple counts as an array.
+        (the last carry, a graph like `y` with the arrays of all steps stacked). Static values have to be the same in
+        each `y`, and are kept once; a number by itself or in a tuple counts as an array.
 
     Raises:
-        StructureError: where a step leaves another structure than it found, with the places.
+        StructureError: if a step leaves another structure than it found, with the places.
         ValueError: if arrays of `xs` have different numbers of rows, or if the number of steps is unknown.
 
     Example:

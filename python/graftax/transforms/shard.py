@@ -25,22 +25,25 @@ T = TypeVar("T")
 
 @boundary
 def shard(obj: T, mesh: Any, rules: Any, default: Any = ..., *, local: bool = False) -> T:
-    """A copy of a graph whose arrays have the shardings that rules say; sharing and cycles are kept.
+    """A copy of a graph whose arrays are sharded by rules; sharing and cycles are kept.
 
-    An array that stands in several places is placed once. `jax.ShapeDtypeStruct`s, as `eval_shape` gives them, get the
-    sharding; within a compiled function arrays get a sharding constraint. NumPy arrays go to each device in parts, and
-    with several processes each reads the parts of its own devices only.
+    An array in several places is placed once. A `jax.ShapeDtypeStruct`, as `eval_shape` returns it, gets the sharding.
+    Within a compiled function, arrays get a sharding constraint. NumPy arrays go to each device in parts, and with
+    several processes each reads only the parts of its own devices.
 
     Args:
         obj: any object.
-        mesh: the mesh; None: that of the rules, or of `jax.set_mesh`.
-        rules: `graftax.Rules`, or what `Rules` takes.
-        default: the spec of arrays that no rule means. Without it, there must be none.
-        local: arrays on this process hold its part of the whole array, as a data loader reads it.
+        mesh: the mesh. With None it is that of the rules, or of `jax.set_mesh`.
+        rules: `graftax.Rules`, or whatever `Rules` accepts.
+        default: the spec of arrays that no rule matches. Without it, such an array is an error.
+        local: the arrays in this process are its part of the whole array, as a data loader reads it.
+
+    Returns:
+        the copy.
 
     Raises:
-        StructureError: where the rules do not fit. It has a line for each array that no rule means, rule that decides
-            about no array, unknown axis and size that does not divide; nothing has been moved then.
+        StructureError: if the rules do not fit. It has a line for each array that no rule matches, each rule that is
+            never used, each unknown axis and each size that cannot be divided. Nothing has been moved then.
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
@@ -100,10 +103,13 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
 
     Args:
         x: any graph.
-        device_or_shardings: a device; a sharding for all arrays; or a tree of shardings, of which `x` is an extension.
+        device_or_shardings: a device; a sharding for all arrays; or a tree of shardings that is a prefix of `x`.
 
     Returns:
-        the copy. In a compiled function it is a constraint on the arrays.
+        the copy. In a compiled function, the arrays get a sharding constraint.
+
+    Raises:
+        ValueError: if the tree of shardings is not a prefix of `x`, or an array cannot be divided that way.
 
     Example:
         >>> model = graftax.filter_shard({"w": jnp.ones(2), "name": "net"}, jax.devices()[0])

@@ -84,7 +84,7 @@ def shard_map(
         a function of the same arguments, of whole arrays.
 
     Raises:
-        StructureError: where a spec is missing or does not fit, or one object is reached in two places that are given
+        StructureError: if a spec is missing or does not fit, or one object is reached in two places that are given
             different specs.
 
     Example:

@@ -33,7 +33,7 @@ def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         the result, as a new graph.
 
     Raises:
-        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
 
     Example:
         >>> graftax.eval_shape(lambda m: {"out": m["w"].sum(), "name": m["name"]}, {"w": jnp.ones(3), "name": "net"})
@@ -80,12 +80,15 @@ def make_jaxpr(
 
     Args:
         fun: any callable.
-        static_argnums: arguments that must hold no array. All other values are static anyway.
+        static_argnums: arguments that must not hold arrays. Other values are static anyway.
         axis_env: as in `jax.make_jaxpr`.
         return_shape: returns (jaxpr, the result as `eval_shape` gives it).
 
+    Returns:
+        a function of the same arguments that returns the jaxpr.
+
     Raises:
-        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator, at its path.
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
 
     Example:
         >>> graftax.make_jaxpr(lambda m: m["w"] * m["n"])({"w": jnp.ones(3), "n": 2})
@@ -110,6 +113,12 @@ def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         fun: any callable.
         *args, **kwargs: its arguments. `jax.ShapeDtypeStruct` may stand in place of arrays.
 
+    Returns:
+        the result, as a new graph.
+
+    Raises:
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
+
     Example:
         >>> graftax.filter_eval_shape(lambda m: (m["w"].sum(), m["name"]), {"w": jnp.ones(3), "name": "net"})
         (ShapeDtypeStruct(shape=(), dtype=float32), 'net')
@@ -120,13 +129,18 @@ def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 @preserves_pytree
 @boundary
 def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
-    """As `equinox.filter_make_jaxpr`: (jaxpr of the arrays, shapes of the result, the rest of the result).
+    """As `equinox.filter_make_jaxpr`: a function that shows the jaxpr of `fun`.
 
     Args:
         fun: any callable.
 
     Returns:
-        a function of the same arguments.
+        a function of the same arguments that returns three things: the jaxpr, whose inputs and outputs are the arrays
+        of the arguments and of the result; the result with `jax.ShapeDtypeStruct` for each array and None for all
+        other values; and the result with None for each array.
+
+    Raises:
+        UnsupportedValueError: if an argument contains a value with hidden state; names its path.
 
     Example:
         >>> graftax.filter_make_jaxpr(lambda m: m["w"] * m["n"])({"w": jnp.ones(3), "n": 2})[0]

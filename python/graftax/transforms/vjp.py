@@ -52,7 +52,7 @@ def vjp(
         them.
 
     Raises:
-        StructureError: by `pull back`, if the cotangents do not fit, naming the path.
+        StructureError: by `pull back`, if the cotangents do not fit; names the path.
 
     Example:
         >>> value, pull = graftax.vjp(lambda model: model["w"] * 2, {"w": jnp.ones(2), "name": "net"})
@@ -94,15 +94,19 @@ def filter_vjp(
 def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[Any, ...]: ...
 @boundary
 def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """As `equinox.filter_vjp`: (value, pull back), and with `has_aux` the second part of what `fun` returned.
-
-    `pull back` takes a tree like the value, with a cotangent for each floating array and None for all else. It returns
-    a tuple of trees like the primals.
+    """As `equinox.filter_vjp`: the value of a function, and the function that pulls cotangents back.
 
     Args:
         fun: any callable.
         *primals: its positional arguments.
         has_aux: the function returns a pair, of which the first part is differentiated.
+
+    Returns:
+        (value, pull back), and with `has_aux` the second part. `pull back` takes a tree like the value, with a
+        cotangent for each floating array and None for everything else. It returns a tuple of trees like the primals.
+
+    Raises:
+        StructureError: by `pull back`, if the cotangents do not fit; names the path.
 
     Example:
         >>> value, pull = graftax.filter_vjp(lambda m: m["w"] * 2, {"w": jnp.ones(2), "name": "net"})

@@ -52,8 +52,9 @@ NOTHING_MAPPED = (
     "{name}: {option} maps no array of the arguments. Map one, or say how often to run the function with axis_size=."
 )
 DEPENDS_ON_AXIS = (
-    "{name} changes {path} to something that depends on the mapped axis, but {path} is not mapped: it has room for "
-    "one value, not for one of each. Return the value as part of the result, or map the object with in_axes."
+    "{name} changes {path} to something that depends on the mapped axis, but {path} is not mapped: it can"
+    " hold one value, not one for each row. Return the value as part of the result, or map the object "
+    "with in_axes."
 )
 RESULT_DEPENDS = (
     "{name}: out_axes is None for {path}, which depends on the mapped axis. Give it an axis, or reduce it (with "
@@ -113,30 +114,31 @@ def vmap(
     an object that is not mapped must not depend on the mapped axis.
 
     Args:
-        fun: the function. An argument may be `graftax.each(objects)`, a list of models: it is given one of them. So
-            it is with a plain list of layers, as `scan` knows them, where they have no axis that could be mapped: one
-            length of all arrays, of modules that JAX opens; and of other objects the one that other arguments have.
+        fun: the function. If an argument is `graftax.each(objects)`, a list of models, the function receives one of
+            them. A plain list of layers, as `scan` defines them, is treated the same way if there is no axis to map:
+            if the arrays of its modules differ in length, or, for objects that JAX does not open, if their length is
+            not that of the other arguments.
         in_axes: the axis for each array of the arguments, None where it is not mapped. One axis for all positional
             arguments, or a tuple with an entry for each: an axis; a container, or an object of the argument's class,
             with an axis for each part; a function of the array; or a dict of patterns of key paths, of which the first
-            that covers a path counts (`{"**.bias": None, "**": 0}`). Its keys may be types or filters of Flax NNX, too,
-            as in `nnx.StateAxes` (`{nnx.BatchStat: None, ...: 0}`). A function, or a dict of patterns that begin with
-            the names of arguments, can also stand for all arguments. Keyword arguments are mapped over axis 0, as in
-            JAX, where patterns or a function do not say otherwise.
-        out_axes: the axis for each array of the result, in the same ways. Where it is None, the array may not depend
-            on the mapped axis.
+            that covers a path decides (`{"**.bias": None, "**": 0}`). Its keys may also be types or filters of Flax
+            NNX, as in `nnx.StateAxes` (`{nnx.BatchStat: None, ...: 0}`). A function, or a dict of patterns that begin
+            with the names of arguments, can also be given for all arguments together. Keyword arguments are mapped
+            over axis 0, as in JAX, unless patterns or a function say otherwise.
+        out_axes: the axis for each array of the result, in the same ways. If it is None, the array must not depend on
+            the mapped axis.
         axis_name, axis_size, spmd_axis_name: as in `jax.vmap`.
         transform_metadata: as in `nnx.vmap`: `{nnx.PARTITION_NAME: "layers"}` names the mapped axis in the sharding of
             each Variable.
 
     Returns:
-        a function of the same arguments with an axis more.
+        a function of the same arguments, whose mapped arrays have an additional axis.
 
     Raises:
-        StructureError: where an entry is missing or does not fit, or one object is reached in two places that are given
+        StructureError: if an entry is missing or does not fit, or one object is reached in two places that are given
             different axes.
-        ValueError: where sizes disagree, or there is no such axis; both name the key path.
-        MutationError: where an object that is not mapped is changed by something that depends on the mapped axis.
+        ValueError: if sizes disagree, or there is no such axis; both name the key path.
+        MutationError: if an object that is not mapped is changed by something that depends on the mapped axis.
 
     Example:
         >>> ensemble = {"w": jnp.arange(6.0).reshape(3, 2), "name": "net"}
@@ -277,19 +279,25 @@ def filter_vmap(
 ) -> Any:
     """As `equinox.filter_vmap`: maps over axis 0 of every array, or over what `in_axes` says.
 
-    What JAX does not know as a tree is a value, as in Equinox: functions and objects of plain classes among the
-    arguments and in the result are left alone, with the arrays in them. An axis that is given for an object (an int in
-    `in_axes`) maps its arrays. Where nothing is mapped and there is no `axis_size`, the function runs once.
+    As in Equinox, functions and objects of plain classes among the arguments and in the result are left alone together
+    with the arrays in them, because JAX does not know them as trees. An axis that is given for such an object (an int
+    in `in_axes`) maps its arrays. If nothing is mapped and there is no `axis_size`, the function runs once.
 
     Args:
-        fun: the function; without one, a decorator is returned.
+        fun: the function. Without it, a decorator is returned.
         in_axes, out_axes: as in `graftax.vmap`: axes, containers of them, or a function of the array such as
-            `equinox.if_array(1)`. A dict of argument names gives `in_axes` of these; other arguments have axis 0.
-            With an axis in `out_axes`, a Python number in the result becomes an array; without, it is left alone.
+            `equinox.if_array(1)`. A dict from argument names gives `in_axes` for these; other arguments have axis 0.
+            If `out_axes` gives an axis for a Python number in the result, it becomes an array; otherwise it is left
+            alone.
         axis_name, axis_size: as in `jax.vmap`.
+
+    Returns:
+        a function of the same arguments, whose mapped arrays have an additional axis. It never changes the caller's
+        objects.
 
     Raises:
         ValueError: if sizes disagree, or if there is no such axis; both name the key path.
+        StructureError: if `in_axes` or `out_axes` lacks an entry; names the path.
 
     Example:
         >>> graftax.filter_vmap(lambda model, x: model["w"] * x)({"w": jnp.ones(2), "name": "net"}, jnp.arange(2.0))

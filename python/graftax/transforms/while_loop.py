@@ -50,7 +50,7 @@ def while_loop(
         the last value.
 
     Raises:
-        StructureError: if a step changes the structure of the state, or the shape or dtype of an array, at the path.
+        StructureError: if a step changes the structure of the state, or the shape or dtype of an array; names the path.
         MutationError: if `cond_fun` changes something.
         TypeError: if `cond_fun` does not return a scalar boolean.
 
@@ -120,7 +120,7 @@ def fori_loop(
         the last value.
 
     Raises:
-        StructureError: if a step changes the structure of the state, or the shape or dtype of an array, at the path.
+        StructureError: if a step changes the structure of the state, or the shape or dtype of an array; names the path.
 
     Example:
         >>> start = {"x": jnp.zeros(2), "name": "net"}

@@ -12,8 +12,10 @@ from graftax import _core
 from graftax._core import PyTreeDef
 from graftax.tree._core_hooks import from_jax
 
-NO_IDENTITY = "a tree without leaves cannot be reduced. Give identity=, the result for that."
-NOT_TRANSPOSABLE = "the tree is not what the two structures say.\nfound    {found}\nexpected {expected}"
+NO_IDENTITY = "a tree without leaves cannot be reduced. Give identity=, which is then the result."
+NOT_TRANSPOSABLE = (
+    "the tree does not have the structure that the two treedefs describe.\nfound    {found}\nexpected {expected}"
+)
 
 T = TypeVar("T")
 IsLeaf = Callable[[Any], bool]
@@ -79,7 +81,7 @@ def tree_reduce(
         is_leaf: as in `flatten`.
 
     Raises:
-        TypeError: where there is neither a leaf nor an initializer.
+        TypeError: if there is neither a leaf nor an initializer.
     """
     leaves = _core.tree_leaves(tree, is_leaf)
     if initializer is _UNSPECIFIED:
@@ -99,7 +101,7 @@ def tree_reduce_associative(
         is_leaf: as in `flatten`.
 
     Raises:
-        TypeError: where there is neither a leaf nor an identity.
+        TypeError: if there is neither a leaf nor an identity.
     """
     leaves: list[T] = _core.tree_leaves(tree, is_leaf)
     if not leaves:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-MADE_ANEW = "the function was made anew, and each new function object is compiled"
+MADE_ANEW = "the function was created again, and each new function object is compiled"
 NOTHING = "nothing in the arguments: a setting, a device or a cleared cache"
 _LONGEST = 60  # characters of a value
 

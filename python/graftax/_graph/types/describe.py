@@ -121,8 +121,8 @@ _BY_EQUALITY = (
 
 _NUMPY = (np.ndarray, np.memmap, np.recarray, *typed_array_types)
 _HIDDEN_SLOT = (
-    "{cls} has no descriptor for its slot {name!r}, so a change of what it holds could not be noticed. Leave the "
-    "descriptor in the class."
+    "{cls} has no descriptor for its slot {name!r}, so a change of its value could not be noticed. Leave "
+    "the descriptor in the class."
 )
 _SUBCLASS_OF_ARRAY = (
     "inside a compiled program it would be a plain array, without what the subclass adds. "

@@ -20,16 +20,17 @@ from graftax._graph.patterns import Pattern, argument_pattern, coverage_test
 from graftax._graph.structure import RootPath, plain_key
 
 USED = (
-    "{path} is ignored by ignore=, so the function may keep it, move it and assign it anew, but not look at it. Leave "
-    "it out of ignore=, or read it outside of the function and pass what is needed of it."
+    "{path} is ignored by ignore=, so the function may keep it, move it and assign it again, but not look"
+    " inside. Leave it out of ignore=, or read it outside of the function and pass what is needed from "
+    "it."
 )
 REFUSED_USED = (
-    "{path}: {why} {place} asks it for something. A compiled function may hold it, move it and return it; do the rest "
-    "outside, and pass what comes out of it. ignore={pattern!r} is for what no code of the function asks."
+    "{path}: {why} It is used at {place}. A compiled function may hold it, move it and return it; do the rest outside, "
+    "and pass the result. ignore={pattern!r} is for a value that no code of the function uses."
 )
 NO_SPEC = (
-    "{name}: ignore={spec!r} says of nothing that it is ignored. Give patterns of key paths ('**.history'), types, or "
-    "a predicate of values."
+    "{name}: ignore={spec!r} cannot select values. Give patterns of key paths ('**.history'), types, or a predicate of "
+    "values."
 )
 
 IgnoreTest = Callable[[RootPath, Any], bool]

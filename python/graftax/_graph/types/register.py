@@ -34,13 +34,13 @@ REGISTERED_CHILDREN = (
     "Give a name for each child, or leave out names= where their number varies."
 )
 UNDECLARED = (
-    "{cls}.{name} holds {value!r}, a Python number, and is no static field: jax.tree, jax.jit and Optax take it for an "
-    "array. Declare it: {name}: {annotation} = graftax.field(static=True). (One that is trained is an array: "
-    "{name}: jax.Array, and jnp.asarray({value!r}).)"
+    "{cls}.{name} holds {value!r}, a Python number, and is not a static field: jax.tree, jax.jit and "
+    "Optax would treat it as an array. Declare it: {name}: {annotation} = graftax.field(static=True). (If"
+    " it is to be trained, make it an array: {name}: jax.Array, and jnp.asarray({value!r}).)"
 )
 UNDECLARED_DTYPE = (
-    "{cls}.{name} holds {value!r}, a dtype, and is no static field: jax.tree, jax.jit and Optax take it for an array. "
-    "Declare it: {name}: {annotation} = graftax.field(static=True)."
+    "{cls}.{name} holds {value!r}, a dtype, and is not a static field: jax.tree, jax.jit and Optax would "
+    "treat it as an array. Declare it: {name}: {annotation} = graftax.field(static=True)."
 )
 
 C = TypeVar("C", bound=type)
@@ -106,8 +106,8 @@ def register(
         the class.
 
     Raises:
-        ValueError: where the class is registered already.
-        TypeError: where it is not a class, or the arguments contradict each other. Also where it holds items besides
+        ValueError: if the class is registered already.
+        TypeError: if it is not a class, or the arguments contradict each other. Also where it holds items besides
             attributes, as a subclass of list does, and `flatten` is missing.
 
     Example:
@@ -433,8 +433,8 @@ def register_static(cls: C) -> C:
         the class.
 
     Raises:
-        ValueError: where the class is registered with JAX already.
-        TypeError: where it is not a class.
+        ValueError: if the class is registered with JAX already.
+        TypeError: if it is not a class.
 
     Example:
         >>> @graftax.register_static

@@ -41,8 +41,8 @@ _REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
 ITERATOR = _HIDDEN_STATE + "Turn it into a list first."
 _C_DATA = _SHARED + "Pass its value, or numpy.ctypeslib.as_array(...) of it."
 IN_C = (
-    "it is an object of C code, which keeps its state where no change of it can be seen. Pass what the function needs "
-    "of it. Where it never changes, say so once with graftax.register_static(type(...))."
+    "it is implemented in C, so graftax cannot see when its state changes. Pass what the function needs "
+    "from it. If it never changes, say so once with graftax.register_static(type(...))."
 )
 _TABLE = "a compiled program cannot follow what is done to a table. Pass its columns as arrays: t['x'].to_numpy()."
 

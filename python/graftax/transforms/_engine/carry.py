@@ -32,11 +32,13 @@ from graftax.transforms._engine.retrace import Fixpoint
 from graftax.transforms._engine.slices import Slices
 
 LOOP_STRUCTURE = (
-    "{name}: a step must not change the structure of its state, and changes it:\n{differences}\n(expected "
-    "is the state before a step, given the state after it.) The state is the carry and everything that the functions "
-    "capture. One compiled step serves for all, so only arrays can change. Make a number that changes an array "
-    "(jnp.asarray), return what is to be collected as the second result of a scan instead of appending it, and change "
-    "an object that is held in two places instead of replacing it."
+    "{name}: a step must not change the structure of its state, and changes it:\n"
+    "{differences}\n"
+    "(expected is the state before a step, given the state after it.) The state is the carry and "
+    "everything that the functions capture. All steps run one compiled program, so only arrays can "
+    "change. Turn a number that changes into an array (jnp.asarray), return what is to be collected as "
+    "the second result of a scan instead of appending it, and change an object that is held in two places"
+    " instead of replacing it."
 )
 LOOP_TYPE = (
     "{name}: {path} is {expected} before a step and {given} after it. An array of the state keeps its shape and dtype "
@@ -48,9 +50,9 @@ MOVED = (
     "number of steps: put a copy there (copy.copy), or move the arrays instead of the objects."
 )
 CHANGED_AND_REPLACED = (
-    "{name}: a step changes the object at {path} in place, and then replaces it. The second step would change "
-    "that one instead, so only the first change would come back. Change the object and keep it, or leave it as it is "
-    "and put a new one there."
+    "{name}: a step changes the object at {path} in place, and then replaces it. The second step would "
+    "change that one instead, so only the first change would be kept. Change the object and keep it, or "
+    "leave it as it is and put a new one there."
 )
 NO_CHANGES = (
     "{name}: {what} must not change anything, and changed {paths}. Return what is new instead, or change it elsewhere."
@@ -60,8 +62,8 @@ NOT_A_TEST = (
     "several with .any() or .all()."
 )
 RETURNS_NONE = (
-    "{name}: the function returns None, which would be the next step's {carry}. Return what the next step is to be "
-    "given, also where it is the object that was changed in place."
+    "{name}: the function returns None, which would be the next step's {carry}. Return what the next step"
+    " is to receive, even if it is the object that was changed in place."
 )
 
 

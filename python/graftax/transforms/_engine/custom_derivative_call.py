@@ -25,12 +25,13 @@ from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import OTHER_SHAPE, TangentType, is_float0, is_inexact, match_tangents
 
 OF_CAPTURED = (
-    "{name} is differentiated by {path}, which its rule says nothing about: a rule has the derivative by the arguments "
-    "alone{besides}. Pass it as an argument, or stop its gradient (jax.lax.stop_gradient)."
+    "{name} is differentiated with respect to {path}, which its rule does not cover: a rule gives the "
+    "derivative with respect to the arguments only{besides}. Pass it as an argument, or stop its gradient"
+    " (jax.lax.stop_gradient)."
 )
 RULE_CHANGES = (
-    "the rule of {name} changed {paths}. JAX runs a rule whenever it asks for a derivative, possibly later than the "
-    "call or not at all: return the new value, or let the function itself do the change, which is what comes back."
+    "the rule of {name} changed {paths}. JAX runs a rule when it needs a derivative, possibly later than "
+    "the call or not at all: return the new value, or make the change in the function itself."
 )
 RULE_RETURNS = (
     "{name}: its rule has to return the value that the function returns, and returned another:\n{differences}\n"

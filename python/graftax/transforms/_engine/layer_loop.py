@@ -29,9 +29,9 @@ OTHER_LAYER = (
     "Make what differs a jax.Array."
 )
 SHARED = (
-    "{name}: obj{path} is changed, and numbers {numbers} of the list are one object there. In a loop written out each "
-    "step goes on with what the one before has left; here all are stacked beforehand. Give each an object of its own "
-    "(graftax.copy), or write the loop out: for obj in objects."
+    "{name}: obj{path} is changed, and numbers {numbers} of the list are one object there. In a plain for"
+    " loop, each step continues with what the one before has left; here all are stacked beforehand. Give "
+    "each an object of its own (graftax.copy), or write the loop out: for obj in objects."
 )
 CHANGED_BESIDES = (
     "{name}: a step changes obj{path} of number {number} through what it captures or carries. The objects were stacked "

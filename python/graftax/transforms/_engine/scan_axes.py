@@ -24,12 +24,10 @@ from graftax.transforms._engine.specs import SpecOption
 from graftax.transforms.vmap import size_of
 
 ONE_CARRY = (
-    "{name}: {option} has {count} times Carry as a whole entry, and may have it once. Put what is carried into one "
-    "argument, such as a tuple."
+    "{name}: {option} has Carry as a whole entry {count} times, and may have it once. Put what is carried"
+    " into one argument, such as a tuple."
 )
-CARRY_IN_ONE = (
-    "{name}: Carry stands in {one} and not in {other}. What is carried comes as an argument, and goes as a result."
-)
+CARRY_IN_ONE = "{name}: Carry is in {one} and not in {other}. What is carried is both an argument and a result."
 NOT_A_TUPLE = "{name}: out_axes is a tuple of {count}, and the function returned {found}."
 NO_LENGTH = "{name}: in_axes gives no array an axis, so the number of steps is not known: pass length=."
 OTHER_CARRY = "{name}: a step has to return a carry of the structure that it was given, and does not:\n{differences}"
@@ -40,7 +38,7 @@ NEW_PLACE = (
 
 
 class Carry:
-    """Marks in `in_axes` and `out_axes` of `graftax.scan` what is carried from one step to the next.
+    """Marks what is carried from one step to the next, in `in_axes` and `out_axes` of `graftax.scan`.
 
     Example:
         >>> total = graftax.scan(lambda s, x: s + x, in_axes=(graftax.Carry, 0), out_axes=graftax.Carry)

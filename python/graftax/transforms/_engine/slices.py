@@ -37,8 +37,8 @@ NO_LENGTH = (
     "(jnp.arange(n) for a range)."
 )
 CHANGED_TWICE = (
-    "{name}: a step changes {path} through what it captures or carries, and {other} through the slice of it that it is "
-    "given. Which of the two comes back? Change it in one way."
+    "{name}: a step changes {path} through what it captures or carries, and {other} through the slice of "
+    "it that it is given. One of the two would be lost. Change it in one way."
 )
 WRONG_LENGTH = "{name}: length={given!r}: expected a whole number of steps, 0 or more."
 OTHER_ELEMENTS = "{name}: the function has to return the same structure each time, and does not:\n{differences}"

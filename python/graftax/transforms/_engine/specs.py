@@ -19,7 +19,7 @@ from graftax._graph.structure import Chain, Op, Row, Structure, place_name, plai
 
 NOT_AN_ENTRY = "{name}: {option} gives {entry!r} for {path}. Give {what} there, or a tree of them like the argument."
 NO_ENTRY = (
-    "{name}: {option} says nothing of {path}. Add an entry for it; the last of several patterns can be '**', which "
+    "{name}: {option} has no entry for {path}. Add one; the last of several patterns can be '**', which "
     "covers what no other does."
 )
 NO_TEXT = (
