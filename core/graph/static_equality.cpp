@@ -154,7 +154,8 @@ void refuse_key_with_arrays(PyObject* key, const std::string& path) {
 }
 
 void refuse_lost_key(PyObject* container, PyObject* key) {
-  if (Py_TYPE(key)->tp_hash == PyBaseObject_Type.tp_hash || PyUnicode_CheckExact(key) || PyWeakref_CheckRef(key)) return;
+  if (Py_TYPE(key)->tp_hash == PyBaseObject_Type.tp_hash || PyUnicode_CheckExact(key) || PyWeakref_CheckRef(key))
+    return;
   int found = PyDict_Check(container) ? PyDict_Contains(container, key) : PySet_Contains(container, key);
   check(found);
   // A nan object that equals nothing is found as itself.
