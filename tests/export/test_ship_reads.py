@@ -64,6 +64,12 @@ READS = {
         "@jax.custom_jvp\ndef helper(x): return x * @@\n@helper.defjvp\ndef rule(p, t): return helper(*p), t[0] * @@",
         "helper(1.0)",
     ),
+    "subclasses": (
+        "class Base: pass\nclass A(Base): k = 1.0\nif @@ == 2:\n    class B(Base): k = 1.0",
+        "sum(c.k for c in Base.__subclasses__())",
+    ),
+    "the name of a helper": ("def helper(): pass\nhelper.__name__ = 'n' * int(@@)", "len(helper.__name__)"),
+    "the name of a class": ("class Of: pass\nOf.__name__ = 'n' * int(@@)", "len(Of.__name__)"),
     "a jitted helper": ("@jax.jit\ndef helper(x): return x * @@", "helper(1.0)"),
 }
 

@@ -830,6 +830,11 @@ class ReadSet:
         """The classes and functions that code may ask for their names."""
         return [*self._classes, *self.named.functions()] if self._asks_names else []
 
+    def expect_questions(self, names: bool, subclasses: bool) -> None:
+        """Code that has run elsewhere asks classes for their names, or for their subclasses."""
+        self._asks_names = self._asks_names or names
+        self._attributes |= {"__subclasses__"} if subclasses else set()
+
     def parents(self) -> list[type]:
         """The classes that code may ask for their subclasses."""
         return list(self._classes) if "__subclasses__" in self._attributes else []

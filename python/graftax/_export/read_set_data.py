@@ -70,6 +70,8 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
         "hash": hash(_TEXT) if _asks_for_hashes(reads, function) else None,
         "classes": [(find_holder(cls), value_token(cls)) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
         "abstract": [(find_holder(cls), registered_text(cls)) for cls, _ in reads.abstract_classes.pairs],
+        "names": [(find_holder(owner), _names_of(owner)) for owner in reads.named_owners() if _is_users(owner)],
+        "subclasses": [(find_holder(cls), _subclasses_of(cls)) for cls in reads.parents() if _is_users(cls)],
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
 
@@ -116,6 +118,8 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
         ]
         named = [(resolve(holder), names) for holder, names in data["attributes"]]
         abstract = [(resolve(holder), saved_text) for holder, saved_text in data["abstract"]]
+        owners = [(resolve(holder), names) for holder, names in data["names"]]
+        parents = [(resolve(holder), subclasses) for holder, subclasses in data["subclasses"]]
     except (ImportError, AttributeError, KeyError) as error:
         return f"something that its code reads is not there: {error}"
     if data["hash"] not in (None, hash(_TEXT)):
@@ -138,6 +142,12 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     for cls, saved_text in abstract:
         if registered_text(cls) != saved_text:
             return f"class {cls.__qualname__} has other classes registered"
+    for owner, names in owners:
+        if _names_of(owner) != names:
+            return f"{owner.__qualname__} has another name or docstring"
+    for cls, subclasses in parents:
+        if _subclasses_of(cls) != subclasses:
+            return f"class {cls.__qualname__} has other subclasses"
     for function, names in named:
         if attribute_names(function) != names:
             return f"function {function.__qualname__} has other attributes"
@@ -159,8 +169,17 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     _note(reads, bindings, functions, cells, classes)
     for function, _ in named:
         reads.note_function(function)
+    reads.expect_questions(names=bool(owners), subclasses=bool(parents))
     reads.abstract_classes.note(tuple(cls for cls, _ in abstract))
     return None
+
+
+def _names_of(owner: Any) -> tuple[str, ...]:
+    return owner.__name__, owner.__qualname__, repr(owner.__doc__), owner.__module__
+
+
+def _subclasses_of(cls: type) -> list[str]:
+    return [f"{subclass.__module__}.{subclass.__qualname__}" for subclass in type.__subclasses__(cls)]
 
 
 def _note(reads: Any, bindings: Any, functions: Any, cells: Any, classes: Any) -> None:
