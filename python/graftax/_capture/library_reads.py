@@ -26,7 +26,16 @@ import jax
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
-from graftax._capture.bytecode import NEVER, Names, absolute_name, cells_of, is_in_package, is_never_asked, names_of
+from graftax._capture.bytecode import (
+    NEVER,
+    Names,
+    absolute_name,
+    cells_of,
+    is_in_package,
+    is_never_asked,
+    is_users,
+    names_of,
+)
 from graftax._capture.origin import Origin
 from graftax._capture.user_caches import attributes_of
 
@@ -187,14 +196,14 @@ def _codes() -> dict[types.CodeType, Callable[[Any, Any], LibraryReads]]:
 OF_CODE = _codes()
 
 
-def is_asked_by_jax() -> bool:
-    """Is it JAX, or graftax, that calls a function of the standard library? Asked where one begins to run."""
+def is_asked_by_user() -> bool:
+    """Is it code of the user's that calls a function of the standard library? Asked where one begins to run."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and is_never_asked(frame.f_code.co_filename):
         if is_in_package(frame.f_code.co_filename, *NEVER):
-            return True
+            return False
         frame = frame.f_back
-    return False
+    return frame is not None and is_users(frame.f_code.co_filename)
 
 
 # ---- descriptors in classes

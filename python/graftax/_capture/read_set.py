@@ -71,7 +71,7 @@ from graftax._capture.library_reads import (
     LibraryReads,
     LibraryState,
     annotations_of,
-    is_asked_by_jax,
+    is_asked_by_user,
     levels_of,
     module_read,
     parts_of,
@@ -171,7 +171,7 @@ class ReadSet:
         """
         if is_never_asked(code.co_filename):
             if (reads := OF_CODE.get(code)) is not None:
-                return False if is_asked_by_jax() else self._meet_library(reads(function, first))
+                return self._meet_library(reads(function, first)) if is_asked_by_user() else False
             if not self.builtins.note_class_check(code):
                 return NotImplemented
             return self.signals.give() if self.builtins.now.symbolic else None

@@ -43,7 +43,8 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
     bindings: list[tuple[Holder, str]] = []
     bound_names: dict[int, tuple[Holder, Any]] = {}  # by the id of a value: a name that it is bound to, and the value
     for owner, key in reads._bindings:  # pyright: ignore[reportPrivateUsage]
-        if key == OF_KEYS:  # of the attributes of a function, which `attributes` below names
+        # `attributes` below names those of a function, `imported` modules, and `classes` what descriptors hold.
+        if key == OF_KEYS or reads.library.text(owner) is not None:
             continue
         holder = reads._keywords.get(id(owner), owner)  # pyright: ignore[reportPrivateUsage]
         if _is_users(holder):  # what a library reads depends on its version
@@ -240,6 +241,9 @@ def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
     codes = {*reads.known.codes(), *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
     for code in codes:
         for name in set(names_of(code).imports.values()):
+            if name.startswith("."):  # it is one of those that were met
+                ends = [m for m in reads.modules.values() if m.__name__.endswith("." + name.lstrip("."))]
+                name = ends[0].__name__ if ends else name
             module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
             if module is not None and is_users_scope(vars(module)) and module.__name__ in sys.modules:
                 yield from ((module.__name__, key) for key in sorted(set(code.co_names) & vars(module).keys()))
