@@ -42,10 +42,6 @@ READS = {
         "of.d",
     ),
     "a dataclass's default": ("import dataclasses\n@dataclasses.dataclass\nclass Of:\n    k: float = @@", "Of().k"),
-    "an overload": (
-        "@functools.singledispatch\ndef k(v): return 0.5\n@k.register\ndef _(v: int): return @@",
-        "k(1)",
-    ),
     "a pytree": (
         "class Of:\n    def __init__(self, k): self.k = k\n"
         "jax.tree_util.register_pytree_node(Of, lambda a: ((a.k / @@,), None), lambda _, c: Of(c[0] * @@))\n"
@@ -132,6 +128,18 @@ def test_what_a_helper_imports_is_compared(how, module, tmp_path):
     assert saved_and_loaded(version(1.0), version(1.0), tmp_path / "same")[0] == 1
     with pytest.warns(graftax.RecompileWarning, match="are not used"):
         assert saved_and_loaded(version(1.0), version(2.0), tmp_path / "other")[:2] == (0, 2.0)
+
+
+@pytest.mark.parametrize(("source", "call", "what"), [
+    ("@functools.singledispatch\ndef k(v): return 0.5\n@k.register\ndef _(v: int): return 1", "k(1)", "registry"),
+    ("import dataclasses as d\n@d.dataclass\nclass Of:\n    k: float = d.field(default=1.0, metadata={'k': 2})",
+     "d.fields(Of)[0].metadata['k']", "__dataclass_fields__"),
+], ids=["singledispatch", "metadata"])  # fmt: skip
+def test_what_the_standard_library_keeps_has_no_name_elsewhere(source, call, what, module, tmp_path):
+    f = module(HEAD + source + CALL + call).f
+    f(jnp.ones(()))
+    with pytest.raises(graftax.GraftaxError, match=f"{what}.*pass it as an argument"):
+        f.save_compiled(tmp_path / "x")
 
 
 def test_classes_registered_with_an_abstract_one_are_compared(module, tmp_path):

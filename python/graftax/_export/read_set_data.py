@@ -31,6 +31,11 @@ NOT_FOUND_ELSEWHERE = (
     "Define it at the top of a module."
 )
 
+HELD_BY_LIBRARY = (
+    "{name} cannot be saved: its program depends on {what}, which it reads through the standard library, and another "
+    "process cannot find that by the name of a module. Read it outside of {name} and pass it as an argument."
+)
+
 
 def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str, Any]:
     """The read set of a function of this name.
@@ -40,6 +45,9 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
     """
     if reads.builtins.of_ids:
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="the id() of an object"))
+    for origin in reads.origins:
+        if origin.holder is reads.library.held:
+            raise GraftaxError(HELD_BY_LIBRARY.format(name=name, what=origin.name))
     bindings: list[tuple[Holder, str]] = []
     bound_names: dict[int, tuple[Holder, Any]] = {}  # by the id of a value: a name that it is bound to, and the value
     for owner, key in reads._bindings:  # pyright: ignore[reportPrivateUsage]
