@@ -14,6 +14,7 @@ from graftax._jit.jitted import Jitted
 from graftax._jit.stages import Compiled, Lowered, Traced
 from graftax._memory.report import ArrayMemory, MemoryReport
 from graftax._record.nonfinite import NonfiniteReport
+from graftax._record.recorder import Recorder
 from graftax._training.optimizer import Optimizer
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Packed",
     "Path",
     "RecompileLog",
+    "Recorder",
     "Ref",
     "Traced",
 ]
