@@ -22,7 +22,7 @@ The public names, by what they are for:
 - Edit graphs:
   at, partition, combine, update, copy, equal, cast, map_leaves, flatten, unflatten, to_dict, from_dict, tree
 - Inspect:
-  show, explain, log_recompiles, assert_max_traces, find, shared, count, diff, nonfinite, record, memory
+  show, explain, log_recompiles, assert_max_traces, find, shared, count, diff, nonfinite, record, minimize, memory
 - Save:
   save, load, peek, Checkpoints, export
 - Scale:
@@ -60,6 +60,7 @@ from graftax._jit.api import filter_jit, jit
 from graftax._jit.explain import assert_max_traces, explain
 from graftax._jit.multihost_check import check_hosts
 from graftax._memory.memory import memory
+from graftax._record.minimize import minimize
 from graftax._record.nonfinite import nonfinite
 from graftax._record.recorder import record
 from graftax._sharding.rules import Rules, fsdp
@@ -117,6 +118,7 @@ from graftax.types import GraphDef as GraphDef
 from graftax.types import Jitted as Jitted
 from graftax.types import Lowered as Lowered
 from graftax.types import MemoryReport as MemoryReport
+from graftax.types import Minimized as Minimized
 from graftax.types import NonfiniteReport as NonfiniteReport
 from graftax.types import Optimizer as Optimizer
 from graftax.types import Packed as Packed
@@ -138,7 +140,7 @@ __all__ += ["optimizer", "labels", "Streams", "ema"]
 __all__ += ["at", "partition", "combine", "update", "copy", "equal", "cast", "map_leaves", "flatten", "unflatten"]
 __all__ += ["to_dict", "from_dict", "tree"]
 __all__ += ["show", "explain", "log_recompiles", "assert_max_traces", "find", "shared", "count", "diff"]
-__all__ += ["nonfinite", "record", "memory"]
+__all__ += ["nonfinite", "record", "minimize", "memory"]
 __all__ += ["save", "load", "peek", "Checkpoints", "export"]
 __all__ += ["Rules", "fsdp", "shard", "pack", "check_hosts"]
 __all__ += ["Module", "field", "register", "register_static"]

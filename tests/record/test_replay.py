@@ -78,7 +78,7 @@ def test_a_script_runs_again_up_to_its_call(tmp_path: Path):
     (file,) = (tmp_path / "records").glob("*.record")
     again = run("-m", "graftax", "replay", file, "--where", folder=tmp_path)
     assert "up to the call" in again.stdout and "after the call" not in again.stdout
-    assert "log of 0 is inf at train.py:8" in again.stdout, again.stdout + again.stderr
+    assert "log of 0 is inf at train.py:9" in again.stdout, again.stdout + again.stderr
     # The function has changed since: what is said is the first line that differs.
     script.write_text(UNGUARDED.replace("jnp.log(", "jnp.exp("))
     changed = run("-m", "graftax", "replay", file, folder=tmp_path)

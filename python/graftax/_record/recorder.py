@@ -244,7 +244,8 @@ class Recorder(Jitted[P, R]):
     @boundary
     def flush(self) -> None:
         """Waits for the calls that were made, and reports those whose results are not finite."""
-        self._history.flush()
+        if not Paused.now:
+            self._history.flush()
 
     @boundary
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -257,7 +258,8 @@ class Recorder(Jitted[P, R]):
             ValueError: if no call was made.
             GraftaxError: for a value that no other process can find by name, at its path.
         """
-        self._history.save(os.fspath(path))
+        if not Paused.now:
+            self._history.save(os.fspath(path))
 
     @boundary
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -22,6 +22,7 @@ import jax
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
+from graftax._capture.bytecode import content, fill
 from graftax._capture.origin import Origin
 from graftax._export.digest import code_digest
 from graftax._export.holders import value_at
@@ -30,7 +31,7 @@ from graftax._io import LoadError, load, peek
 from graftax._jit.donation import is_gone
 from graftax._jit.jitted import Jitted
 from graftax._record.call_file import FORMAT, environment, leaf_digests, results_data, unique_names
-from graftax._record.code_pickle import CodeName, find_code, loads
+from graftax._record.code_pickle import CodeName, find_code, loads, main_file
 from graftax._record.marks import are_finite
 from graftax._record.nonfinite import NonfiniteReport, nonfinite
 from graftax._record.recorder import Paused
@@ -79,6 +80,13 @@ class Prepared:
     def __init__(self, jitted: Jitted[..., Any], plain: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]):
         self.jitted, self.plain, self.args, self.kwargs = jitted, plain, args, kwargs
         self.current: Callable[[], tuple[Any, ...]] = tuple  # the roots as they are now
+        self.undo: list[Callable[[], Any]] = []  # what gives the names that the code reads their own values again
+
+    def close(self) -> None:
+        """Gives the names that the function reads the values that they had before."""
+        for give_back in reversed(self.undo):
+            give_back()
+        self.undo.clear()
 
 
 class RecordedCalls:
@@ -112,7 +120,7 @@ class RecordedCalls:
         name, changed = self.header["name"], list[CodeName]()
         Paused.now = True
         try:
-            if self.header["script"]:
+            if self.header["script"] and self.header["script"]["file"] != main_file():
                 load_script(self.header["script"], name)
             return loads(structures, changed)
         except GraftaxError:
@@ -142,22 +150,28 @@ class RecordedCalls:
         places = [Origin(scope, name) for name in call["globals"]]
         places += [None if origin is None else Origin(*origin) for origin in call["origins"]]
         captured = list(zip(places, rest, strict=True))
-        for origin, value in captured:
-            _install(origin, value)
+        undo = [step for origin, value in captured for step in _install(origin, value)]
         prefix, own = arguments[: self._data["prefix"]], list(arguments[self._data["prefix"] :])
         jitted, function = _callables(self._data["way"], function, prefix, self._data["options"])
         positional = jitted._plan.signature.positional + sum(call["layout"][:1]) - len(prefix)  # pyright: ignore[reportPrivateUsage]
         keywords = call["names"][len(prefix) + positional : count]
         prepared = Prepared(jitted, function, own[:positional], dict(zip(keywords, own[positional:], strict=True)))
         inner = [*arguments, *cells.values()]
+        prepared.undo = undo
         prepared.current = lambda: (*inner, *(_now(origin, value) for origin, value in captured))
         _restore_random(prepared, call["draws"], plain)
         return prepared
 
     def run(self, number: int, plain: bool = False) -> Outcome:
         """Runs a call again, and compares what it does with what was recorded."""
-        recorded, call = self.header["calls"][number], self._data["calls"][number]
         prepared = self.prepare(number, plain)
+        try:
+            return self._compare(prepared, number, plain)
+        finally:
+            prepared.close()
+
+    def _compare(self, prepared: Prepared, number: int, plain: bool) -> Outcome:
+        recorded, call = self.header["calls"][number], self._data["calls"][number]
         plan = prepared.jitted._plan  # pyright: ignore[reportPrivateUsage]
         try:
             result = (prepared.plain if plain else prepared.jitted)(*prepared.args, **prepared.kwargs)
@@ -177,7 +191,10 @@ class RecordedCalls:
     def where(self, number: int = -1) -> NonfiniteReport:
         """Which operation of a call made its first nan or infinity."""
         prepared = self.prepare(range(len(self))[number])
-        return nonfinite(prepared.jitted, *prepared.args, **prepared.kwargs)
+        try:
+            return nonfinite(prepared.jitted, *prepared.args, **prepared.kwargs)
+        finally:
+            prepared.close()
 
 
 def _header(path: str) -> dict[str, Any]:
@@ -287,28 +304,34 @@ def _with_cells(function: types.FunctionType, cells: dict[str, types.CellType]) 
     return twin
 
 
-def _install(origin: Origin | None, value: Any) -> None:
-    """Gives a name that the code reads the recorded value; a function is given the state that it had."""
+def _install(origin: Origin | None, value: Any) -> Iterator[Callable[[], Any]]:
+    """Gives a name that the code reads the recorded value, and a function its state; yields what undoes it."""
     if origin is None:
         return
     if origin.name is not None:
-        content = value
-        if origin.assigned:
-            try:
-                content = value.cell_contents
-            except ValueError:
-                content = MISSING
+        yield functools.partial(origin.put, origin.value())
         with contextlib.suppress(TypeError, AttributeError):  # a class that refuses it
-            origin.put(content)
+            origin.put(content(value) if origin.assigned else value)
         return
     function: Any = origin.holder
     if function is value or not isinstance(value, types.FunctionType):
         return
-    function.__defaults__, function.__kwdefaults__ = value.__defaults__, value.__kwdefaults__
-    vars(function).update(vars(value))
-    for own, recorded in zip(function.__closure__ or (), value.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):
-            own.cell_contents = recorded.cell_contents
+    yield functools.partial(_set_state, function, *_state_of(function))
+    _set_state(function, *_state_of(value))
+
+
+def _state_of(function: types.FunctionType) -> tuple[Any, ...]:
+    cells = map(content, function.__closure__ or ())
+    return function.__defaults__, function.__kwdefaults__, dict(vars(function)), list(cells)
+
+
+def _set_state(
+    function: types.FunctionType, defaults: Any, kwdefaults: Any, attributes: dict[str, Any], contents: list[Any]
+) -> None:
+    function.__defaults__, function.__kwdefaults__ = defaults, kwdefaults
+    vars(function).update(attributes)
+    for cell, value in zip(function.__closure__ or (), contents, strict=True):
+        fill(cell, value)
 
 
 def _restore_random(prepared: Prepared, draws: dict[str, Any], plain: bool) -> None:
