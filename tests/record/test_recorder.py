@@ -191,10 +191,27 @@ def test_a_filter_chooses_the_results(tmp_path: Path, checked: Any, expected: in
     assert len(warned(recorder.flush)) == expected
 
 
-def test_an_input_that_is_returned_is_no_result(tmp_path: Path):
-    recorder = graftax.record(lambda mask, x: (mask, jnp.where(mask == 0, x, 0.0)), dir=tmp_path)
-    recorder(jnp.array([0.0, -jnp.inf]), jnp.ones(2))
+@pytest.mark.parametrize("make", [jnp.array, np.array, lambda x: jax.new_ref(jnp.array(x))])
+def test_what_an_input_has_is_no_result(tmp_path: Path, make: Any):
+    def masked(mask: Any, x: Any) -> Any:
+        return mask, jnp.where(mask[...] == 0, x, 0.0)
+
+    recorder = graftax.record(masked, dir=tmp_path)
+    recorder(make([0.0, -np.inf]), jnp.ones(2))
     assert warned(recorder.flush) == []
+
+
+def test_what_is_written_into_a_ref_is_a_result(tmp_path: Path):
+    def divide(ref: Any, x: Any) -> None:
+        ref[...] = ref[...] / x
+
+    recorder = graftax.record(divide, dir=tmp_path)
+    ref = jax.new_ref(jnp.array([1.0, jnp.inf]))
+    recorder(ref, jnp.float32(2))
+    assert warned(recorder.flush) == []
+    recorder(ref, jnp.float32(0))
+    (text,) = warned(recorder.flush)
+    assert "is not finite" in text and RecordedCalls(recorder.files[0]).run(1).differences == []
 
 
 def raising(x: Any, when: str) -> Any:
@@ -299,7 +316,10 @@ def test_under_a_transform_and_disable_jit_nothing_is_kept(tmp_path: Path):
 
 
 def test_a_recorder_is_a_jitted_function(tmp_path: Path):
-    jitted = graftax.jit(log_step)
+    def step(model: Model, x: Any) -> Any:
+        return log_step(model, x)
+
+    jitted = graftax.jit(step)
     recorder = graftax.record(jitted, dir=tmp_path)
     assert isinstance(recorder, graftax.Recorder) and isinstance(recorder, graftax.Jitted)
     jitted(Model(), jnp.ones(2))

@@ -56,6 +56,7 @@ WHERE = ", and find the operation with --where"
 NOT_WRITTEN = "{name}: {what}. The call could not be written to {path}: {error}"
 NONFINITE = "a result is not finite"
 
+_MOST_STRUCTURES = 64  # that have drawn random numbers; a state has 5 kB
 _numbers = itertools.count(1)  # of the files of this process
 
 
@@ -115,6 +116,8 @@ class History:
         self._draws_in_calls |= not is_same_random_state(before, random_state())
         if self._draws_in_calls:
             self._draws_of_traces[snapshot.graphdef.without_numbers()] = before
+            if len(self._draws_of_traces) > _MOST_STRUCTURES:
+                del self._draws_of_traces[next(iter(self._draws_of_traces))]
             snapshot.draws.update(trace=before, call=before)
 
     # ---- calls

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Sequence
 from typing import Any, cast
@@ -15,11 +14,13 @@ import numpy as np
 
 from graftax import _core
 from graftax._graph.patterns import Pattern, coverage_test
-from graftax._jax.compat import new_ref, ref_types
+from graftax._jax.compat import array_class, new_ref, ref_types
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.donation import donated_leaves
 from graftax._jit.options import Options
-from graftax._record.marks import is_floating
+from graftax._record.marks import is_floating, is_floating_dtype
+
+_ARRAY = array_class()
 
 Random = tuple[Any, Any]  # the states of Python's and of NumPy's generators
 
@@ -116,11 +117,13 @@ def _donated(call: RecordedCall) -> list[bool]:
 
 def kept_leaf(leaf: Any, is_donated: bool = False) -> Any:
     """The leaf, or a copy where it may change or be deleted."""
+    if type(leaf) is _ARRAY:  # most are, and the other tests take longer
+        return jnp.copy(leaf) if is_donated else leaf
     if isinstance(leaf, ref_types):
         return new_ref(leaf[...])
     if isinstance(leaf, np.ndarray):
         return cast("np.ndarray[Any, Any]", leaf).copy()
-    return jnp.copy(leaf) if is_donated and isinstance(leaf, jax.Array) else leaf
+    return jnp.copy(leaf) if is_donated and isinstance(leaf, jax.Array) else leaf  # typed keys
 
 
 def graph_after(
@@ -130,7 +133,7 @@ def graph_after(
     roots, names = ((), ()) if plan.options.by_value else (tuple(roots), names)
     names = ("return", *names)
     flags = [0, *plan.signature.root_flags(layout, ())][: len(names)]
-    ignored = plan.ignoring.test(names) or plan.ignoring.is_stand_in
+    ignored = plan.ignoring.test(names)
     leaves, graphdef = _core.record((result, *roots), names, flags, ignored=ignored, stand_ins=True)
     return leaves, graphdef, names
 
@@ -148,22 +151,29 @@ def note_results(
     plan.signature.look_again(roots)
     leaves, snapshot.after, snapshot.after_names = graph_after(plan, snapshot.layout, snapshot.names, roots, result)
     snapshot.after_leaves = [kept_leaf(leaf) for leaf in leaves]
-    if checked is not None:
-        inputs = set(map(id, given))
-        flags = _covered(snapshot.after, snapshot.after_names, tuple(checked))
-        new = [
-            kept
-            for kept, leaf, flag in zip(snapshot.after_leaves, leaves, flags, strict=True)
-            if flag and (id(leaf) not in inputs or isinstance(leaf, (np.ndarray, *ref_types)))
-        ]
-        snapshot.pending = start_finite_test(new)
+    if checked is None:
+        return
+    before = {id(leaf): kept for leaf, kept in zip(given, snapshot.leaves, strict=True)}
+    is_covered = coverage_test(checked, snapshot.after_names)
+    places = snapshot.after.leaf_places() if is_covered is not None else ()
+    new: list[Any] = []
+    for i, leaf in enumerate(leaves):
+        if is_covered is not None and not is_covered(places[i]):
+            continue
+        if id(leaf) not in before:
+            new.append(leaf)
+        elif type(leaf) is not _ARRAY and isinstance(leaf, (np.ndarray, *ref_types)):
+            new.append(_made_since(before[id(leaf)], leaf))
+    snapshot.pending = start_finite_test(new)
 
 
-@functools.lru_cache(maxsize=512)
-def _covered(graphdef: _core.GraphDef, names: tuple[str, ...], patterns: tuple[Pattern, ...]) -> list[bool]:
-    """One flag a leaf: does a pattern cover it?"""
-    is_covered = coverage_test(patterns, names)
-    return [is_covered is None or is_covered(place) for place in graphdef.leaf_places()]
+def _made_since(before: Any, after: Any) -> Any:
+    """The elements of an array that a call may change in place; 0 for those that were not finite before it."""
+    if not is_floating(after[...]):
+        return None
+    if isinstance(after, np.ndarray):
+        return np.where(np.isfinite(before), after, 0)
+    return jnp.where(jnp.isfinite(before[...]), after[...], 0)
 
 
 @jax.jit
@@ -173,8 +183,8 @@ def _are_finite(arrays: list[Any]) -> Any:
 
 def start_finite_test(leaves: Sequence[Any]) -> list[Any]:
     """Scalars that are true if all floating arrays among the leaves are finite. Nothing waits for them."""
-    arrays = [leaf[...] if isinstance(leaf, ref_types) else leaf for leaf in leaves]
-    arrays = [array for array in arrays if is_floating(array)]
+    arrays = [leaf if type(leaf) is _ARRAY or not isinstance(leaf, ref_types) else leaf[...] for leaf in leaves]
+    arrays = [array for array in arrays if is_floating_dtype(getattr(array, "dtype", None))]
     if not arrays:
         return []
     try:
