@@ -176,7 +176,7 @@ class RecordedCalls:
         try:
             result = (prepared.plain if plain else prepared.jitted)(*prepared.args, **prepared.kwargs)
             current = prepared.current()
-            leaves, graphdef, names = graph_after(plan, call["layout"], call["names"], current, result)
+            leaves, graphdef, names = graph_after(plan, call["names"], current, result)
             jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array) and not leaf.is_deleted()])
             jax.effects_barrier()
         except Exception as error:

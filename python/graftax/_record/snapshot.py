@@ -127,14 +127,13 @@ def kept_leaf(leaf: Any, is_donated: bool = False) -> Any:
 
 
 def graph_after(
-    plan: Plan, layout: tuple[Any, ...], names: tuple[str, ...], roots: Sequence[Any], result: Any
+    plan: Plan, names: tuple[str, ...], roots: Sequence[Any], result: Any
 ) -> tuple[list[Any], _core.GraphDef, tuple[str, ...]]:
     """(leaves, structure, names of the roots) of a result, and of the inputs as the call left them."""
     roots, names = ((), ()) if plan.options.by_value else (tuple(roots), names)
     names = ("return", *names)
-    flags = [0, *plan.signature.root_flags(layout, ())][: len(names)]
     ignored = plan.ignoring.test(names)
-    leaves, graphdef = _core.record((result, *roots), names, flags, ignored=ignored, stand_ins=True)
+    leaves, graphdef = _core.record((result, *roots), names, ignored=ignored, stand_ins=True)
     return leaves, graphdef, names
 
 
@@ -149,7 +148,7 @@ def note_results(
     """
     plan = snapshot.plan
     plan.signature.look_again(roots)
-    leaves, snapshot.after, snapshot.after_names = graph_after(plan, snapshot.layout, snapshot.names, roots, result)
+    leaves, snapshot.after, snapshot.after_names = graph_after(plan, snapshot.names, roots, result)
     snapshot.after_leaves = [kept_leaf(leaf) for leaf in leaves]
     if checked is None:
         return
