@@ -366,3 +366,17 @@ def test_two_threads_keep_their_own_calls(tmp_path: Path):
     assert [recorded.run(i).differences for i in range(0, 40, 8)] == [[]] * 5
     steps = sorted(recorded.prepare(i).args[0].steps for i in range(40))
     assert steps == sorted([*range(20), *range(20)])
+
+
+def test_arrays_that_a_recorder_holds_are_not_donated_by_themselves(tmp_path: Path):
+    def decay(state: Any) -> None:
+        state["w"] = state["w"] * 0.5
+
+    recorder = graftax.record(graftax.jit(decay, donate="auto"), dir=tmp_path)
+    state = {"w": jnp.ones((200, 200))}
+    for _ in range(4):
+        recorder(state)
+    recorder.save(tmp_path / "calls")
+    recorded = RecordedCalls(tmp_path / "calls")
+    assert [recorded.run(i).differences for i in range(3)] == [[], [], []]
+    assert [float(recorded.prepare(i).args[0]["w"][0, 0]) for i in range(3)] == [0.5, 0.25, 0.125]

@@ -122,6 +122,19 @@ def test_what_a_replay_prints(capsys: pytest.CaptureFixture[str], file: Path):
     assert "div of 0 and 0 is nan at test_replay.py" in replayed(capsys, file, "--where")[1]
 
 
+def test_where_shows_the_line_of_an_exception(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    recorder = graftax.record(refusing, on=(), dir=tmp_path)
+    with pytest.raises(KeyError):
+        recorder(jnp.ones(2))
+    recorder.save(tmp_path / "file")
+    text = replayed(capsys, tmp_path / "file", "--where")[1]
+    assert "KeyError: 'no such layer'" in text and "in refusing" in text
+
+
+def refusing(x: Any) -> Any:
+    raise KeyError("no such layer")
+
+
 def test_a_damaged_file_is_refused(capsys: pytest.CaptureFixture[str], file: Path):
     content = file.read_bytes()
     for at in (len(content) - 5, content.index(b"structures") + 40, 20):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -32,12 +33,27 @@ def replay(path: Path, plain: bool = False, where: bool = False) -> int:
     print(f"{header['name']}: {header['what']}; {len(recorded)} recorded call{'s' * (len(recorded) != 1)}")
     for note in recorded.notes:
         print(f"note: {note}")
-    if where:
-        print(recorded.where())
-        return 0
+    try:
+        return _where(recorded) if where else _run(recorded, plain)
+    except GraftaxError as error:
+        print(f"graftax replay: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(recorded: RecordedCalls, plain: bool) -> int:
     status = 0
     for number in range(len(recorded)):
         outcome = recorded.run(number, plain)
         status |= bool(outcome.differences)
         print(f"call {number + 1} of {len(recorded)}: {outcome}")
     return status
+
+
+def _where(recorded: RecordedCalls) -> int:
+    try:
+        print(recorded.where())
+    except GraftaxError:
+        raise
+    except Exception as error:  # of the function itself, at its own line
+        traceback.print_exception(error, limit=-1)
+    return 0

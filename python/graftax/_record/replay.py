@@ -125,7 +125,7 @@ class RecordedCalls:
             return loads(structures, changed)
         except GraftaxError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script may end itself
             raise GraftaxError(NOT_FOUND.format(name=name, error=f"{type(error).__name__}: {error}")) from error
         finally:
             Paused.now = False
@@ -140,8 +140,12 @@ class RecordedCalls:
             plain: the plain function will run, which draws its random numbers in the call.
         """
         call = self._data["calls"][number]
-        leaves = _placed(list(self._leaves[number].values()), call["shardings"])
-        roots = _core.unflatten_roots(graphdef_from_state(call["graphdef"]), leaves)
+        try:
+            leaves = _placed(list(self._leaves[number].values()), call["shardings"])
+            roots = _core.unflatten_roots(graphdef_from_state(call["graphdef"]), leaves)
+        except Exception as error:  # a class has changed, or there are fewer devices
+            error_line = f"its arguments cannot be rebuilt: {error_text(error)}"
+            raise GraftaxError(NOT_FOUND.format(name=self.header["name"], error=error_line)) from error
         count = len(roots) - len(call["cells"]) - len(call["globals"]) - len(call["origins"])
         arguments, rest = roots[:count], iter(roots[count:])
         cells = dict(zip(call["cells"], itertools.islice(rest, len(call["cells"])), strict=True))
