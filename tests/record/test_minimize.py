@@ -101,11 +101,20 @@ def test_the_script_has_what_fails(tmp_path: Path, function: Callable[..., Any],
     assert run.returncode == 1 and "AssertionError: a result is not finite, and all inputs are" in run.stderr
 
 
-def test_the_state_of_this_process_stays(tmp_path: Path):
-    path = recorded(in_layers, tmp_path, jnp.full(8, 0.5))
+def test_the_state_of_this_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = recorded(with_a_constant, tmp_path, jnp.full(8, 0.5))
     STATE["scale"] = after = jnp.float32(7)
-    graftax.minimize(path)
-    assert STATE["scale"] is after
+    monkeypatch.setattr(sys.modules[__name__], "SHIFT", 0)
+    assert graftax.minimize(path).operations == ["log"]
+    assert STATE["scale"] is after and SHIFT == 0
+
+
+SHIFT = 2
+
+
+def with_a_constant(x: Any) -> Any:
+    STATE["scale"] = STATE["scale"] * 2
+    return jnp.log(x - SHIFT) * STATE["scale"]
 
 
 def test_an_operation_without_a_public_name_is_exported(tmp_path: Path):

@@ -74,14 +74,14 @@ def minimize(path: str | os.PathLike[str], script: str | os.PathLike[str] | None
         ['log']
     """
     path = os.fspath(path)
-    recorded = RecordedCalls(path)
-    traced = _traced(recorded)
-    part, count = _failing_part(traced, path)
-    part = with_smaller_arrays(part)
-    cause = str(traced.report.cause or "")
-    title = f"A part of {recorded.header['name']} that fails. {cause}\n\nBy graftax.minimize, JAX {jax.__version__}.\n"
-    script = os.fspath(script) if script is not None else str(Path(path).with_suffix(".py"))
-    text = _proven(part, title, script, recorded.header["name"])
+    with contextlib.closing(RecordedCalls(path)) as recorded:
+        traced, name = _traced(recorded), recorded.header["name"]
+        part, count = _failing_part(traced, path)
+        part = with_smaller_arrays(part)
+        cause = str(traced.report.cause or "")
+        title = f"A part of {name} that fails. {cause}\n\nBy graftax.minimize, JAX {jax.__version__}.\n"
+        script = os.fspath(script) if script is not None else str(Path(path).with_suffix(".py"))
+        text = _proven(part, title, script, name)
     operations = [step.equation.primitive.name for step in part.steps]
     return Minimized(script, text, operations, count, cause)
 

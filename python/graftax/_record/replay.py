@@ -104,7 +104,8 @@ class RecordedCalls:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.header = _header(self.path)
-        self.notes = list(_prepare(self.header))
+        self._undo: list[Callable[[], Any]] = []
+        self.notes = list(_prepare(self.header, self._undo))
         content = load(self.path)
         if hashlib.sha256(content["structures"]).hexdigest() != self.header["digest"]:
             raise LoadError(DAMAGED.format(path=self.path, what="the structures"))
@@ -114,7 +115,7 @@ class RecordedCalls:
                 raise LoadError(DAMAGED.format(path=self.path, what="the arrays"))
         self._data = self._load_structures(content["structures"])
         self.notes += _changed_functions(self.header["functions"])
-        self.notes += _set_constants(self._data["constants"])
+        self.notes += _set_constants(self._data["constants"], self._undo)
 
     def _load_structures(self, structures: bytes) -> dict[str, Any]:
         name, changed = self.header["name"], list[CodeName]()
@@ -132,6 +133,12 @@ class RecordedCalls:
 
     def __len__(self) -> int:
         return len(self._leaves)
+
+    def close(self) -> None:
+        """Gives the settings and the constants of this process their own values again."""
+        for give_back in reversed(self._undo):
+            give_back()
+        self._undo.clear()
 
     def prepare(self, number: int, plain: bool = False) -> Prepared:
         """Rebuilds the inputs of a call, and puts what the function captures into its place.
@@ -219,7 +226,7 @@ def _header(path: str) -> dict[str, Any]:
 # ---- the process around the call
 
 
-def _prepare(header: dict[str, Any]) -> Iterator[str]:
+def _prepare(header: dict[str, Any], undo: list[Callable[[], Any]]) -> Iterator[str]:
     """Makes this process like the one that recorded, as far as that is possible; yields what differs."""
     for folder in header["folders"]:
         if folder not in sys.path and os.path.isdir(folder):
@@ -227,10 +234,10 @@ def _prepare(header: dict[str, Any]) -> Iterator[str]:
     if header["flags"] and "XLA_FLAGS" not in os.environ:
         os.environ["XLA_FLAGS"] = header["flags"]  # read when JAX first looks for devices
     if jax.config.jax_enable_x64 != header["x64"]:
-        jax.config.update("jax_enable_x64", header["x64"])
+        _change_setting("jax_enable_x64", str(header["x64"]), undo)
     here = environment()
     for name, recorded in header["settings"].items():
-        if here["settings"].get(name, recorded) != recorded and not _change_setting(name, recorded):
+        if here["settings"].get(name, recorded) != recorded and not _change_setting(name, recorded, undo):
             yield DIFFERENT.format(name=name, recorded=recorded, here=here["settings"][name])
     for name, recorded in header["versions"].items():
         if here["versions"][name] != recorded:
@@ -240,11 +247,13 @@ def _prepare(header: dict[str, Any]) -> Iterator[str]:
             yield DIFFERENT.format(name=text, recorded=header[name] or _MISSING_TEXT, here=here[name] or _MISSING_TEXT)
 
 
-def _change_setting(name: str, text: str) -> bool:
+def _change_setting(name: str, text: str, undo: list[Callable[[], Any]]) -> bool:
     """Gives a setting of JAX the value with this text. False if that is not possible."""
     match = re.fullmatch(r"<\w+\.\w+: (.*)>", text)  # of an enum
     try:
+        before = getattr(jax.config, name)
         jax.config.update(name, ast.literal_eval(match[1] if match else text))
+        undo.append(functools.partial(jax.config.update, name, before))
     except Exception:  # no literal, no such setting, or one that is read-only
         return False
     return True
@@ -274,13 +283,14 @@ def _change_text(recorded: dict[str, str], code: types.CodeType) -> str:
     return CHANGED_SOMEHOW.format(name=recorded["name"])
 
 
-def _set_constants(constants: Sequence[tuple[Any, str, Any]]) -> Iterator[str]:
+def _set_constants(constants: Sequence[tuple[Any, str, Any]], undo: list[Callable[[], Any]]) -> Iterator[str]:
     """Sets the numbers and texts that the code reads to what they were."""
     for holder, name, value in constants:
         here = value_at(holder, name)
         if repr(here) != repr(value):  # a nan is not equal to itself
             origin = Origin(holder, name)
             yield SET.format(name=origin.text(), here=_MISSING_TEXT if here is MISSING else here, recorded=value)
+            undo.append(functools.partial(origin.put, here))
             origin.put(value)
 
 
