@@ -22,7 +22,7 @@ The public names, by what they are for:
 - Edit graphs:
   at, partition, combine, update, copy, equal, cast, map_leaves, flatten, unflatten, to_dict, from_dict, tree
 - Inspect:
-  show, explain, log_recompiles, assert_max_traces, find, shared, count, diff, nonfinite, memory
+  show, explain, log_recompiles, assert_max_traces, find, shared, count, diff, nonfinite, record, minimize, memory
 - Save:
   save, load, peek, Checkpoints, export
 - Scale:
@@ -60,7 +60,9 @@ from graftax._jit.api import filter_jit, jit
 from graftax._jit.explain import assert_max_traces, explain
 from graftax._jit.multihost_check import check_hosts
 from graftax._memory.memory import memory
+from graftax._record.minimize import minimize
 from graftax._record.nonfinite import nonfinite
+from graftax._record.recorder import record
 from graftax._sharding.rules import Rules, fsdp
 from graftax._show import show
 from graftax._training.array_maps import cast, count, ema, map_leaves
@@ -80,6 +82,7 @@ from graftax.errors import MissedDonationWarning as MissedDonationWarning
 from graftax.errors import MutationError as MutationError
 from graftax.errors import RecompileError as RecompileError
 from graftax.errors import RecompileWarning as RecompileWarning
+from graftax.errors import RecordedCallWarning as RecordedCallWarning
 from graftax.errors import StructureError as StructureError
 from graftax.errors import UnknownInterpreterWarning as UnknownInterpreterWarning
 from graftax.errors import UnpicklableError as UnpicklableError
@@ -115,11 +118,13 @@ from graftax.types import GraphDef as GraphDef
 from graftax.types import Jitted as Jitted
 from graftax.types import Lowered as Lowered
 from graftax.types import MemoryReport as MemoryReport
+from graftax.types import Minimized as Minimized
 from graftax.types import NonfiniteReport as NonfiniteReport
 from graftax.types import Optimizer as Optimizer
 from graftax.types import Packed as Packed
 from graftax.types import Path as Path
 from graftax.types import RecompileLog as RecompileLog
+from graftax.types import Recorder as Recorder
 from graftax.types import Ref as Ref
 from graftax.types import Traced as Traced
 
@@ -135,7 +140,7 @@ __all__ += ["optimizer", "labels", "Streams", "ema"]
 __all__ += ["at", "partition", "combine", "update", "copy", "equal", "cast", "map_leaves", "flatten", "unflatten"]
 __all__ += ["to_dict", "from_dict", "tree"]
 __all__ += ["show", "explain", "log_recompiles", "assert_max_traces", "find", "shared", "count", "diff"]
-__all__ += ["nonfinite", "memory"]
+__all__ += ["nonfinite", "record", "minimize", "memory"]
 __all__ += ["save", "load", "peek", "Checkpoints", "export"]
 __all__ += ["Rules", "fsdp", "shard", "pack", "check_hosts"]
 __all__ += ["Module", "field", "register", "register_static"]

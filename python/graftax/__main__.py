@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `python -m graftax run | demo | bench | doctor | explain`."""
+"""The command line: `python -m graftax run | replay | demo | bench | doctor | explain`."""
 
 import argparse
 import importlib
@@ -40,6 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("script", help="the script; what follows are its own arguments")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
 
+    replay = commands.add_parser("replay", help="run calls of graftax.record again, and compare the results")
+    replay.add_argument("file", type=Path)
+    replay.add_argument("--plain", action="store_true", help="run the plain function, without jit")
+    replay.add_argument("--where", action="store_true", help="name the operation that made the first nan or infinity")
+
     options, rest = parser.parse_known_args(argv)
     if options.command == "run":
         from graftax._cli.run import run as run_script
@@ -53,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from graftax._cli.doctor import doctor
 
         return doctor()
+    if options.command == "replay":
+        from graftax._cli.replay import replay as replay_file
+
+        return replay_file(options.file, options.plain, options.where)
     if options.command == "explain":
         return explain_logs(options.log, options.out)
     from graftax._cli.demo import main as run_demo

@@ -13,7 +13,9 @@ from graftax._jit.cache import CacheInfo
 from graftax._jit.jitted import Jitted
 from graftax._jit.stages import Compiled, Lowered, Traced
 from graftax._memory.report import ArrayMemory, MemoryReport
+from graftax._record.minimize import Minimized
 from graftax._record.nonfinite import NonfiniteReport
+from graftax._record.recorder import Recorder
 from graftax._training.optimizer import Optimizer
 
 __all__ = [
@@ -28,11 +30,13 @@ __all__ = [
     "Jitted",
     "Lowered",
     "MemoryReport",
+    "Minimized",
     "NonfiniteReport",
     "Optimizer",
     "Packed",
     "Path",
     "RecompileLog",
+    "Recorder",
     "Ref",
     "Traced",
 ]

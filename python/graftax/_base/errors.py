@@ -57,6 +57,10 @@ class MissedDonationWarning(UserWarning):
     """With `donate="auto"`, more than 100 MB are kept because something else refers to them. Off by default."""
 
 
+class RecordedCallWarning(UserWarning):
+    """A call of a function of `graftax.record` went wrong, and a file with it was written, or could not be."""
+
+
 class UntiedWarning(UserWarning):
     """Objects or arrays that are shared in the caller's objects became separate copies."""
 

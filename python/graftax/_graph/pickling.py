@@ -23,7 +23,7 @@ from graftax._graph.structure import Structure
 CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
 
 _MAX_WRAPPERS = 8  # around a function
-_NAMELESS = (
+NAMELESS = (
     types.FunctionType,
     types.CellType,
     types.MethodType,
@@ -116,7 +116,7 @@ def name_for_pickle(value: Any, sentinels: Sentinels | None = None) -> Any:
         return _name_in_wrapper(value) or value
     if isinstance(value, inspect.Signature):
         return _name_in_object(value)
-    if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
+    if isinstance(value, (type, *NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
         return value  # pickle handles these itself
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", getattr(value, "__name__", None))
@@ -220,7 +220,7 @@ def picklable(program: _core.GraphDef | _core.Outcome, title: str) -> tuple[Any,
     except Exception:  # find out which part fails, for its path
         structure = Structure(program)
         for row in structure.rows:
-            cls = row.type if row.type not in _NAMELESS else None
+            cls = row.type if row.type not in NAMELESS else None
             for part in (cls, row.value):
                 try:
                     pickle.dumps(name_for_pickle(part))

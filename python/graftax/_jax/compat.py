@@ -512,6 +512,11 @@ def run_equation(equation: Any, operands: list[Any]) -> list[Any]:
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
+def closed(jaxpr: Any) -> Any:
+    """A closed Jaxpr of one without constants."""
+    return _jax_core.ClosedJaxpr(jaxpr, ())
+
+
 def scan_parts(equation: Any) -> tuple[int, int]:
     """(how many operands of a scan are constants, how many are carried). JAX 0.12 says it with trees."""
     params = equation.params

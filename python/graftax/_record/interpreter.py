@@ -15,8 +15,8 @@ from graftax._record.consumers import is_of_derivative
 from graftax._record.marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
 from graftax._record.origin import Enclosing, Origin, origin_of_constant, origin_of_equation
 
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"})
-_WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"})
+WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 _DETAILED = 8  # iterations of one loop that are opened; for later ones the marks of the inputs say enough
 
 Jaxpr = Any
@@ -38,24 +38,24 @@ class Interpreter:
         for variable, constant in zip(jaxpr.constvars, constants, strict=True):
             values[variable] = Value(constant)
         fresh = {variable for variable in jaxpr.constvars if not are_finite(values[variable].data)}
-        last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not _is_literal(v)}
-        kept = {v for v in jaxpr.outvars if not _is_literal(v)}
+        last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not is_literal(v)}
+        kept = {v for v in jaxpr.outvars if not is_literal(v)}
         for i, equation in enumerate(jaxpr.eqns):
             operands = [self._read(equation, jaxpr, values, fresh, v) for v in equation.invars]
             outputs = self._equation(jaxpr, equation, operands)
             values.update(zip(equation.outvars, outputs, strict=True))
             for v in equation.invars:
-                if not _is_literal(v) and last_use.get(v) == i and v not in kept:
+                if not is_literal(v) and last_use.get(v) == i and v not in kept:
                     values.pop(v, None)
-        return [Value(v.val) if _is_literal(v) else values[v] for v in jaxpr.outvars]
+        return [Value(v.val) if is_literal(v) else values[v] for v in jaxpr.outvars]
 
     def _read(self, equation: Any, jaxpr: Jaxpr, values: dict[Any, Value], fresh: set[Any], v: Any) -> Value:
-        if not _is_literal(v) and v not in fresh:
+        if not is_literal(v) and v not in fresh:
             return values[v]
-        data = v.val if _is_literal(v) else values[v].data
+        data = v.val if is_literal(v) else values[v].data
         if not _is_floating_number(data) or np.isfinite(np.asarray(data)).all():
             return Value(data)
-        key = ("constant", id(equation) if _is_literal(v) else id(v))
+        key = ("constant", id(equation) if is_literal(v) else id(v))
         bit = self._bit(key, lambda: origin_of_constant(equation, self._enclosing(), data))
         return Value(data, np.where(np.isfinite(np.asarray(data)), 0, bit).astype(np.uint32))
 
@@ -71,6 +71,12 @@ class Interpreter:
             self.in_refs[id(data)] = bit
             return Value(data)
         return Value(data, np.where(np.isfinite(host), 0, bit).astype(np.uint32))
+
+    def place_of(self, origin: Origin) -> tuple[int, ...]:
+        """The ids of the equations that an origin is in, outermost first, and its own; empty for an argument."""
+        number = self.origins.index(origin)
+        kind, *ids = next(key for key, value in self._numbers.items() if value == number)
+        return (*ids[1:], ids[0]) if kind == "equation" else ()
 
     def _bit(self, key: Any, describe: Callable[[], Origin], causes: int = 0) -> int:
         number = self._numbers.get(key)
@@ -99,8 +105,8 @@ class Interpreter:
         name, params = equation.primitive.name, equation.params
         if name in ("debug_callback", "debug_print"):  # it has printed when the call was made
             return []
-        if name in _CALLS or name in _WITH_RULES:
-            inner = _first(params, "jaxpr", "call_jaxpr", "fun_jaxpr")
+        if name in CALLS or name in WITH_RULES:
+            inner = first_param(params, "jaxpr", "call_jaxpr", "fun_jaxpr")
             if inner is not None:
                 return self._inside(jaxpr, Enclosing(equation), lambda: self._closed(inner, inputs))
         if name == "cond":
@@ -214,7 +220,7 @@ class Interpreter:
         return run
 
 
-def _is_literal(v: Any) -> bool:
+def is_literal(v: Any) -> bool:
     return isinstance(v, jax.extend.core.Literal)
 
 
@@ -226,7 +232,7 @@ def _has_nan(x: Any) -> bool:
     return _is_floating_number(x) and bool(np.isnan(np.asarray(x)).any())
 
 
-def _first(params: dict[str, Any], *names: str) -> Any:
+def first_param(params: dict[str, Any], *names: str) -> Any:
     return next((params[name] for name in names if name in params), None)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,9 +42,11 @@ class Value(NamedTuple):
 
 
 def is_floating(x: Any) -> bool:
-    if isinstance(x, ref_types):
-        return False
-    dtype = getattr(x, "dtype", None)
+    return not isinstance(x, ref_types) and is_floating_dtype(getattr(x, "dtype", None))
+
+
+@functools.lru_cache(maxsize=64)
+def is_floating_dtype(dtype: Any) -> bool:
     return dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
 
 

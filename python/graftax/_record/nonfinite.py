@@ -6,7 +6,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -100,6 +100,20 @@ def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Non
         ('-1',)
     """
     jitted = cast("Jitted[..., Any]", function if isinstance(function, Jitted) else jit(function))
+    return trace_origins(jitted, args, kwargs).report
+
+
+class TracedOrigins(NamedTuple):
+    """The program of a call, its inputs, and where its non-finite values come from."""
+
+    jaxpr: Any
+    leaves: list[Any]
+    interpreter: Interpreter
+    report: NonfiniteReport
+
+
+def trace_origins(jitted: Jitted[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedOrigins:
+    """Runs the equations of a call."""
     # Whatever jit has found out about the function's reads is in the stage by now.
     traced = jitted.trace(*args, **kwargs)
     staging, jaxpr = traced._staging, traced.jaxpr  # pyright: ignore[reportPrivateUsage]
@@ -113,7 +127,7 @@ def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Non
     for name, value in zip(names, inputs, strict=True):
         if isinstance(value.data, ref_types) and not are_finite(value.data[...]):
             named.append((name, Value(value.data, np.asarray(interpreter.in_refs.get(id(value.data), 0)))))
-    return _report(interpreter, staging.plan.name, named)
+    return TracedOrigins(jaxpr, leaves, interpreter, _report(interpreter, staging.plan.name, named))
 
 
 def _leaves(staging: Staging, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

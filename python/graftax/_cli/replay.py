@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m graftax replay FILE`: the calls that `graftax.record` has kept, once more."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+from graftax._record.replay import RecordedCalls
+from graftax.errors import GraftaxError, ImpureCallWarning
+
+
+def replay(path: Path, plain: bool = False, where: bool = False) -> int:
+    """Runs the calls of a file.
+
+    Args:
+        path: the file.
+        plain: runs the function itself, without jit.
+        where: names the operation that made the first nan or infinity of the last call.
+
+    Returns:
+        the exit status: 0 if all is as recorded, 1 if not, 2 if it cannot be run.
+    """
+    warnings.simplefilter("ignore", ImpureCallWarning)  # its numbers are those of the recorded call
+    try:
+        recorded = RecordedCalls(path)
+    except (GraftaxError, OSError) as error:
+        print(f"graftax replay: {error}", file=sys.stderr)
+        return 2
+    header = recorded.header
+    print(f"{header['name']}: {header['what']}; {len(recorded)} recorded call{'s' * (len(recorded) != 1)}")
+    for note in recorded.notes:
+        print(f"note: {note}")
+    try:
+        return _where(recorded) if where else _run(recorded, plain)
+    except GraftaxError as error:
+        print(f"graftax replay: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(recorded: RecordedCalls, plain: bool) -> int:
+    status = 0
+    for number in range(len(recorded)):
+        outcome = recorded.run(number, plain)
+        status |= bool(outcome.differences)
+        print(f"call {number + 1} of {len(recorded)}: {outcome}")
+    return status
+
+
+def _where(recorded: RecordedCalls) -> int:
+    try:
+        print(recorded.where())
+    except GraftaxError:
+        raise
+    except Exception as error:  # of the function itself, at its own line
+        traceback.print_exception(error, limit=-1)
+    return 0

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes recorded calls to a file of `graftax.save`: the arrays of each call by name, and bytes with the structures.
+
+Its metadata have what can be read without running any code: versions, settings, digests, the source of the functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from graftax import _core
+from graftax._base.errors import GraftaxError, UnpicklableError
+from graftax._base.missing import MISSING
+from graftax._capture.bytecode import is_users, is_users_class, is_users_scope
+from graftax._capture.origin import Origin
+from graftax._capture.read_set import ReadSet
+from graftax._export.digest import code_digest
+from graftax._export.holders import value_at
+from graftax._export.programs import settings_tokens
+from graftax._graph.pickling import NAMELESS
+from graftax._graph.structure import Structure, place_name
+from graftax._io import save
+from graftax._jax.compat import ref_types
+from graftax._jit.leaf_names import leaf_names
+from graftax._record.code_pickle import Template, dumps, main_file, source_of
+from graftax._record.snapshot import Snapshot
+
+NOT_WRITABLE = "{path}: {value} can be neither written nor found by name in another process: {error}"
+FORMAT = 1
+
+_STATICS, _FUNCTION = 5, int(_core.How.function)  # in the state of a GraphDef
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def write_calls(path: str, calls: Sequence[Snapshot], what: str, reads: ReadSet | None) -> None:
+    """Writes calls of one function; the last one is that which went wrong.
+
+    Args:
+        what: has happened, for people.
+        reads: what the code of the function reads.
+
+    Raises:
+        GraftaxError: for a value that cannot be written, at its path.
+    """
+    target = calls[-1].target
+    function = target.function
+    structures = dumps(
+        {
+            "function": Template(function) if calls[-1].plan.options.captured else function,
+            "way": target.way,
+            "prefix": target.prefix,
+            "options": target.options,
+            "constants": list(_constants(reads)),
+            "calls": [_call_data(call) for call in calls],
+        }
+    )
+    header = {
+        "format": FORMAT,
+        "what": what,
+        "name": calls[-1].plan.name,
+        "digest": hashlib.sha256(structures).hexdigest(),
+        "calls": [
+            {"inputs": leaf_digests(call.leaves), "results": _results(call), "raised": call.raised} for call in calls
+        ],
+        **environment(),
+        "script": _script(calls[-1].line) if b"__main__" in structures else None,
+        "functions": _functions(function, reads),
+    }
+    leaves = [dict(zip(unique_names(call.graphdef, call.names), call.leaves, strict=True)) for call in calls]
+    save(path, {"calls": leaves, "structures": structures}, metadata={"recorded": json.dumps(header)})
+
+
+def unique_names(graphdef: _core.GraphDef, roots: tuple[str, ...]) -> list[str]:
+    """One distinct name a leaf."""
+    names = leaf_names(graphdef, roots)
+    return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names)]
+
+
+# ---- one call
+
+
+def _call_data(call: Snapshot) -> dict[str, Any]:
+    signature = call.plan.signature
+    return {
+        "layout": call.layout,
+        "names": call.names,
+        "graphdef": _state(call.graphdef, call.names),
+        "cells": signature.cells,
+        "globals": signature.globals,
+        "origins": [_origin_data(origin) for origin in signature.origins],
+        "shardings": [(i, x.sharding) for i, x in enumerate(call.leaves) if isinstance(x, jax.Array) and _is_placed(x)],
+        "draws": call.draws,
+    }
+
+
+def _is_placed(array: jax.Array) -> bool:
+    return array.committed or len(array.sharding.device_set) > 1
+
+
+def _origin_data(origin: Origin) -> tuple[Any, str | None, bool] | None:
+    """The holder, as a pickle writes it, with the name; None for what only this process has."""
+    if isinstance(origin.holder, dict):
+        module = origin.holder.get("__name__")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if vars(sys.modules.get(module or "", types.ModuleType(""))) is not origin.holder:  # pyright: ignore[reportUnknownArgumentType]
+            return None
+    try:
+        dumps(origin.holder)
+    except GraftaxError:
+        return None
+    return origin.holder, origin.name, origin.assigned
+
+
+def _state(graphdef: _core.GraphDef, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """The state of a structure, in which functions whose parts are children are templates.
+
+    Raises:
+        UnpicklableError: names the path of a value that cannot be written.
+    """
+    state = graphdef._state()  # pyright: ignore[reportPrivateUsage]
+    statics = tuple(
+        (how, Template(value) if how == _FUNCTION and isinstance(value, types.FunctionType) else value, *rest)
+        for how, value, *rest in state[_STATICS]
+    )
+    state = (*state[:_STATICS], statics, *state[_STATICS + 1 :])
+    try:
+        dumps(state)
+    except UnpicklableError:
+        structure = Structure(graphdef)
+        for row in structure.rows:
+            value = Template(row.value) if isinstance(row.value, types.FunctionType) else row.value
+            cls = None if row.type in NAMELESS else row.type
+            for part in (cls, value):
+                try:
+                    dumps(part)
+                except UnpicklableError as error:
+                    path = place_name(structure.root_path(row), names)
+                    text = f"a {type(row.value).__qualname__}" if part is value else f"the class {part!r}"
+                    raise UnpicklableError(NOT_WRITABLE.format(path=path, value=text, error=error)) from None
+        raise
+    return state
+
+
+# ---- what a replay compares
+
+
+def leaf_digests(leaves: Sequence[Any]) -> list[str]:
+    """A text for each leaf that is the same for the same bits."""
+    return [_leaf_digest(leaf) for leaf in leaves]
+
+
+def _leaf_digest(leaf: Any) -> str:
+    if isinstance(leaf, _PLAIN):
+        return f"{type(leaf).__name__} {leaf!r}"
+    content = leaf[...] if isinstance(leaf, ref_types) else leaf
+    if isinstance(content, jax.Array) and content.is_deleted():
+        return ""
+    if isinstance(content, jax.Array) and jax.numpy.issubdtype(content.dtype, jax.dtypes.prng_key):
+        content = jax.random.key_data(content)
+    host = np.ascontiguousarray(np.asarray(content))
+    text = f"{host.dtype}[{','.join(map(str, np.shape(content)))}]"
+    value = f" {host.reshape(-1)[0]!s}" if host.size == 1 else ""
+    return f"{text}{value} {hashlib.sha256(host.tobytes()).hexdigest()[:16]}"
+
+
+def results_data(graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[Any]) -> dict[str, Any]:
+    """What is compared of the results of a call: the structure, and each leaf by its name."""
+    digests = dict(zip(unique_names(graphdef, names), leaf_digests(leaves), strict=True))
+    return {"structure": graphdef.fingerprint(), "leaves": digests}
+
+
+def _results(call: Snapshot) -> dict[str, Any] | None:
+    return None if call.after is None else results_data(call.after, call.after_names, call.after_leaves)
+
+
+# ---- what a call depends on besides
+
+
+def _constants(reads: ReadSet | None) -> Iterator[tuple[Any, str, Any]]:
+    """(holder, name, value) of the numbers and texts that the user's code reads as globals and class attributes."""
+    for holder, name in [] if reads is None else list(reads._bindings):  # pyright: ignore[reportPrivateUsage]
+        if isinstance(holder, type):
+            is_users_own = is_users_class(holder) and name in vars(holder)
+        else:
+            is_users_own = (
+                type(holder) is dict and "__name__" in holder and is_users_scope(cast("dict[str, Any]", holder))
+            )
+        value = value_at(holder, name) if is_users_own else MISSING
+        if type(value) in _PLAIN and not name.startswith("__"):
+            with contextlib.suppress(GraftaxError):
+                dumps(holder)
+                yield holder, name, value
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices and settings, as texts."""
+    devices, packages = jax.devices(), ("graftax", "jax", "jaxlib", "numpy")
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in packages},
+        },
+        "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+        "settings": settings_tokens(),
+        "x64": bool(jax.config.jax_enable_x64),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+        "folders": [os.path.abspath(folder) for folder in sys.path if not _is_installed(folder)],
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get(package), "__version__", ""))
+
+
+def _is_installed(folder: str) -> bool:
+    standard = os.path.realpath(sysconfig.get_paths()["stdlib"])
+    path = os.path.realpath(folder)
+    return path.startswith(standard) or "site-packages" in path or path.endswith(".zip")
+
+
+def _script(line: int | None) -> dict[str, Any] | None:
+    """The file of the script, and the line of its top-level statement that made the call."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    file = main_file()
+    return {"file": file, "line": line, "package": getattr(spec, "parent", None), "argv": sys.argv} if file else None
+
+
+def _functions(function: types.FunctionType, reads: ReadSet | None) -> list[dict[str, str]]:
+    """The user's functions that a call runs, with their source texts."""
+    others = [] if reads is None else list(reads._functions.values())  # pyright: ignore[reportPrivateUsage]
+    functions = {id(f.__code__): f for f in (function, *others) if _is_in_users_file(f)}
+    return [
+        {
+            "module": f.__module__,
+            "name": f.__qualname__,
+            "file": f.__code__.co_filename,
+            "line": str(f.__code__.co_firstlineno),
+            "digest": code_digest(f.__code__),
+            "source": source_of(f),
+        }
+        for f in functions.values()
+    ]
+
+
+def _is_in_users_file(function: types.FunctionType) -> bool:
+    file = function.__code__.co_filename
+    return is_users(file) and os.path.isfile(file)

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs recorded calls again, in any process that finds their functions."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import inspect
+import itertools
+import json
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._base.missing import MISSING
+from graftax._capture.bytecode import content, fill
+from graftax._capture.origin import Origin
+from graftax._export.digest import code_digest
+from graftax._export.holders import value_at
+from graftax._graph.pickling import graphdef_from_state
+from graftax._io import LoadError, load, peek
+from graftax._jit.donation import is_gone
+from graftax._jit.jitted import Jitted
+from graftax._record.call_file import FORMAT, environment, leaf_digests, results_data, unique_names
+from graftax._record.code_pickle import CodeName, find_code, loads, main_file
+from graftax._record.marks import are_finite
+from graftax._record.nonfinite import NonfiniteReport, nonfinite
+from graftax._record.recorder import Paused
+from graftax._record.script_module import load_script
+from graftax._record.snapshot import error_text, graph_after, kept_leaf, set_random_state
+
+NOT_A_RECORDING = "{path} has no recorded calls: graftax.record writes such files when a call goes wrong"
+LATER = "{path} was written by a later version of graftax ({version}), and this one is {own}: update graftax"
+DAMAGED = "{path} is damaged: {what} are not what was written"
+NOT_FOUND = "{name} cannot be run again: {error}"
+CHANGED = "{name} has changed since the call was recorded: line {line} was {old!r}, is {new!r}"
+CHANGED_SOMEHOW = "{name} has changed since the call was recorded"
+DIFFERENT = "{name} was {recorded}, is {here}"
+SET = "{name} is {here!r} in its module; it is set to {recorded!r}, as it was recorded"
+
+_MISSING_TEXT = "nothing"
+
+
+class Outcome:
+    """What a call did when it ran again.
+
+    Attributes:
+        differences: from what was recorded; empty where all is equal, bit for bit.
+        nonfinite: the key paths of results that are not finite.
+        raised: the class and a line of what it raised.
+    """
+
+    def __init__(self, differences: list[str], nonfinite: list[str], raised: str) -> None:
+        self.differences, self.nonfinite, self.raised = differences, nonfinite, raised
+
+    def __str__(self) -> str:
+        parts = ["differs from what was recorded" if self.differences else "equal to what was recorded, bit for bit"]
+        parts += [f"raises {self.raised}"] if self.raised else []
+        parts += [f"not finite: {', '.join(self.nonfinite)}"] if self.nonfinite else []
+        return "\n  ".join(["; ".join(parts), *self.differences])
+
+
+class Prepared:
+    """A recorded call whose inputs are where the function finds them.
+
+    Attributes:
+        jitted: the function, bound to its object.
+        args, kwargs: of the call.
+    """
+
+    def __init__(self, jitted: Jitted[..., Any], plain: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]):
+        self.jitted, self.plain, self.args, self.kwargs = jitted, plain, args, kwargs
+        self.current: Callable[[], tuple[Any, ...]] = tuple  # the roots as they are now
+        self.undo: list[Callable[[], Any]] = []  # what gives the names that the code reads their own values again
+
+    def close(self) -> None:
+        """Gives the names that the function reads the values that they had before."""
+        for give_back in reversed(self.undo):
+            give_back()
+        self.undo.clear()
+
+
+class RecordedCalls:
+    """An opened file.
+
+    Attributes:
+        header: what can be read without running any code.
+        notes: differences from the process that recorded, for people.
+
+    Raises:
+        GraftaxError: if the file is damaged, of another kind, or its function cannot be found.
+        OSError: if it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.header = _header(self.path)
+        self._undo: list[Callable[[], Any]] = []
+        self.notes = list(_prepare(self.header, self._undo))
+        content = load(self.path)
+        if hashlib.sha256(content["structures"]).hexdigest() != self.header["digest"]:
+            raise LoadError(DAMAGED.format(path=self.path, what="the structures"))
+        self._leaves: list[dict[str, Any]] = content["calls"]
+        for call, leaves in zip(self.header["calls"], self._leaves, strict=True):
+            if leaf_digests(list(leaves.values())) != call["inputs"]:
+                raise LoadError(DAMAGED.format(path=self.path, what="the arrays"))
+        self._data = self._load_structures(content["structures"])
+        self.notes += _changed_functions(self.header["functions"])
+        self.notes += _set_constants(self._data["constants"], self._undo)
+
+    def _load_structures(self, structures: bytes) -> dict[str, Any]:
+        name, changed = self.header["name"], list[CodeName]()
+        Paused.now = True
+        try:
+            if self.header["script"] and self.header["script"]["file"] != main_file():
+                load_script(self.header["script"], name)
+            return loads(structures, changed)
+        except GraftaxError:
+            raise
+        except (Exception, SystemExit) as error:  # a script may end itself
+            raise GraftaxError(NOT_FOUND.format(name=name, error=f"{type(error).__name__}: {error}")) from error
+        finally:
+            Paused.now = False
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def close(self) -> None:
+        """Gives the settings and the constants of this process their own values again."""
+        for give_back in reversed(self._undo):
+            give_back()
+        self._undo.clear()
+
+    def prepare(self, number: int, plain: bool = False) -> Prepared:
+        """Rebuilds the inputs of a call, and puts what the function captures into its place.
+
+        Args:
+            plain: the plain function will run, which draws its random numbers in the call.
+        """
+        call = self._data["calls"][number]
+        try:
+            leaves = _placed(list(self._leaves[number].values()), call["shardings"])
+            roots = _core.unflatten_roots(graphdef_from_state(call["graphdef"]), leaves)
+        except Exception as error:  # a class has changed, or there are fewer devices
+            error_line = f"its arguments cannot be rebuilt: {error_text(error)}"
+            raise GraftaxError(NOT_FOUND.format(name=self.header["name"], error=error_line)) from error
+        count = len(roots) - len(call["cells"]) - len(call["globals"]) - len(call["origins"])
+        arguments, rest = roots[:count], iter(roots[count:])
+        cells = dict(zip(call["cells"], itertools.islice(rest, len(call["cells"])), strict=True))
+        function = _with_cells(self._data["function"], cells)
+        scope = function.__globals__
+        places = [Origin(scope, name) for name in call["globals"]]
+        places += [None if origin is None else Origin(*origin) for origin in call["origins"]]
+        captured = list(zip(places, rest, strict=True))
+        undo = [step for origin, value in captured for step in _install(origin, value)]
+        prefix, own = arguments[: self._data["prefix"]], list(arguments[self._data["prefix"] :])
+        jitted, function = _callables(self._data["way"], function, prefix, self._data["options"])
+        positional = jitted._plan.signature.positional + sum(call["layout"][:1]) - len(prefix)  # pyright: ignore[reportPrivateUsage]
+        keywords = call["names"][len(prefix) + positional : count]
+        prepared = Prepared(jitted, function, own[:positional], dict(zip(keywords, own[positional:], strict=True)))
+        inner = [*arguments, *cells.values()]
+        prepared.undo = undo
+        prepared.current = lambda: (*inner, *(_now(origin, value) for origin, value in captured))
+        _restore_random(prepared, call["draws"], plain)
+        return prepared
+
+    def run(self, number: int, plain: bool = False) -> Outcome:
+        """Runs a call again, and compares what it does with what was recorded."""
+        prepared = self.prepare(number, plain)
+        try:
+            return self._compare(prepared, number, plain)
+        finally:
+            prepared.close()
+
+    def _compare(self, prepared: Prepared, number: int, plain: bool) -> Outcome:
+        recorded, call = self.header["calls"][number], self._data["calls"][number]
+        plan = prepared.jitted._plan  # pyright: ignore[reportPrivateUsage]
+        try:
+            result = (prepared.plain if plain else prepared.jitted)(*prepared.args, **prepared.kwargs)
+            current = prepared.current()
+            leaves, graphdef, names = graph_after(plan, call["names"], current, result)
+            jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array) and not leaf.is_deleted()])
+            jax.effects_barrier()
+        except Exception as error:
+            raised = error_text(error)
+            return Outcome(_difference("the exception", recorded["raised"] or "none", raised), [], raised)
+        differences = _difference("the exception", recorded["raised"] or "none", "none")
+        if recorded["results"] is not None:
+            differences += _result_differences(recorded["results"], results_data(graphdef, names, leaves), plain)
+        named = zip(unique_names(graphdef, names), leaves, strict=True)
+        return Outcome(differences, [name for name, leaf in named if not is_gone(leaf) and not are_finite(leaf)], "")
+
+    def where(self, number: int = -1) -> NonfiniteReport:
+        """Which operation of a call made its first nan or infinity."""
+        prepared = self.prepare(range(len(self))[number])
+        try:
+            return nonfinite(prepared.jitted, *prepared.args, **prepared.kwargs)
+        finally:
+            prepared.close()
+
+
+def _header(path: str) -> dict[str, Any]:
+    text = peek(path).metadata.get("recorded")
+    if text is None:
+        raise GraftaxError(NOT_A_RECORDING.format(path=path))
+    try:
+        header = json.loads(text)
+        number = header["format"]
+    except (ValueError, KeyError, TypeError):
+        raise LoadError(DAMAGED.format(path=path, what="its metadata")) from None
+    if number > FORMAT:
+        own = environment()["versions"]["graftax"]
+        raise GraftaxError(LATER.format(path=path, version=header["versions"]["graftax"], own=own))
+    return header
+
+
+# ---- the process around the call
+
+
+def _prepare(header: dict[str, Any], undo: list[Callable[[], Any]]) -> Iterator[str]:
+    """Makes this process like the one that recorded, as far as that is possible; yields what differs."""
+    for folder in header["folders"]:
+        if folder not in sys.path and os.path.isdir(folder):
+            sys.path.append(folder)
+    if header["flags"] and "XLA_FLAGS" not in os.environ:
+        os.environ["XLA_FLAGS"] = header["flags"]  # read when JAX first looks for devices
+    if jax.config.jax_enable_x64 != header["x64"]:
+        _change_setting("jax_enable_x64", str(header["x64"]), undo)
+    here = environment()
+    for name, recorded in header["settings"].items():
+        if here["settings"].get(name, recorded) != recorded and not _change_setting(name, recorded, undo):
+            yield DIFFERENT.format(name=name, recorded=recorded, here=here["settings"][name])
+    for name, recorded in header["versions"].items():
+        if here["versions"][name] != recorded:
+            yield DIFFERENT.format(name=name, recorded=recorded, here=here["versions"][name])
+    for name, text in (("devices", "the number or kind of devices"), ("flags", "XLA_FLAGS")):
+        if here[name] != header[name]:
+            yield DIFFERENT.format(name=text, recorded=header[name] or _MISSING_TEXT, here=here[name] or _MISSING_TEXT)
+
+
+def _change_setting(name: str, text: str, undo: list[Callable[[], Any]]) -> bool:
+    """Gives a setting of JAX the value with this text. False if that is not possible."""
+    match = re.fullmatch(r"<\w+\.\w+: (.*)>", text)  # of an enum
+    try:
+        before = getattr(jax.config, name)
+        jax.config.update(name, ast.literal_eval(match[1] if match else text))
+        undo.append(functools.partial(jax.config.update, name, before))
+    except Exception:  # no literal, no such setting, or one that is read-only
+        return False
+    return True
+
+
+def _changed_functions(functions: Sequence[dict[str, str]]) -> Iterator[str]:
+    for recorded in functions:
+        name = CodeName(recorded["module"], recorded["name"], int(recorded["line"]), recorded["digest"])
+        try:
+            code = find_code(name)
+        except (ImportError, LookupError, OSError, SyntaxError, ValueError) as error:
+            yield f"{recorded['name']} is not there any more: {error}"
+            continue
+        if code_digest(code) != recorded["digest"]:
+            yield _change_text(recorded, code)
+
+
+def _change_text(recorded: dict[str, str], code: types.CodeType) -> str:
+    try:
+        source = inspect.getsource(code)
+    except OSError:
+        source = ""
+    lines = itertools.zip_longest(recorded["source"].splitlines(), source.splitlines(), fillvalue="")
+    for line, (old, new) in enumerate(lines, code.co_firstlineno):
+        if old != new and recorded["source"] and source:
+            return CHANGED.format(name=recorded["name"], line=line, old=old.strip(), new=new.strip())
+    return CHANGED_SOMEHOW.format(name=recorded["name"])
+
+
+def _set_constants(constants: Sequence[tuple[Any, str, Any]], undo: list[Callable[[], Any]]) -> Iterator[str]:
+    """Sets the numbers and texts that the code reads to what they were."""
+    for holder, name, value in constants:
+        here = value_at(holder, name)
+        if repr(here) != repr(value):  # a nan is not equal to itself
+            origin = Origin(holder, name)
+            yield SET.format(name=origin.text(), here=_MISSING_TEXT if here is MISSING else here, recorded=value)
+            undo.append(functools.partial(origin.put, here))
+            origin.put(value)
+
+
+# ---- the inputs of a call
+
+
+def _placed(leaves: list[Any], shardings: Sequence[tuple[int, Any]]) -> list[Any]:
+    """Copies of the leaves, which the call may change or delete; those that were put on devices are there again."""
+    leaves = [kept_leaf(leaf, True) for leaf in leaves]
+    for i, sharding in shardings:
+        leaves[i] = jax.device_put(leaves[i], sharding)
+    return leaves
+
+
+def _with_cells(function: types.FunctionType, cells: dict[str, types.CellType]) -> types.FunctionType:
+    """The function with rebuilt variables of enclosing calls."""
+    if not cells:
+        return function
+    names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    closure = tuple(cells.get(name, cell) for name, cell in names)
+    twin = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
+    twin.__defaults__, twin.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
+    vars(twin).update({name: value for name, value in vars(function).items() if name != "__wrapped__"})
+    return twin
+
+
+def _install(origin: Origin | None, value: Any) -> Iterator[Callable[[], Any]]:
+    """Gives a name that the code reads the recorded value, and a function its state; yields what undoes it."""
+    if origin is None:
+        return
+    if origin.name is not None:
+        yield functools.partial(origin.put, origin.value())
+        with contextlib.suppress(TypeError, AttributeError):  # a class that refuses it
+            origin.put(content(value) if origin.assigned else value)
+        return
+    function: Any = origin.holder
+    if function is value or not isinstance(value, types.FunctionType):
+        return
+    yield functools.partial(_set_state, function, *_state_of(function))
+    _set_state(function, *_state_of(value))
+
+
+def _state_of(function: types.FunctionType) -> tuple[Any, ...]:
+    cells = map(content, function.__closure__ or ())
+    return function.__defaults__, function.__kwdefaults__, dict(vars(function)), list(cells)
+
+
+def _set_state(
+    function: types.FunctionType, defaults: Any, kwdefaults: Any, attributes: dict[str, Any], contents: list[Any]
+) -> None:
+    function.__defaults__, function.__kwdefaults__ = defaults, kwdefaults
+    vars(function).update(attributes)
+    for cell, value in zip(function.__closure__ or (), contents, strict=True):
+        fill(cell, value)
+
+
+def _restore_random(prepared: Prepared, draws: dict[str, Any], plain: bool) -> None:
+    """Puts the random generators where they were before the call, or before the trace whose numbers it repeats."""
+    if draws:
+        set_random_state(draws.get("trace") or draws["call"])
+    if "trace" in draws and draws["trace"] is not draws["call"] and not plain:
+        prepared.jitted.trace(*prepared.args, **prepared.kwargs)
+        set_random_state(draws["call"])
+
+
+def _now(origin: Origin | None, value: Any) -> Any:
+    """What is there after a call."""
+    if origin is None:
+        return value
+    return types.CellType(origin.value()) if origin.assigned else origin.value()
+
+
+def _callables(
+    way: str, function: types.FunctionType, prefix: Sequence[Any], options: Any
+) -> tuple[Jitted[..., Any], Callable[..., Any]]:
+    """(the jitted function, the plain one), bound to what they bring along."""
+    plain: Any = function
+    if way in ("bound", "method"):
+        plain = types.MethodType(function, prefix[0])
+    elif way == "object":
+        plain = prefix[0]
+    elif way == "partial":
+        plain = functools.partial(prefix[0], *prefix[1], **prefix[2])
+    if way == "bound":
+        return Jitted(function, options).__get__(prefix[0]), plain
+    return Jitted(plain, options), plain
+
+
+# ---- the results
+
+
+def _difference(name: str, recorded: str, here: str) -> list[str]:
+    return [] if recorded == here else [f"{name}: recorded {recorded}, now {here}"]
+
+
+def _result_differences(recorded: dict[str, Any], here: dict[str, Any], plain: bool) -> list[str]:
+    differences: list[str] = []
+    for name in dict.fromkeys((*recorded["leaves"], *here["leaves"])):
+        old, new = recorded["leaves"].get(name, _MISSING_TEXT), here["leaves"].get(name, _MISSING_TEXT)
+        if old:  # otherwise a later call had deleted it
+            differences += _difference(name, old, new)
+    # Plain Python may return one equal tuple for two.
+    if not (differences or plain) and recorded["structure"] != here["structure"]:
+        differences.append("the structure or a static value of a result, or of what the call changes, is another one")
+    return differences

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the script of a recorded call as the main module: its statements before the one that made the call."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import threading
+import types
+from typing import Any
+
+from graftax._base.errors import GraftaxError
+
+NO_SCRIPT = "the script {file}, which defines {name}, is not there: {error}"
+
+
+def load_script(script: dict[str, Any], name: str) -> None:
+    """Runs a script up to the statement that made the call, as `__main__`.
+
+    What stands below `if __name__ == "__main__"` does not run, and neither does what comes after the call.
+
+    Raises:
+        GraftaxError: if the file cannot be read.
+    """
+    file, line = script["file"], script["line"]
+    try:
+        with open(file, "rb") as source:
+            tree = ast.parse(source.read(), file)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise GraftaxError(NO_SCRIPT.format(file=file, name=name, error=error)) from None
+    tree.body = [node for node in tree.body if _is_before(node, line) and not _asks_for_main(node)]
+    module = types.ModuleType("__main__")
+    module.__file__, module.__package__ = file, script["package"]
+    sys.modules["__main__"] = module
+    sys.argv[:] = script["argv"]
+    if (folder := os.path.dirname(file)) not in sys.path:
+        sys.path.insert(0, folder)
+    exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
+
+
+def statement_line() -> int | None:
+    """The line of the script's top-level statement that runs now; None after the last one."""
+    scope = vars(sys.modules["__main__"])
+    frame: types.FrameType | None = sys._getframe()
+    if threading.current_thread() is not threading.main_thread():
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    line = None
+    while frame is not None:
+        if frame.f_globals is scope and frame.f_code.co_name == "<module>":
+            line = frame.f_lineno
+        frame = frame.f_back
+    return line
+
+
+def _is_before(node: ast.stmt, line: int | None) -> bool:
+    return line is None or (node.end_lineno or node.lineno) < line
+
+
+def _asks_for_main(node: ast.stmt) -> bool:
+    """Is it `if __name__ == "__main__"`?"""
+    test = node.test if isinstance(node, ast.If) else None
+    names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)] if test is not None else []
+    return "__name__" in names
