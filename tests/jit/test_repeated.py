@@ -185,8 +185,32 @@ def test_inside_of_transforms(step):
     assert lines and all("traced once for" in line for line in lines)
 
 
-def test_numbers_that_change_between_calls():
+def test_counters_that_change_between_calls():
     check(train, Model, X, calls=3)
+
+
+def test_a_number_beside_the_calls_may_change():
+    f = graftax.jit(lambda model, x, n: model(x) * n, repeated=Plain)
+    model, other = Model(3, Plain), Model(3, Plain)
+    for n in range(1, 5):
+        assert_same(graftax.flatten((f(model, X, n), model)), graftax.flatten((other(X) * n, other)))
+    assert f.cache_info().traces == 2
+    assert [variant.repeated for variant in graftax.explain(f).variants] == [("Plain: traced once for 3 calls",)] * 2
+
+
+def test_a_number_that_is_passed_may_change():
+    class Scaling(Plain):
+        def __call__(self, x, n):
+            return super().__call__(x) * n if n > 2 else super().__call__(x)
+
+    def step(model, x, n):
+        for block in model.blocks:
+            x = block(x, n)
+        return x
+
+    f, model, other = graftax.jit(step, repeated=Scaling), Model(3, Scaling), Model(3, Scaling)
+    for n in (1, 2, 3, 2, 4):
+        assert_same(graftax.flatten((f(model, X, n), model)), graftax.flatten((step(other, X, n), other)))
 
 
 @dataclasses.dataclass

@@ -21,6 +21,7 @@ from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.bytecode import names_of
 from graftax._capture.namespaces import Rebuilt
+from graftax._capture.numbers.symbols import ScalarSymbol, Symbol
 from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import Source, merge_aliases, recording_aliases
@@ -234,8 +235,8 @@ class RepeatedParts:
         return now is not None and part.outside.is_same(now) and not _overlap(part.rebuilt, nodes, now)
 
     def _trace(self, part: _Part, arguments: tuple[Any, ...], parts: list[_Part]) -> Any:
-        leaves = part.recording.leaves
-        if not leaves or not all(isinstance(leaf, Tracer) for leaf in leaves):
+        leaves, symbols = part.recording.leaves, part.recording.instances((ScalarSymbol, Symbol))
+        if symbols or not leaves or not all(isinstance(leaf, Tracer) for leaf in leaves):
             return NotImplemented
         before = self._outside(None)
         if before is None:

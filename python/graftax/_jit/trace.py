@@ -210,7 +210,7 @@ def _trace_once(
     graph = growth.rebuilt if growth is not None else Rebuilt(numbers)
     equations_before, arguments = len(equations()), range(signature.skip, signature.arguments(layout))
     parts = None
-    if options.repeated and caller._table.reads is not None and not numbers:
+    if options.repeated and caller._table.reads is not None:
         parts = RepeatedParts(options.repeated, caller._table, graph, recording.graphdef, run_trace)
 
     def call(values: list[Any]) -> Any:
