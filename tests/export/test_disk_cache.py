@@ -274,6 +274,68 @@ def test_equal_functions_share_what_was_on_disk(cache):
     assert first.cache_info().traces == second.cache_info().traces == 0
 
 
+def test_nothing_is_imported_to_look_for_a_program(cache, tmp_path, monkeypatch):
+    (tmp_path / "imported_later.py").write_text("K = 2.0")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def helper():
+        import imported_later
+
+        return imported_later.K
+
+    make = lambda: graftax.jit(lambda x: x * helper())
+    try:
+        f = make()
+        f.clear_cache()
+        assert f(jnp.ones(1)).item() == 2
+        cache.flush()
+        assert len(files(cache)) == 1
+        f.clear_cache()
+        del sys.modules["imported_later"]
+        assert f(jnp.ones(1)).item() == 2 and "imported_later" in sys.modules
+        assert graftax.explain(f).variants[0].on_disk.startswith("not found: module imported_later is not imported")
+        f.clear_cache()
+        assert f(jnp.ones(1)).item() == 2 and f.cache_info().disk == 1
+    finally:
+        sys.modules.pop("imported_later", None)
+
+
+def test_results_of_a_loaded_program_are_of_the_type_of_others(cache):
+    f = graftax.jit(lambda x: x * 5)
+    plain = f(jnp.ones(3))
+    cache.flush()
+    f.clear_cache()
+    found = f(jnp.ones(3))
+    assert f.cache_info().disk == 1 and found.aval == plain.aval and found.committed == plain.committed
+
+
+@pytest.mark.quick(0)
+def test_what_jaxs_own_cache_gave_is_not_written(tmp_path):
+    of_jax = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    of_jax["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    expected, *_ = in_a_fresh_process("step", tmp_path / "other", **of_jax)
+    for _ in range(2):
+        results, _, traces, disk, _, explained = in_a_fresh_process("step", tmp_path / "ours", **of_jax)
+        assert (results, traces, disk) == (expected, 1, 0)
+        assert "not written: its executable comes from JAX's own cache" in explained
+    results, _, traces, disk, *_ = in_a_fresh_process("step", tmp_path / "other", **of_jax)
+    assert (results, traces, disk) == (expected, 0, 1)
+
+
+def test_a_counter_with_arrays_of_two_shapes_is_written_again(cache):
+    def steps(sizes):
+        trainer = shipped_functions.Trainer()
+        return [shipped_functions.counting(trainer, jnp.ones(n)).tolist() for n in sizes]
+
+    f = shipped_functions.counting
+    plain = steps([3] * 5 + [1] * 5)
+    for sizes in ([3] * 5, [3] * 5 + [1] * 5, [3] * 5 + [1] * 5):
+        f.clear_cache()
+        assert steps(sizes) == plain[: len(sizes)]
+        cache.flush()
+    assert f.cache_info().traces == 0 and f.cache_info().disk > 0
+
+
 # ---- files
 
 

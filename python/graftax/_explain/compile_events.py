@@ -42,6 +42,7 @@ class _Pending:
 class _Thread(threading.local):
     pending: _Pending | None = None
     expected: bool = False  # compilations are intended, as in `warm`
+    was_retrieved: bool = False  # JAX has read an executable from its own cache, and not told yet for which function
 
 
 _thread = _Thread()
@@ -119,10 +120,14 @@ def _add(pending: _Pending) -> None:
 
 def _on_stage(event: str, seconds: float, **metadata: Any) -> None:
     """JAX calls this at the end of each stage of every compilation in the process."""
+    _thread.was_retrieved |= compat.is_cache_retrieval(event)
     stage_and_name = compat.compile_stage(event, metadata)
     if stage_and_name is None:
         return
     stage, name = stage_and_name
+    was_retrieved = stage == "compiled" and _thread.was_retrieved
+    if stage == "compiled":
+        _thread.was_retrieved = False
     pending = _thread.pending
     if pending is None or pending.variant.name != name:
         pending = None if stage == "traced" else _recompiled_call(name)
@@ -132,6 +137,7 @@ def _on_stage(event: str, seconds: float, **metadata: Any) -> None:
     seconds_of = pending.variant.seconds
     seconds_of[stage] = seconds_of.get(stage, 0.0) + seconds
     if stage == "compiled":
+        pending.variant.was_retrieved = was_retrieved
         _add(pending)
         if "traced" not in seconds_of and pending.table is not None:
             pending.table.history.warn()

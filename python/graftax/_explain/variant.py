@@ -56,6 +56,7 @@ class Variant:
     causes: tuple[Cause, ...] = ()
     entry: Callable[[], _core.Entry | None] = lambda: None
     dropped: str = ""  # the reason why the cache dropped it
+    was_retrieved: bool = False  # JAX has read its executable from its own cache
     on_disk: str = ""  # what the cache on disk had of it, and whether it has it now
     repeated: tuple[str, ...] = ()  # which calls in it share a program, and which do not
     is_replaced: bool = False  # compiled again later, after jax.clear_caches() or a failed guard

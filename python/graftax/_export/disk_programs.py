@@ -12,6 +12,7 @@ import hashlib
 import os
 import pickle
 import re
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from graftax._export.digest import digest
 from graftax._export.disk_writer import PROGRAM, READS
 from graftax._export.program_file import read_file, read_header
 from graftax._export.programs import Token, fitting, settings_tokens, signature_token
-from graftax._export.read_set_data import restore
+from graftax._export.read_set_data import modules_of, restore
 from graftax._export.saved_entry import Saved
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
@@ -121,7 +122,7 @@ class FunctionPrograms:
             if table.entries and len(data["origins"]) != len(table.reads.origins):
                 self._refused = "its code reads other things"  # with new roots, the entries would be dropped
                 continue
-            difference = restore(data, table.reads)
+            difference = self._restored(data, table.reads)
             if difference is not None:
                 self._refused = difference
                 continue
@@ -131,13 +132,25 @@ class FunctionPrograms:
                     table.numbers.expect(frozenset(read_header(path).get("numbers", ())))
         return table._known_roots() != roots
 
+    @staticmethod
+    def _restored(data: dict[str, Any], reads: Any) -> str | None:
+        """Restores a read set, and imports nothing for it: that is done by the function, if at all."""
+        for module in modules_of(data):
+            if module not in sys.modules:
+                return f"module {module} is not imported"
+        try:
+            return restore(data, reads)
+        except Exception as error:  # of user code
+            return f"it cannot be compared ({type(error).__name__}: {error})"
+
     def _other_versions(self) -> str:
         """What differs from the programs of this function that other versions have written."""
         versions = sorted(self.folder.parent.glob(f"{self.folder.name.rpartition('-')[0]}-*/*{READS}"), key=_time)
         for path in reversed(versions):
             with contextlib.suppress(OSError, ValueError):
                 header = read_header(path)
-                differences = [f"{k} was {header[k]}, is {v}" for k, v in self.environment.items() if header[k] != v]
+                changed = [(k, header.get(k), v) for k, v in self.environment.items() if header.get(k) != v]
+                differences = [f"{name} was {before}, is {now}" for name, before, now in changed]
                 return "; ".join("another code" if text.startswith("code was") else text for text in differences)
         return NOTHING
 
@@ -185,9 +198,8 @@ class FunctionPrograms:
         numbers: SymbolicNumbers | None,
         outcomes: list[_core.Outcome] | None,
     ) -> Saved | None:
-        if self._found is not None and self._found[0] == path and outcomes is None:
-            return self._found[1]
-        saved = self._unpickled(path)
+        was_found = self._found is not None and self._found[0] == path and outcomes is None
+        saved = self._found[1] if was_found and self._found is not None else self._unpickled(path)
         if saved is None or not _fits(saved, recording, numbers):
             return None
         number = None if numbers is not None else 0
@@ -195,7 +207,7 @@ class FunctionPrograms:
             number = add_outcome(outcomes, saved.outcomes[0])
         try:
             for program in saved.programs:
-                program.load(number)
+                program.load(number, saved.host is not None)
         except Exception as error:
             self._remove(path, error)
             return None

@@ -20,9 +20,9 @@ from graftax._export.preloaded_entries import ProgramsOfFiles
 from graftax._export.programs import Shipped, fitting, settings_tokens, signature_token
 from graftax._export.read_set_data import as_data, key_of_data
 from graftax._export.saved_entry import (
-    OTHER_SETTINGS,
     compiled_programs,
     environment,
+    reason_of,
     refuse_unknown_reads,
     saved_entry,
 )
@@ -127,7 +127,7 @@ class DiskStore:
         variants = [variant] if host is None else table.history.variants_of(entry)
         programs, compiled = compiled_programs(entry, variants, settings)
         if variant not in compiled:
-            raise GraftaxError(OTHER_SETTINGS)
+            raise GraftaxError(reason_of(variant))
         if host is not None and isinstance(entry.compiled, Shipped):
             programs += entry.compiled.programs
         held = table.reads.reads()

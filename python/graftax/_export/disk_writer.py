@@ -86,6 +86,7 @@ class Writer:
                 except RuntimeError:  # Python is at its end
                     self._thread = None
                     self._jobs.clear()
+                    job.tell("not written: Python ends")
 
     def flush(self) -> None:
         """Waits until everything is written."""
@@ -128,6 +129,8 @@ class Writer:
         except OSError as error:
             self._fail(error)
             job.tell(f"not written: {error}")
+        except Exception as error:  # this thread goes on: others wait for its end
+            job.tell(f"not written: {type(error).__name__}: {error}")
 
     def _fail(self, error: OSError) -> None:
         self._has_failed = True

@@ -13,6 +13,7 @@ import jax.core
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, settings_texts
 from graftax._jax import fast_dispatch
+from graftax._jax.compat import pickling_avals
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 from graftax._jit.trace import encode
 
@@ -45,7 +46,8 @@ class Program:
         """The parts that JAX loads it from. Raises errors of JAX if it holds something of this process."""
         from jax.experimental import serialize_executable
 
-        return serialize_executable.serialize(self.stage)
+        with pickling_avals():
+            return serialize_executable.serialize(self.stage)
 
     @property
     def outcome(self) -> int:
@@ -53,15 +55,16 @@ class Program:
         outputs = jax.tree.unflatten(self.stage.out_tree, list(range(self.stage.out_tree.num_leaves)))
         return _core.decode(outputs[2])
 
-    def load(self, outcome: int | None = None) -> None:
+    def load(self, outcome: int | None = None, is_written_again: bool = False) -> None:
         """Makes the executable of the parts.
 
         Args:
             outcome: the number of its Outcome here, if it is another one than where it was compiled.
+            is_written_again: the parts are kept, since a copy of an executable that was loaded cannot be run.
         """
         from jax.experimental import serialize_executable
 
-        if self.parts is None:
+        if self.parts is None or self.stage is not None:
             return
         content, in_tree, out_tree = self.parts
         if outcome is not None:
@@ -71,7 +74,7 @@ class Program:
         device_of = {device.id: device for device in jax.devices()}
         devices = [device_of[number] for number in self.devices]
         self.stage = serialize_executable.deserialize_and_load(content, in_tree, out_tree, execution_devices=devices)
-        self.parts = None
+        self.parts = self.parts if is_written_again else None
 
 
 def settings_tokens() -> dict[str, str]:

@@ -24,6 +24,7 @@ from graftax._capture.read_set import ReadSet
 from graftax._export.holders import Holder, holder_of, resolve, value_at
 from graftax._export.value_token import registered_text, value_token
 
+_HELD = ("origins", "bindings", "functions", "attributes", "cells", "classes", "abstract")
 _TEXT = "of graftax"  # its hash shows the seed of hashes, PYTHONHASHSEED
 
 NOT_FOUND_ELSEWHERE = (
@@ -83,6 +84,12 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
         "subclasses": [(find_holder(cls), _subclasses_of(cls)) for cls in reads.parents() if _is_users(cls)],
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
+
+
+def modules_of(data: dict[str, Any]) -> set[str]:
+    """The modules that hold what a read set names."""
+    parts = [part for name in _HELD for part in data[name]]
+    return {holder[0] for holder, *_ in parts} | {module for module, *_ in data["imported"]}
 
 
 def key_of_data(data: dict[str, Any]) -> str:
@@ -244,9 +251,15 @@ def _cell(function: types.FunctionType, name: str) -> types.CellType:
     return (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
 
 
+def _codes(reads: ReadSet, function: types.FunctionType) -> set[types.CodeType]:
+    """The code that may have run: of the function itself, of what is part of the roots, of helpers."""
+    functions = [*list(reads._functions.values()), function]  # pyright: ignore[reportPrivateUsage]
+    return {*reads.known.codes(), *reads._of_graph.codes(), *(each.__code__ for each in functions)}  # pyright: ignore[reportPrivateUsage]
+
+
 def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
     """The names that code imports while it runs: (module, name)."""
-    codes = {*reads.known.codes(), *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
+    codes = _codes(reads, function)
     for code in codes:
         for name in set(names_of(code).imports.values()):
             if name.startswith("."):  # it is one of those that were met
@@ -259,5 +272,8 @@ def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
 
 def _asks_for_hashes(reads: ReadSet, function: Any) -> bool:
     """Does code ask for a hash by itself? What a `__hash__` gives, a dict or a set asks for, which do not show it."""
-    codes = {*reads.known.codes(), *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
-    return any("hash" in code.co_names and code.co_name != "__hash__" for code in codes if is_users(code.co_filename))
+    return any(
+        "hash" in code.co_names and code.co_name != "__hash__"
+        for code in _codes(reads, function)
+        if is_users(code.co_filename)
+    )

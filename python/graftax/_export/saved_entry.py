@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import platform
@@ -27,6 +28,7 @@ from graftax._graph.structure import place_name
 from graftax._jit.multihost_rendezvous import compares_hosts
 
 OTHER_SETTINGS = "it was compiled under other settings of JAX, or for arrays that lie in another way"
+RETRIEVED = "its executable comes from JAX's own cache on disk, and a copy of it cannot be run"
 READS_UNKNOWN = (
     "{name} cannot be saved: what the function of filter_jit reads outside of its arguments is fixed when it is "
     "traced, as in JAX, and not known. graftax.jit(f, mutation='discard') works by value, and can be."
@@ -82,11 +84,16 @@ def compiled_programs(
             continue
         signatures = _executable_signatures(entry.host, variant.signatures)
         tokens = tuple(map(signature_token, signatures))
-        if None in tokens or not variant.was_compiled_under(settings):
+        if None in tokens or variant.was_retrieved or not variant.was_compiled_under(settings):
             continue
         programs.append(Program.from_lowered(_lowered(entry, signatures), tokens, settings))
         found.append(variant)
     return programs, found
+
+
+def reason_of(variant: Variant) -> str:
+    """Why a program that was compiled cannot be saved."""
+    return RETRIEVED if variant.was_retrieved else OTHER_SETTINGS
 
 
 def _executable_signatures(
@@ -137,6 +144,7 @@ def environment(caller: Any) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _processor() -> str:
     """The instruction set of the host's processor, which compiled code relies on."""
     try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import importlib
 import inspect
@@ -11,10 +12,11 @@ import logging
 import operator
 import re
 import sys
+import threading
 import traceback
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -553,6 +555,40 @@ def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
     if stage is None or not isinstance(name, str):
         return None
     return stage, name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
+
+
+_AVAL_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def pickling_avals() -> Generator[None]:
+    """While entered, the types of arrays are pickled by what they are made of.
+
+    Newer versions compare them by identity, and so a mark in them, of which JAX's pickles of executables hold
+    copies. Functions that are given the results of an executable that was loaded would be traced again.
+    """
+    cls: Any = _jax_core.ShapedArray
+    if not hasattr(cls, "_create"):
+        yield
+        return
+    parameters = inspect.signature(cls.__new__).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    def reduce(aval: Any) -> tuple[Any, ...]:
+        options = {name: getattr(aval, name) for name in defaults if getattr(aval, name) is not defaults[name]}
+        return copyreg.__newobj_ex__, (cls, (aval.shape, aval.dtype, aval.weak_type), options)  # pyright: ignore
+
+    with _AVAL_LOCK:
+        copyreg.pickle(cls, reduce)
+        try:
+            yield
+        finally:
+            del copyreg.dispatch_table[cls]
+
+
+def is_cache_retrieval(event: str) -> bool:
+    """Does this event say that an executable was read from JAX's own cache? The end of its compilation follows."""
+    return event == "/jax/compilation_cache/cache_retrieval_time_sec"
 
 
 # ---- errors of JAX, recognised by their text, which may change in any version: they have no class of their own
