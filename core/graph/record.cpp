@@ -319,6 +319,10 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   }
   if (cursor.own_dict()) n.flags |= OWN_DICT;
   if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.node->own = add_identity(p, obj);
+  if (PyDict_CheckExact(obj)) {
+    Owned keys = list_items(obj, &PyDict_Type);
+    refuse_lost_keys(obj, PySequence_Fast_ITEMS(keys.get()), PyList_GET_SIZE(keys.get()));
+  }
   field_base_.push_back(field_keys_.size());
   n.arg = kind.node->add_elements(p, obj, field_keys_);
   // With `everything` each place is one of its own, whatever is equal to it.
@@ -366,7 +370,6 @@ void Recorder::step() {
       return;
     }
   } else if (key) {
-    if (PyDict_Check(out_.live[top.pc])) refuse_lost_key(out_.live[top.pc], key);
     field_keys_.push_back(add_key(out_.program, key));
   } else if (options_.everything && kind.node->is_weak && top.cursor.index() > 0) {
     below.arrays_only = true;  // the callback is part of what the weak reference is

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph/static_equality.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <unordered_map>
@@ -153,17 +154,28 @@ void refuse_key_with_arrays(PyObject* key, const std::string& path) {
                     " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
 }
 
-void refuse_lost_key(PyObject* container, PyObject* key) {
-  if (Py_TYPE(key)->tp_hash == PyBaseObject_Type.tp_hash || PyUnicode_CheckExact(key) || PyWeakref_CheckRef(key))
-    return;
-  int found = PyDict_Check(container) ? PyDict_Contains(container, key) : PySet_Contains(container, key);
-  check(found);
-  // A nan object that equals nothing is found as itself.
-  if (found == 0)
-    raise_graftax("UnsupportedValueError",
-                  std::string("a ") + Py_TYPE(key)->tp_name + " that is a key of a " + Py_TYPE(container)->tp_name +
-                      " has another hash than when it was put there, so that Python does not find it. Change objects "
-                      "before they become keys, or take them out, change them and put them in again.");
+// Can the hash of this key change?
+static bool can_be_lost(PyObject* key) {
+  if (PyTuple_CheckExact(key) || PyFrozenSet_CheckExact(key)) return true;
+  return Py_TYPE(key)->tp_flags & Py_TPFLAGS_HEAPTYPE && Py_TYPE(key)->tp_hash != PyBaseObject_Type.tp_hash &&
+         !PyWeakref_CheckRef(key);
+}
+
+void refuse_lost_keys(PyObject* container, PyObject* const* keys, Py_ssize_t count) {
+  if (std::none_of(keys, keys + count, can_be_lost)) return;
+  Owned held = own(PySet_New(container));  // takes over the hashes that are kept there
+  auto* set = reinterpret_cast<PySetObject*>(held.get());
+  for (Py_ssize_t i = 0; i <= set->mask; ++i) {
+    PyObject* key = set->table[i].key;
+    if (!key || !can_be_lost(key)) continue;
+    Py_hash_t now = PyObject_Hash(key);
+    if (now == -1) raise_python();
+    if (now != set->table[i].hash)
+      raise_graftax("UnsupportedValueError",
+                    std::string("a ") + Py_TYPE(key)->tp_name + " that is a key of a " + Py_TYPE(container)->tp_name +
+                        " has another hash than when it was put there, so that Python does not find it. Change objects "
+                        "before they become keys, or take them out, change them and put them in again.");
+  }
 }
 
 Owned static_object(const Static& s) {

@@ -18,8 +18,8 @@ Owned contents_root(PyObject* key);
 // Is this a key that counts by identity: an object or a function whose class defines no ==?
 bool is_identity_key(const Static& s);
 [[noreturn]] void refuse_key_with_arrays(PyObject* key, const std::string& path = {});
-// Refuses a key, or an element of a set, that its container does not find any more: among rebuilt ones it would.
-void refuse_lost_key(PyObject* container, PyObject* key);
+// Refuses keys, or elements of a set, that their container does not find any more: among rebuilt ones it would.
+void refuse_lost_keys(PyObject* container, PyObject* const* keys, Py_ssize_t count);
 uint32_t add_identity(Program& program, PyObject* obj);
 uint32_t add_context_field(Program& program, PyObject* make);
 uint32_t add_key(Program& program, PyObject* given, int depth = 0);

@@ -65,10 +65,8 @@ struct SetKind : NodeKind {
     SetTable table = SetTable::of(obj);
     if (table.slots.size() == static_cast<size_t>(count))  // else it was changed meanwhile
       p.set_tables.emplace_back(static_cast<uint32_t>(p.code.size()), std::move(table));
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      refuse_lost_key(obj, PyList_GET_ITEM(elements.get(), i));
-      ids.push_back(add_key(p, PyList_GET_ITEM(elements.get(), i)));
-    }
+    refuse_lost_keys(obj, PySequence_Fast_ITEMS(elements.get()), count);
+    for (Py_ssize_t i = 0; i < count; ++i) ids.push_back(add_key(p, PyList_GET_ITEM(elements.get(), i)));
     return static_cast<uint32_t>(count);
   }
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
