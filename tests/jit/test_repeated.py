@@ -237,7 +237,7 @@ def test_random_streams_go_on():
 # ---- what is read besides the arguments
 
 
-class Scaled(Block):
+class Scaled(Plain):
     def __call__(self, x):
         return super().__call__(x) * SCALE["factor"]
 
