@@ -237,7 +237,7 @@ def test_random_streams_go_on():
 # ---- what is read besides the arguments
 
 
-class Scaled(Block):
+class Scaled(Plain):
     def __call__(self, x):
         return super().__call__(x) * SCALE["factor"]
 
@@ -443,3 +443,14 @@ def test_nothing_is_held_after_the_trace():
     del model
     gc.collect()
     assert alive() is None
+
+
+def test_saved_programs_are_found_whatever_repeats(tmp_path):
+    f, model = graftax.jit(forward, repeated=Plain.__call__), Model(3, Plain)
+    y = f(model, X)
+    assert f.save_compiled(tmp_path / "programs") == 1
+    g = graftax.jit(forward, cache_size=512)
+    g.clear_cache()
+    assert g.load_compiled(tmp_path / "programs") == 1
+    np.testing.assert_allclose(g(Model(3, Plain), X), y, rtol=1e-6)
+    assert g.cache_info().traces == 0

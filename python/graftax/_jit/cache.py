@@ -253,6 +253,8 @@ class FunctionTable(_core.Table):
         self.clear_entries()
         self.stop_sharing()  # for a new read set, because the old one keeps classes and functions alive
         self.advice, self.warned_of_lost_sharing, self.has_warned = Advice(), False, False
+        self.unrepeated = CodeSet()
+        self.unrepeated_reasons.clear()
         self.history = self.history.fresh()
         self.loaded = None
         self.numpy_is_constant = False
