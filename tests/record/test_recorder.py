@@ -154,10 +154,11 @@ COUNTED = {"n": 0, "sum": jnp.zeros(())}
 
 
 def count_up(x: Any) -> Any:
-    return add(x) * COUNTED["n"]
+    return add(x) * 2
 
 
 def add(x: Any) -> Any:
+    """Only this helper names what is changed: it is found in the trace."""
     COUNTED["n"] += 1
     COUNTED["sum"] = COUNTED["sum"] + x
     return COUNTED["sum"]
