@@ -112,6 +112,9 @@ def jit(
             model: they are traced and lowered once for all objects of one structure with arguments of the same shapes.
             True: all methods of classes with several objects in the arguments.
 
+    Returns:
+        the compiled function, a `Jitted`: it is called like `function`.
+
     Raises:
         UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
         MutationError: for a change that the options forbid.
