@@ -57,21 +57,21 @@ def cache(
 ) -> DiskCache | None:
     """Keeps compiled programs in a folder, so that the next process neither traces nor compiles them.
 
-    A program is used where everything is as it was when it was compiled: the function and all that its code reads, its
+    A program is used if everything is as it was when it was compiled: the function and all that its code reads, its
     options, the structure of the call, shapes, JAX and its settings, Python, and the devices. `GRAFTAX_CACHE=folder`
-    in the environment does the same for a whole run. It is off by default.
+    in the environment does the same for a whole run. The cache is off by default.
 
-    Programs are written in the background. `explain(f)` says of each one whether it was found, and if not, why;
-    `f.cache_info().disk` counts those that were. The files hold pickles and machine code, which are run: the folder has
-    to be one that only you may write.
+    Programs are written in the background. `explain(f)` says for each one whether it was found, and if not, why;
+    `f.cache_info().disk` counts those that were found. The files contain pickles and machine code, which are run, so
+    only you may be able to write to the folder.
 
     Args:
-        folder: is made if it does not exist. None: no cache from now on.
+        folder: the folder, which is created if it does not exist. None turns the cache off.
         min_seconds: a program that was traced and compiled in less time is not written.
-        max_bytes: the size of all files. What was used longest ago is removed.
+        max_bytes: the maximum size of all files. Beyond it, the least recently used are removed.
 
     Returns:
-        The cache, whose `flush()` waits until everything is written; None if there is none.
+        the cache, whose `flush()` waits until everything is written; None if it is off.
 
     Raises:
         GraftaxError: if others may write to the folder.

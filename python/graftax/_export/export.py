@@ -216,6 +216,9 @@ def export(
         function: any callable; the options of a jitted one are kept.
         platforms, disabled_checks: as in `jax.export.export`.
 
+    Returns:
+        a function of example arguments, which returns the `Exported` function.
+
     Raises:
         MutationError: if the function changes something that it captures.
         StructureError: if its result contains a symbolic dimension outside of arrays, or an object that it captures.

@@ -45,6 +45,9 @@ def copy(obj: T, *, arrays: bool = False) -> T:
         obj: the root.
         arrays: copies the arrays too, each of them once. A copy that will be donated needs this.
 
+    Returns:
+        the copy.
+
     Raises:
         UnsupportedValueError: for a value that hides state; names its path.
 
@@ -150,6 +153,9 @@ def combine(*graphs: T) -> T:
 
     Args:
         graphs: of one structure, such as those that `partition` returns.
+
+    Returns:
+        the new graph.
 
     Raises:
         StructureError: if the structures differ; names the path.

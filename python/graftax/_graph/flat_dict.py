@@ -149,6 +149,9 @@ def from_dict(flat: dict[Path, Any]) -> Any:
     Args:
         flat: what `to_dict` returned.
 
+    Returns:
+        the new object graph.
+
     Raises:
         StructureError: for a reference to a path that is not there, a gap in a sequence, or a missing class entry.
 

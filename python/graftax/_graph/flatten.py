@@ -47,6 +47,9 @@ def unflatten(graphdef: _core.GraphDef, leaves: Iterable[object]) -> Any:
         graphdef: the structure, from `flatten`.
         leaves: one for each leaf of the structure.
 
+    Returns:
+        the new object graph.
+
     Raises:
         StructureError: if there are more or fewer leaves.
 

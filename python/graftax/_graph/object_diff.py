@@ -35,6 +35,9 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
         rtol, atol: tolerances for inexact arrays, as in `numpy.allclose`.
         sharing: the same objects have to be shared in both. False compares only the values.
 
+    Returns:
+        True if they are equal.
+
     Example:
         >>> layer = [jnp.ones(2)]
         >>> graftax.equal([layer, layer], graftax.copy([layer, layer]))
@@ -56,6 +59,9 @@ def diff(
     Args:
         one, other, rtol, atol, sharing: as in `equal`.
         limit: the most differences to find; None finds all.
+
+    Returns:
+        a list of differences, which is empty if the graphs are equal. Each has its `path`, and prints as text.
 
     Example:
         >>> print(*graftax.diff({"a": 1, "b": [2]}, {"a": 1, "b": [3]}), sep="\\n")

@@ -100,6 +100,9 @@ def unstack(obj: T) -> list[T]:
     Args:
         obj: an object of stacked arrays.
 
+    Returns:
+        the list of objects.
+
     Raises:
         StructureError: if the arrays do not have the same number of rows.
 

@@ -69,6 +69,9 @@ def peek(path: str | os.PathLike[str]) -> Peek:
     Args:
         path: the file.
 
+    Returns:
+        the list, which prints as text; its `metadata` are the texts that were saved with the object.
+
     Raises:
         LoadError: if the file is damaged.
 

@@ -105,12 +105,15 @@ def jit(
         numbers: "symbolic" or "static". A Python `int` or `float` is static at first. With "symbolic", its second value
             costs one more compilation, and there are none after that: Python computes with it on each call, and it is
             an input of the program when combined with an array. Each outcome of a test, and each value used as a
-            shape, gets its own program. With "static", each new value compiles again. A dict says it for patterns of
-            key paths (`{"model.steps": "symbolic", "**.width": "static"}`), from the first call on: a number that is
-            known to change then costs no second compilation. Other numbers are as with "symbolic".
+            shape, gets its own program. With "static", each new value compiles again. A dict gives one of the two for
+            patterns of key paths (`{"model.steps": "symbolic", "**.width": "static"}`), from the first call on, so that
+            a number that is known to change costs no second compilation. All others are treated as with "symbolic".
         repeated: classes, methods or functions whose calls repeat, such as `repeated=Block` for the blocks of a deep
             model: they are traced and lowered once for all objects of one structure with arguments of the same shapes.
             True: all methods of classes with several objects in the arguments.
+
+    Returns:
+        the compiled function, a `Jitted`: it is called like `function`.
 
     Raises:
         UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.

@@ -107,6 +107,9 @@ def io_callback(
         callback, result_shape_dtypes, *args, **kwargs: as in `pure_callback`.
         sharding, ordered: as in `jax.experimental.io_callback`.
 
+    Returns:
+        what the function returned.
+
     Raises:
         JaxRuntimeError: JAX's, where the computation fails: if `callback` raises, changes its arguments, or returns
             something that does not match `result_shape_dtypes`.

@@ -53,6 +53,9 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
         static: the field is part of the structure: not a leaf for `jax.tree`, and a new value compiles again.
         kwargs: as for `dataclasses.field`; `metadata` is kept.
 
+    Returns:
+        the field, for an annotated attribute of a class.
+
     Example:
         >>> class Linear(graftax.Module):
         ...     weight: jax.Array
