@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, network):
         self.network = network
-        self.steps = jnp.asarray(0)  # a number that changes is an array: nothing compiles anew
+        self.steps = jnp.asarray(0)  # a number that changes is an array: nothing compiles again
         self.best = jnp.asarray(jnp.inf, jnp.float32)  # with a dtype: JAX traces anew for a weak type
 
 

@@ -39,7 +39,7 @@ def test_a_state_that_is_written_is_written_in_the_callers_module():
     net, plain = Net(), Net()
     run = graftax.jit(lambda net, x: net(x))
     for n in (1, 2, 3):
-        np.testing.assert_allclose(run(net, X), Net.__call__(copy.deepcopy(net), X), rtol=1e-6)
+        np.testing.assert_allclose(run(net, X), Net.__call__(copy.deepcopy(net), X), rtol=1e-5)
         assert net.calls.value == n
     assert run.cache_info().traces == 1
     run(plain, X)

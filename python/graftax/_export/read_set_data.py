@@ -80,7 +80,7 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
         "hash": hash(_TEXT) if _asks_for_hashes(reads, function) else None,
         "classes": [(find_holder(cls), value_token(cls)) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
         "abstract": [(find_holder(cls), registered_text(cls)) for cls, _ in reads.abstract_classes.pairs],
-        "names": [(find_holder(owner), _names_of(owner)) for owner in reads.named_owners() if _is_users(owner)],
+        "names": list(_names(reads, find_holder)),
         "subclasses": [(find_holder(cls), _subclasses_of(cls)) for cls in reads.parents() if _is_users(cls)],
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
@@ -110,6 +110,18 @@ def _attributes(reads: ReadSet, find_holder: Callable[[Any], Holder]) -> Iterato
             yield find_holder(function), names
         except GraftaxError:
             if names:
+                raise
+
+
+def _names(reads: ReadSet, find_holder: Callable[[Any], Holder]) -> Iterator[tuple[Holder, tuple[str, ...]]]:
+    """The classes and functions whose names the code may read, with these names."""
+    for owner in filter(_is_users, reads.named_owners()):
+        names = _names_of(owner)
+        try:
+            yield find_holder(owner), names
+        except GraftaxError:
+            code = getattr(owner, "__code__", None)
+            if code is None or names[:2] != (code.co_name, code.co_qualname):  # else they go by its code
                 raise
 
 
