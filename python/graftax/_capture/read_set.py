@@ -473,7 +473,7 @@ class ReadSet:
         for name in modules:
             self._note_library(module_read(name))
         for code, scope, reference in self.library.imported():
-            self.add(code, scope, reference())
+            self.add(code, scope, reference(), stays=False)
 
     @alone
     def see_caches(self) -> bool:

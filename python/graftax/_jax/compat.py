@@ -516,7 +516,7 @@ def run_equation(equation: Any, operands: list[Any]) -> list[Any]:
 
 def closed(jaxpr: Any) -> Any:
     """A closed Jaxpr of one without constants."""
-    return _jax_core.ClosedJaxpr(jaxpr, ())
+    return jax.extend.core.ClosedJaxpr(jaxpr, ())  # pyright: ignore[reportPrivateImportUsage]
 
 
 def scan_parts(equation: Any) -> tuple[int, int]:
