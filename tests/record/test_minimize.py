@@ -122,7 +122,8 @@ def test_an_operation_without_a_public_name_is_exported(tmp_path: Path):
         return lax.custom_root(lambda y: y * x - 1, x, lambda f, y: 1 / (x - x), lambda g, y: y / g(1.0))
 
     made = graftax.minimize(recorded(solve, tmp_path, jnp.float32(2)))
-    assert "jax.export.deserialize" in made.text and "import jax.export" in made.text
+    assert ("jax.export.deserialize" in made.text) == ("import jax.export" in made.text)
+    assert "jax.export.deserialize" in made.text or jax.__version_info__ < (0, 11)  # there it is made of public ones
 
 
 def host(x: Any) -> Any:

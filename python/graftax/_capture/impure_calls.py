@@ -241,7 +241,10 @@ class _Watch:
         if not self.looks or not _HAS_MONITORING:  # a trace function is gone when all was told
             self.looks = _begin()
         if self.looks:
-            self.codes[id(code)] = (code, offsets)
+            self.codes[id(code)] = (
+                code,
+                offsets.copy(),
+            )  # of this trace: where a warning is an error, the next tells too
             _report_calls_of(code)
 
     def end(self, is_raising: bool) -> None:

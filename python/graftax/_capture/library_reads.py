@@ -115,12 +115,20 @@ def _of_signature(function: Any, obj: Any) -> LibraryReads:
     functions: list[types.FunctionType] = []
     for part in _unwrapped(obj):
         if isinstance(part, type):
-            tables = [(base, vars(base).get("__annotations__")) for base in part.__mro__]
+            tables = [(base, _annotations_in(base)) for base in part.__mro__]
             held += [(f"{base.__qualname__}.__annotations__", table) for base, table in tables if table]
         elif isinstance(part, types.FunctionType):
             functions.append(part)
             held += annotations_of(part).held
     return LibraryReads(held=held, functions=functions)
+
+
+def _annotations_in(cls: type) -> dict[str, Any] | None:
+    """The table of a class itself. From Python 3.14 on it is made when it is first asked for."""
+    if "__annotations__" not in vars(cls):
+        with contextlib.suppress(Exception):  # a name in it may not be there yet
+            getattr(cls, "__annotations__", None)
+    return vars(cls).get("__annotations__", vars(cls).get("__annotations_cache__"))
 
 
 def _unwrapped(obj: Any) -> Iterator[Any]:
