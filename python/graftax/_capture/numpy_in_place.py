@@ -168,11 +168,6 @@ class NumpyWatch:
     def _argument(self, array: Any) -> int | None:
         return next((i for i, (_, leaf) in enumerate(self.arguments) if leaf is array), None)
 
-    def change_of(self, array: Any) -> _Change:
-        base = self.base(array)
-        array = array if base is None else base
-        return next(change for change in self.changes if change.array is array)
-
     def end(self, values: Sequence[Any], names: tuple[str, ...], result: Any) -> None:
         """Refuses what still holds an array that was changed, and tells of what the caller may hold."""
         if not self.changes:
