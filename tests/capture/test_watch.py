@@ -32,7 +32,7 @@ def test_what_reads_refer_to_is_shown_to_the_collector_and_let_go_with_them() ->
     class Holder:
         x = object()
 
-    names, globals_ = {"a name of this test": object()}, {"another name of this test": Holder()}
+    names, globals_ = {sys.intern("a name of this test"): object()}, {sys.intern("another name of this test"): Holder()}
     (name, value), [(other, seen)] = *names.items(), globals_.items()
     assert reader.__closure__
     of_module = types.FunctionType(reader.__code__, globals_, closure=reader.__closure__)

@@ -54,6 +54,19 @@ def test_a_lambda_in_a_loop_compiles_once():
     ]
 
 
+class NoModule:
+    """Libraries put such objects where modules are: Cython, six, py."""
+
+
+def test_objects_among_the_modules_are_nobodys(monkeypatch):
+    monkeypatch.setitem(sys.modules, "no_module_of_a_test", NoModule())
+    assert [compiled(graftax.jit(lambda x: x * 3 + SCALE), f32(1)) for _ in range(3)] == [
+        ([5.0], 1),
+        ([5.0], 0),
+        ([5.0], 0),
+    ]
+
+
 def test_a_lambda_in_a_loop_reads_globals_as_they_are(monkeypatch):
     def call():
         return compiled(graftax.jit(lambda x: helper(x) * Config.width), f32(1, 1, 1))

@@ -8,6 +8,7 @@ their code reads, which of their numbers change, and their entries. `docs/intern
 from __future__ import annotations
 
 import collections
+import copyreg
 import dis
 import gc
 import sys
@@ -291,6 +292,8 @@ class _Held:
             value = todo.pop()
             value = vars(value) if isinstance(value, types.ModuleType) else value
             if isinstance(value, (*_ATOMS, besides)) or id(value) in seen:
+                continue
+            if value is sys.modules or value is copyreg.dispatch_table:  # the process has them for ever
                 continue
             seen[id(value)] = value
             if len(seen) > _MOST_PARTS:
