@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from jax.experimental.compilation_cache import compilation_cache
 
 from graftax._jax import fast_dispatch
 from graftax._jit.same_function import forget_idle
@@ -25,6 +26,14 @@ from sizes import QUICK
 # The older emitter, which newer versions do not have any more, takes less than half the time to compile.
 OLDER_EMITTER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0" + OLDER_EMITTER)
+
+# Most of the time of a sample is XLA's: what one worker, or the Python before, has compiled is not compiled again.
+COMPILED = Path(__file__).parents[1] / "build" / "compiled"
+CACHE_OF_JAX = {
+    "jax_compilation_cache_dir": str(COMPILED),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": 0,
+}
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile(
@@ -36,7 +45,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=SLOW_IS_FINE,
 )
-settings.register_profile("quick", settings.get_profile("suite"), max_examples=12)
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=8)
 settings.register_profile("nightly", settings.get_profile("suite"), max_examples=10_000, derandomize=False)
 settings.load_profile("suite")
 
@@ -61,6 +70,22 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
     if config.getoption("--quick"):
         os.environ[QUICK] = "1"
+        for name, value in CACHE_OF_JAX.items():  # by the environment, too, for the processes that tests start
+            if name.upper() not in os.environ:
+                os.environ[name.upper()] = str(value)
+                jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def cache_of_jax_is_off() -> Iterator[None]:
+    """For tests that save executables: XLA gives no copy of one that comes from JAX's cache on disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # JAX asks once whether there is a cache
+        yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -49,7 +49,7 @@ void Commit::step(std::function<void()> go, std::function<void()> back) {
 }
 
 void Commit::assign(PyObject* dict, PyObject* key, PyObject* value, bool ordered) {
-  assignments_.push_back({Owned::borrow(dict), Owned::borrow(key), Owned::borrow(value), ordered, {}});
+  assignments_.push_back({Owned::borrow(dict), Owned::borrow(key), Owned::borrow(value), ordered, {}, false});
 }
 
 void Commit::field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value) {
@@ -154,6 +154,7 @@ void Commit::insert_keys() {
       Assignment& a = assignments_[at];
       if (!a.value || dict_get(a.dict.get(), a.key.get())) continue;
       set_item(a.dict.get(), a.key.get(), a.value.get(), a.ordered);
+      a.is_new = true;
       inserted.push_back(&a);
     }
   } catch (...) {
@@ -186,6 +187,7 @@ void Commit::run() {
   for (Exchange& e : exchanges_)
     if (!e.by_api) e.kind->exchange(e.node.get(), e.fresh.get());
   for (Assignment& a : assignments_) {
+    if (a.is_new) continue;
     a.old = Owned::borrow(dict_get(a.dict.get(), a.key.get()));
     if (a.value) set_item(a.dict.get(), a.key.get(), a.value.get(), a.ordered);
     else if (a.old) delete_item(a.dict.get(), a.key.get(), a.ordered);

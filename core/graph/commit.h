@@ -61,7 +61,8 @@ class Commit {
   struct Assignment {
     Owned dict, key, value;  // no value: the key goes
     bool ordered;            // an OrderedDict
-    Owned old;
+    Owned old;               // null where the key was not there
+    bool is_new = false;     // the key was not there, and is by now
   };
   struct Item {
     Owned list;

@@ -89,7 +89,7 @@ def run(folder, form, change, wrap):
     return outs
 
 
-@pytest.mark.quick(14)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_a_module_holds_that_is_imported_inside(folder, form, change):

@@ -49,7 +49,7 @@ PUTS = {
 PLACES = ("mod.last", "mod.held", "A.last", "Base.held", "g.last", "last")
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("put", PUTS)
 @pytest.mark.parametrize("body", ["    {put}\n    return x + 1", "    y = helper(x)\n    {put}\n    return y"])
 def test_what_is_put_anywhere_is_put_there_by_each_call(put: str, body: str):

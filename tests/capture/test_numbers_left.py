@@ -135,7 +135,7 @@ def types_in(value: Any) -> set[type]:
     return found
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT.keys())
 def test_what_keeps_a_number_holds_a_number(keep: Any):
     f = graftax.jit(lambda x, n: (keep(n), x * n), warn_impure=False)

@@ -311,7 +311,7 @@ def test_keys_made_of_a_number_are_plain_numbers_afterwards():
 OTHERS = (with_other_numbers, with_decimals, with_a_match, as_keys, added_by_sum, as_a_seed, in_messages)
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("values", [INTEGERS, FLOATS], ids=["int", "float"])
 @pytest.mark.parametrize("program", OTHERS)
 def test_what_reads_a_number_in_c_finds_what_it_finds_in_plain_python(program: Any, values: Any):

@@ -48,7 +48,7 @@ def test_a_float_becomes_an_integer_with_all_of_its_bits(program: Any):
     assert all(agree(program, f, value) for value in WHOLE_PARTS[5:])
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(3)
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float8_e5m2, jnp.float32, bool])
 def test_a_float_is_rounded_once(dtype: Any):

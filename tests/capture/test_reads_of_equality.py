@@ -65,7 +65,7 @@ CHANGES = {
 CASES = [(read, change) for read in READS for change in CHANGES if change != "an array" or read == "of arrays"]
 
 
-@pytest.mark.quick(16)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("read", "change"), CASES)
 def test_what_an_equality_reads_and_counts(read: str, change: str):
     source = VALUES + f"def f(x): return {READS[read]}\n"

@@ -55,7 +55,7 @@ HELPERS = {
 
 @pytest.mark.parametrize("helper", HELPERS)
 @pytest.mark.parametrize("name", READS)
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 def test_warm_code_sees_changes(name: str, helper: str) -> None:
     read, change = READS[name]
     source = START + HELPERS[helper].format(read=read) + "\ndef f(x): return helper(x)"

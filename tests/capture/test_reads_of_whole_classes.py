@@ -95,7 +95,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.quick(14)
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("read", READS)
 def test_a_class_that_changes_is_read_anew(read: str, change: str):

@@ -128,7 +128,7 @@ ASKING = {
 }
 
 
-@pytest.mark.quick(30)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("values", [INTEGERS, FLOATS], ids=["integers", "floats"])
 @pytest.mark.parametrize("ask", ASKING)
 @pytest.mark.parametrize("catch", CATCHING)

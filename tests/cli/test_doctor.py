@@ -19,6 +19,7 @@ def run_doctor(**variables):
     return subprocess.run([sys.executable, "-m", "graftax", "doctor"], capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.quick(0)
 def test_all_is_well_where_it_is():
     run = run_doctor()
     assert run.returncode == 0, run.stdout + run.stderr

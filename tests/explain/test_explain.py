@@ -503,6 +503,7 @@ def test_calls_in_between_do_not_matter_where_one_value_changes():
     assert "v keeps changing (last values: (1,), (2,), (3,))" in message
 
 
+@pytest.mark.quick(0)
 def test_what_is_dropped_again_and_again_is_told_as_that():
     f = graftax.jit(lambda x: x * 2)
     with pytest.warns(graftax.RecompileWarning, match=r"4 times: it was compiled before, and JAX has dropped it since"):

@@ -22,6 +22,8 @@ import graftax
 import shipped_functions
 from graftax._base.whole_file import alone_in
 
+pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
+
 SUPPORT = Path(shipped_functions.__file__).parent
 
 RUNNING = """
@@ -107,7 +109,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize(("change", "why"), CHANGES, ids=[why for _, why in CHANGES])
 def test_what_differs_compiles_and_explain_says_why(tmp_path, change, why):
     in_a_fresh_process("step", tmp_path)
@@ -323,6 +325,7 @@ def test_what_jaxs_own_cache_gave_is_not_written(tmp_path):
     assert (results, traces, disk) == (expected, 0, 1)
 
 
+@pytest.mark.quick(0)
 def test_a_counter_with_arrays_of_two_shapes_is_written_again(cache):
     def steps(sizes):
         trainer = shipped_functions.Trainer()

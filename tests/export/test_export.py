@@ -15,6 +15,8 @@ from exported_functions import Layer, model, relu, step
 from watchdog import python
 from zoo import Box, f32, i32
 
+pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
+
 
 def reloaded(exported):
     return graftax.Exported.deserialize(exported.serialize())

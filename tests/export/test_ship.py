@@ -21,6 +21,8 @@ import graftax
 import shipped_functions
 from graftax._export.digest import code_digest
 
+pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
+
 SUPPORT = Path(shipped_functions.__file__).parent
 FUNCTIONS = ["step", "donating", "wide", "by_value", "with_closure", "with_sentinels"]
 

@@ -12,6 +12,8 @@ import pytest
 import graftax
 from graftax._export.value_token import value_token
 
+pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
+
 HEAD = "import abc, enum, functools, operator\nimport jax, graftax\n"
 CALL = "\n@graftax.jit\ndef f(x):\n    return x * "
 DECORATOR = "def around(g):\n    {}def inner(*args): return g(*args)\n    return inner\n"
@@ -102,7 +104,7 @@ def saved_and_loaded(first, then, path, way="file", x=1.0):
         graftax.cache(None)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("way", ["file", "disk"])
 @pytest.mark.parametrize(("source", "call"), READS.values(), ids=READS)
 def test_a_program_is_used_while_all_that_its_code_reads_is_the_same(source, call, way, module, tmp_path):

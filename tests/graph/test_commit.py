@@ -164,6 +164,7 @@ class Applied:
         return after == self.expected
 
 
+@pytest.mark.quick(12)
 @pytest.mark.quick(200)  # a case takes milliseconds
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_written_is_what_the_function_did(name: str, how: str) -> None:
@@ -287,7 +288,7 @@ EQUAL_KEYS = [(1, 1.0), (1, True), (1.0, 1), (True, 1), (0.0, -0.0), (0.0, False
 @pytest.mark.parametrize(
     "make", [dict, OrderedDict, functools.partial(defaultdict, None)], ids=["dict", "odict", "ddict"]
 )
-@pytest.mark.quick(24)
+@pytest.mark.quick(4)
 def test_a_key_that_is_only_equal_takes_the_place_of_the_old_one(
     make: Callable[[Any], Any], old: Any, new: Any
 ) -> None:

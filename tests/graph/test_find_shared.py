@@ -87,6 +87,7 @@ def linked(length: int) -> Any:
     return nodes
 
 
+@pytest.mark.quick(0)
 @isolated(seconds=90)
 def test_deep_graphs():
     x = chain(DEEP)
@@ -104,6 +105,7 @@ def test_deep_graphs():
     assert Path.parse(str(path)) == path and path.matches("**.a")
 
 
+@pytest.mark.quick(0)
 @isolated(seconds=90)
 def test_long_doubly_linked_lists():
     nodes = linked(DEEP)
@@ -119,6 +121,7 @@ def test_long_doubly_linked_lists():
     assert len(graftax.find([few, {"again": few}], Box)) == len(graftax.shared(few)) == 1000
 
 
+@pytest.mark.quick(0)
 @isolated(seconds=90)
 def test_wide_graphs():
     x = {f"k{i}": i for i in range(WIDE)}

@@ -187,6 +187,7 @@ def test_a_value_that_is_repeated_inside_a_repeated_value_keeps_its_place():
     assert oracle.difference(graph, graftax.from_dict(graftax.to_dict(graph))) is None
 
 
+@pytest.mark.quick(0)
 def test_a_dag_of_forty_tuples_has_a_small_flat_form():
     graph = ("x",)
     for _ in range(40):

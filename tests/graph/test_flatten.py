@@ -184,6 +184,7 @@ def test_a_hundred_thousand_levels(name):
     assert isinstance(hash(graphdef), int)
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_hundred_thousand_levels_print():
     _, graphdef = graftax.flatten(nested_list(DEPTH))

@@ -376,6 +376,7 @@ def test_gradients_inside_a_call_are_those_of_the_objects():
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.quick(0)
 def test_the_gradient_by_a_handle_is_a_handle():
     handle, x = pack(layers()), jnp.ones((2, 4))
     by_handle = jax.grad(lambda h: loss(h.unpack(), x))(handle)

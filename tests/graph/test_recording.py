@@ -109,6 +109,7 @@ def make(request):
     return MAKE[request.param]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit, BY_VALUE])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_miss_flattens_a_node_at_most_three_times(jit, function, make):
@@ -376,6 +377,7 @@ for derived in (Derived, FrozenDerived):
     jax.tree_util.register_pytree_node_class(derived)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cls", [Derived, FrozenDerived])
 @pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
 @pytest.mark.parametrize("make", [jnp.arange, np.arange], ids=["jax", "numpy"])

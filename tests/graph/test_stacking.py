@@ -293,7 +293,7 @@ def test_layers_that_differ_are_named_in_a_note(jit: Any):
         graftax.scan(run, jnp.ones(3), [Layer(0), Layer(1)], length=5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
 def test_what_layers_share_is_changed_by_no_step(jit: Any):
     scan = jit(lambda x, layers: graftax.scan(run, x, layers)[0])
@@ -361,7 +361,7 @@ class OfPair(eqx.Module):
         return self.w @ x * self.scale
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("make", [Layer, lambda i: OfPair(jnp.eye(3) * i)], ids=["unknown to JAX", "module"])
 def test_one_layer_is_gone_over_as_two_are(make: Any, count: int):

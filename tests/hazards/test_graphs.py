@@ -226,7 +226,7 @@ def meddled_object(what):
     return holder
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("what", ["clear", "grow", "replace", "shrink", "collect"])
 @pytest.mark.parametrize("kind", ["list", "dict", "object"])
 @isolated()

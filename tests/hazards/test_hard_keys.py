@@ -415,6 +415,7 @@ def test_a_call_compares_with_few_keys_however_many_are_known():
     assert costs[many, "oldest"] <= 8 + 4 * costs[1, "again"]  # the eight used last, then one look-up
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_big_immutable_static_that_is_met_again_is_not_read():
     """Its memory is overwritten behind Python's back: a call that read it would take it for another value."""

@@ -238,6 +238,7 @@ def test_nothing_is_donated_by_a_failed_trace():
     assert not g["w"].is_deleted() and g["w"].tolist() == [1.0] * 64
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_three_hundred_raising_calls_keep_nothing_alive():
     import weakref

@@ -145,7 +145,7 @@ OF_OTHER_SIZES = {
 
 
 @pytest.mark.parametrize("values", OF_OTHER_SIZES.values(), ids=OF_OTHER_SIZES)
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
 def test_values_of_other_sizes_are_other_keys_in_any_order(values):
     def program(x, v):

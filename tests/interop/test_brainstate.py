@@ -35,6 +35,7 @@ def loss_of(net: Any, x: Any) -> Any:
     return (net(x) ** 2).mean()
 
 
+@pytest.mark.quick(0)
 def test_a_state_that_is_written_is_written_in_the_callers_module():
     net, plain = Net(), Net()
     run = graftax.jit(lambda net, x: net(x))

@@ -470,7 +470,7 @@ def structure_by_static(jit):
 PROGRAMS = [flarejax_adam, frozen_and_tied, scanned_recurrence, vectorised_ensemble, structure_by_static]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @OURS
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_of_flarejax_filter_jit(program, jit):

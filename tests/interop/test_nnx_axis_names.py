@@ -48,6 +48,7 @@ def test_stacked_layers_name_their_axis_and_each_layer_does_not(axes: Any):
     assert layers.linear.kernel.nickname == ("nick", "i", "o")
 
 
+@pytest.mark.quick(0)
 def test_a_result_has_the_name_where_its_axis_is():
     def make(key: Any) -> nnx.Linear:
         init = named(nnx.initializers.lecun_normal(), out_sharding=("in", "out"))

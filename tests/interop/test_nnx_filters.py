@@ -66,6 +66,7 @@ def test_a_filter_means_what_it_means_to_nnx(wanted: Any):
         assert sorted(str(path) for path, _ in graftax.find(model, wanted)) == means
 
 
+@pytest.mark.quick(0)
 def test_a_gradient_by_a_type_is_that_of_nnx():
     model = Net(nnx.Rngs(0))
     wanted = nnx.DiffState(0, nnx.LoRAParam)
@@ -119,6 +120,7 @@ def test_axes_by_filters(axes: Any):
     np.testing.assert_allclose(graftax.vmap(lambda m: m(X), in_axes=axes)(models), theirs, rtol=1e-5)
 
 
+@pytest.mark.quick(0)
 def test_results_have_axes_by_filters():
     make = graftax.vmap(lambda key: Net(nnx.Rngs(key)), out_axes={nnx.LoRAParam: 1, ...: 0})
     model = make(jax.random.split(jax.random.key(0), 3))

@@ -227,6 +227,7 @@ def test_a_file_that_is_none(tmp_path):
         graftax.load(tmp_path / "none")
 
 
+@pytest.mark.quick(0)
 def test_no_memory_is_taken_for_what_is_not_there(tmp_path):
     path = tmp_path / "x.safetensors"
     rows = [["n", 0, 1]] * 3000 + [["s", 1]]
@@ -261,6 +262,7 @@ print("fine")
 """
 
 
+@pytest.mark.quick(0)
 def test_nothing_is_imported_and_nothing_runs(tmp_path):
     path = tmp_path / "x.safetensors"
     names = ["builtins:list", "os:system", "mypkg.model:Net", "antigravity:fly", "json.tool:main"]

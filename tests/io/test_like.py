@@ -415,6 +415,7 @@ def test_another_order_with_other_aux_data_is_refused(path):
     assert like[0].held == {"b": 8, "a": 9}
 
 
+@pytest.mark.quick(0)
 def test_a_sparse_array_has_the_shape_of_the_file(path):
     sparse = pytest.importorskip("jax.experimental.sparse")
     graftax.save(path, [sparse.BCOO.fromdense(jnp.eye(3))])

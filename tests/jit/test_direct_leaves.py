@@ -15,6 +15,7 @@ from graftax._jax import fast_dispatch
 from watchdog import python
 
 
+@pytest.mark.quick(0)
 def test_keys_of_another_implementation_and_plain_arrays_are_other_leaves():
     def program(t):
         x = t["x"]
@@ -86,6 +87,7 @@ VECTORS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("other", VECTORS)
 @pytest.mark.parametrize("fed_back", [False, True])
 def test_a_vector_is_looked_at_on_every_call(other, fed_back, looked_at):

@@ -70,7 +70,7 @@ def test_what_a_function_changes_in_a_static_argument_comes_back():
 def test_a_random_key_may_be_static():
     f = graftax.jit(lambda key, x: jax.random.normal(key) + x, static_argnums=0)
     for key in (jax.random.key(0), jax.random.key(1)):
-        assert f(key, 1.0) == jax.random.normal(key) + 1.0
+        np.testing.assert_allclose(f(key, 1.0), jax.random.normal(key) + 1.0, rtol=1e-6)
 
 
 def test_a_static_argument_with_an_array_that_is_traced_is_a_clear_error():

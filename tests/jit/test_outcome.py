@@ -211,6 +211,7 @@ def written():
 WRITES = 2
 
 
+@pytest.mark.quick(15)
 @pytest.mark.quick(50)  # a case takes milliseconds
 @pytest.mark.parametrize(
     ("at", "value"),

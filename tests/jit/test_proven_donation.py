@@ -51,7 +51,7 @@ def test_what_a_call_replaces_is_updated_in_its_own_memory():
     assert f.cache_info().traces == 1
 
 
-@pytest.mark.quick(99)
+@pytest.mark.quick(25)
 @pytest.mark.parametrize("name", HOLDERS)
 def test_what_somebody_holds_is_as_without_jit(name):
     f, state = graftax.jit(step, donate="auto"), {"a": large(1), "b": large(2)}

@@ -23,6 +23,7 @@ SHAREABLE = {
 kinds = pytest.mark.parametrize("build", SHAREABLE.values(), ids=SHAREABLE)
 
 
+@pytest.mark.quick(0)
 @kinds
 def test_sharing_across_arguments_is_seen_inside(build):
     f = graftax.jit(lambda a, b, *, c: (a is b, a is c))

@@ -11,6 +11,8 @@ import pytest
 
 import graftax
 
+pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
+
 WIDTH = 4
 SCALE = {"factor": jnp.ones(())}
 SEEN = []
@@ -85,6 +87,7 @@ def forward(model, x):
     return model(x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("repeated", [Block, Block.__call__, True, (Block, Model)])
 @pytest.mark.parametrize("step", [forward, train])
 def test_blocks_are_traced_once(step, repeated):
@@ -173,6 +176,7 @@ def in_hessian(model, x):
     return graftax.hessian(lambda x: model(x).sum())(x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "step", [in_scan, in_cond, in_vmap, in_vmap_of_jax, in_checkpoint, in_checkpoint_of_jax, in_hessian]
 )
@@ -242,6 +246,7 @@ class Scaled(Plain):
         return super().__call__(x) * SCALE["factor"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("doubles", [False, True])
 def test_a_global_is_read_anew(doubles):
     def step(model, x):

@@ -101,6 +101,7 @@ def test_equinox_modules_with_a_shared_layer_are_told():
     assert told(graftax.filter_jit(step), Model(layer, layer)) == []  # a tree, by value: as in Equinox
 
 
+@pytest.mark.quick(0)
 def test_what_keeps_ties_is_silent():
     model = tied_objects()
     assert told(graftax.jit(lambda m: graftax.map_leaves(lambda w: w - 1.0, m)), model) == []

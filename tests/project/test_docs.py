@@ -23,6 +23,8 @@ import pytest
 
 import graftax
 
+pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "core/README.md", "benchmarks/README.md")),
@@ -218,6 +220,7 @@ def test_jax_jit_takes_no_plain_object_and_drops_changes():
     assert params["w"] == 1
 
 
+@pytest.mark.quick(0)
 def test_a_number_that_keeps_changing_compiles_twice_and_anew_where_it_is_to_be_static():
     scaled = graftax.jit(lambda x, n: x * n)
     for n in range(12):

@@ -10,6 +10,7 @@ from sizes import sized
 from watchdog import isolated
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", readers.READERS)
 @isolated()
 def test_damaged_input_is_an_error_of_the_kinds_that_are_promised(name):

@@ -88,6 +88,7 @@ def recorded(function: Callable[..., Any], folder: Path, *args: Any) -> Path:
     return folder / "call.record"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", FAULTS, ids=lambda f: f.__name__)
 def test_the_script_has_what_fails(tmp_path: Path, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "")
@@ -101,6 +102,7 @@ def test_the_script_has_what_fails(tmp_path: Path, function: Callable[..., Any],
     assert run.returncode == 1 and "AssertionError: a result is not finite, and all inputs are" in run.stderr
 
 
+@pytest.mark.quick(0)
 def test_the_state_of_this_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = recorded(with_a_constant, tmp_path, jnp.full(8, 0.5))
     STATE["scale"] = after = jnp.float32(7)
@@ -117,6 +119,7 @@ def with_a_constant(x: Any) -> Any:
     return jnp.log(x - SHIFT) * STATE["scale"]
 
 
+@pytest.mark.quick(0)
 def test_an_operation_without_a_public_name_is_exported(tmp_path: Path):
     def solve(x: Any) -> Any:
         return lax.custom_root(lambda y: y * x - 1, x, lambda f, y: 1 / (x - x), lambda g, y: y / g(1.0))
@@ -130,6 +133,7 @@ def host(x: Any) -> Any:
     return 1 / x
 
 
+@pytest.mark.quick(0)
 def test_what_cannot_be_made_smaller_is_said(tmp_path: Path):
     with pytest.raises(graftax.GraftaxError, match="does not fail here"):
         graftax.minimize(recorded(layers, tmp_path, jnp.ones(2)))
@@ -163,6 +167,7 @@ def whole(function: Callable[..., Any], *args: Any) -> Part:
     return Part(tuple(flattening.steps), flattening.values)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bad", range(0, 40, 7))
 def test_one_equation_among_many_is_left(bad: int):
     def f(x: Any) -> Any:

@@ -139,7 +139,7 @@ CALLS: dict[str, Callable[..., Any]] = {"forward": loss, "gradient": graftax.gra
 CASES = [(call, method) for call in CALLS for method in FORWARD if (call, method) != ("gradient", "until")]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("call", "method"), CASES)  # JAX has no gradient of a while loop
 def test_a_fault_of_a_method_is_named_by_object_line_and_operation(call: str, method: str, kind: str):

@@ -69,6 +69,7 @@ def outcome_of(f: Any, roots: tuple[Any, ...]) -> tuple[Any, Any]:
 # ---- random programs
 
 
+@pytest.mark.quick(0)
 @settings(max_examples=settings.default.max_examples // 3)
 @given(GRAPHS.map(strategies.held), PROGRAMS.map(strategies.held))
 def test_a_recorded_program_does_what_it_does_without(recipe: Recipe, program: Program):

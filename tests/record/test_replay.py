@@ -37,6 +37,7 @@ def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *map(str, command)], env=env, capture_output=True, text=True, cwd=folder)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", CASES)
 def test_calls_of_a_script_are_equal_in_another_process(case: str, tmp_path: Path):
     """The script has tied layers, cycles, closures, globals that helpers change, lambdas and random numbers."""
@@ -71,6 +72,7 @@ print("after the call")
 """
 
 
+@pytest.mark.quick(0)
 def test_a_script_runs_again_up_to_its_call(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(UNGUARDED)

@@ -35,7 +35,7 @@ def increment(node: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("run", "steps"),
     [
@@ -52,6 +52,7 @@ def test_a_chain_of_20000_objects_is_state(run: Callable[[Any], Any], steps: int
     assert bottom(node)["v"] == steps
 
 
+@pytest.mark.quick(0)
 def test_references_are_spelled_without_a_walk_for_each():
     nodes = [[jnp.zeros(())] for _ in range(DEPTH)]
     graphdef = graftax.flatten([nodes, nodes[::-1]])[1]

@@ -318,7 +318,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
 ]
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize(("run", "kind", "words"), CASES, ids=[f"{i}" for i in range(len(CASES))])
 def test_the_error_names_the_place_the_reason_and_the_way_out(run: Any, kind: type[Exception], words: list[str]):
     for call in (run, graftax.jit(lambda: run()), jax.jit(run)):

@@ -138,6 +138,7 @@ def halves(tree):
     return jax.tree.map(lambda x: 0.5 * jnp.ones_like(x) if eqx.is_inexact_array(x) else None, tree)
 
 
+@pytest.mark.quick(0)
 @MODELS
 def test_tangents_are_those_of_equinox(build):
     def f(model, x, n, *, factor):

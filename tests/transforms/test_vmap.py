@@ -175,6 +175,7 @@ def test_an_object_of_axes_stands_for_its_class() -> None:
     assert out.shape == (3, 2)
 
 
+@pytest.mark.quick(0)
 def test_a_callable_module_of_axes_is_no_function() -> None:
     linear = eqx.filter_vmap(lambda key: eqx.nn.Linear(2, 4, key=key))(jax.random.split(jax.random.key(0), SIZE))
     axes = eqx.tree_at(lambda m: (m.weight, m.bias), linear, (0, 0))

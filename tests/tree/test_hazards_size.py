@@ -59,7 +59,7 @@ def test_a_hundred_thousand_levels(kind):
         tree.map(lambda a, b: a, [few, few], [few, deep(300, lambda v, i: WRAPS[kind](v, i) if i else [])])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_treedefs_of_jax_and_back_two_thousand_levels_deep(kind):

@@ -32,10 +32,8 @@ from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
 
 LEFT_OUT = "The file leaves out {count} of the structures: {why}"
-NOTHING_TO_SAVE = (
-    "{name} has no program that can be saved: {why}. Call it first, or warm it: f.warm([args]) and then "
-    "f.save_compiled(path)."
-)
+NOTHING_TO_SAVE = "{name} has no program that can be saved: {why}."
+NOTHING_COMPILED = "nothing was compiled. Call it first, or warm it: f.warm([args]) and then f.save_compiled(path)"
 NO_PROGRAMS = "{path} holds no programs of graftax: write it with f.save_compiled(path)"
 PROGRAMS_DO_NOT_FIT = (
     "the programs in {path} do not fit here and are not used, so {name} compiles: {differences}. Save them again here."
@@ -49,7 +47,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     """Writes the programs of a jitted function. Returns their number."""
     name, table = caller._plan.name, caller._table
     refuse_unknown_reads(caller)
-    settings, reason = settings_tokens(), "nothing was compiled"
+    settings, reason = settings_tokens(), NOTHING_COMPILED
     saved: list[tuple[str, Any, Saved]] = []
     refused: list[PackedError] = []
     for (graphdef, context, *variant_key), entry in list(table.entries.items()):

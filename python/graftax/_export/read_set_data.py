@@ -13,8 +13,8 @@ import importlib.metadata
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from graftax._base.errors import GraftaxError
 from graftax._capture.bytecode import OF_KEYS, is_users, is_users_class, is_users_scope, names_of
@@ -133,59 +133,86 @@ def version_of(package: str) -> str | None:
         return getattr(sys.modules.get(package), "__version__", None)
 
 
+class _Found(NamedTuple):
+    """What saved data names, as it is in this process, each with what was saved of it."""
+
+    origins: list[Origin]
+    bindings: list[tuple[Any, str, str]]
+    functions: list[tuple[types.FunctionType, str]]
+    cells: list[tuple[types.FunctionType, str, str]]
+    classes: list[tuple[type, str]]
+    imported: list[tuple[str, str | None, str]]
+    attributes: list[tuple[types.FunctionType, list[str]]]
+    abstract: list[tuple[type, str]]
+    names: list[tuple[Any, tuple[str, ...]]]
+    subclasses: list[tuple[type, list[str]]]
+
+
+def _find(data: dict[str, Any]) -> _Found:
+    """Raises ImportError, AttributeError or KeyError for what is not there."""
+
+    def with_holders(kind: str) -> list[Any]:
+        return [(resolve(holder), *saved) for holder, *saved in data[kind]]
+
+    modules = [(resolve((module, "")), key, saved) for module, key, saved in data["imported"]]
+    return _Found(
+        origins=[Origin(*origin) for origin in with_holders("origins")],
+        imported=[(key, value_token(value_at(module, key)), saved) for module, key, saved in modules],
+        **{kind: with_holders(kind) for kind in _Found._fields if kind not in ("origins", "imported")},
+    )
+
+
+def _differences(data: dict[str, Any], found: _Found) -> Iterator[str]:
+    """What is another one in this process, as texts."""
+    if data["hash"] not in (None, hash(_TEXT)):
+        yield "the hash of a text is another one in this process (PYTHONHASHSEED)"
+    for package, saved in data["versions"].items():
+        if (version := version_of(package)) != saved:
+            yield f"{package} was {saved}, is {version}"
+    for holder, name, saved in found.bindings:
+        if value_token(value_at(holder, name)) != saved:
+            yield f"{Origin(holder, name).text()} is another one"
+    for function, saved in found.functions:
+        if value_token(function) != saved:
+            yield f"function {function.__qualname__} is another one"
+    for key, token, saved in found.imported:
+        if token != saved:
+            yield f"{key}, which its code imports, is another one"
+    for cls, saved in found.classes:
+        if value_token(cls) != saved:
+            yield f"class {cls.__qualname__} is another one, or has other classes registered"
+    for cls, saved in found.abstract:
+        if registered_text(cls) != saved:
+            yield f"class {cls.__qualname__} has other classes registered"
+    for owner, saved in found.names:
+        if _names_of(owner) != saved:
+            yield f"{owner.__qualname__} has another name or docstring"
+    for cls, saved in found.subclasses:
+        if _subclasses_of(cls) != saved:
+            yield f"class {cls.__qualname__} has other subclasses"
+    for function, saved in found.attributes:
+        if attribute_names(function) != saved:
+            yield f"function {function.__qualname__} has other attributes"
+    for function, name, saved in found.cells:
+        if value_token(_cell(function, name).cell_contents) != saved:
+            yield f"{name}, a variable of {function.__qualname__}, is another one"
+
+
 def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     """Fills an empty read set with saved data. Returns the first difference to this process, or None."""
     try:
-        origins = [Origin(resolve(holder), name, assigned) for holder, name, assigned in data["origins"]]
-        bindings = [(resolve(holder), name, saved_token) for holder, name, saved_token in data["bindings"]]
-        functions = [(resolve(holder), saved_token) for holder, saved_token in data["functions"]]
-        cells = [(resolve(holder), name, saved_token) for holder, name, saved_token in data["cells"]]
-        classes = [resolve(holder) for holder, _ in data["classes"]]
-        imported = [
-            (key, value_token(value_at(resolve((m, "")), key)), saved_token) for m, key, saved_token in data["imported"]
-        ]
-        named = [(resolve(holder), names) for holder, names in data["attributes"]]
-        abstract = [(resolve(holder), saved_text) for holder, saved_text in data["abstract"]]
-        owners = [(resolve(holder), names) for holder, names in data["names"]]
-        parents = [(resolve(holder), subclasses) for holder, subclasses in data["subclasses"]]
+        found = _find(data)
     except (ImportError, AttributeError, KeyError) as error:
         return f"something that its code reads is not there: {error}"
-    if data["hash"] not in (None, hash(_TEXT)):
-        return "the hash of a text is another one in this process (PYTHONHASHSEED)"
-    for package, saved_token in data["versions"].items():
-        if version_of(package) != saved_token:
-            return f"{package} was {saved_token}, is {version_of(package)}"
-    for holder, name, saved_token in bindings:
-        if value_token(value_at(holder, name)) != saved_token:
-            return f"{Origin(holder, name).text()} is another one"
-    for function, saved_token in functions:
-        if value_token(function) != saved_token:
-            return f"function {function.__qualname__} is another one"
-    for key, token, saved_token in imported:
-        if token != saved_token:
-            return f"{key}, which its code imports, is another one"
-    for cls, (_, saved_token) in zip(classes, data["classes"], strict=True):
-        if value_token(cls) != saved_token:
-            return f"class {cls.__qualname__} is another one, or has other classes registered"
-    for cls, saved_text in abstract:
-        if registered_text(cls) != saved_text:
-            return f"class {cls.__qualname__} has other classes registered"
-    for owner, names in owners:
-        if _names_of(owner) != names:
-            return f"{owner.__qualname__} has another name or docstring"
-    for cls, subclasses in parents:
-        if _subclasses_of(cls) != subclasses:
-            return f"class {cls.__qualname__} has other subclasses"
-    for function, names in named:
-        if attribute_names(function) != names:
-            return f"function {function.__qualname__} has other attributes"
-    for function, name, saved_token in cells:
-        if value_token(_cell(function, name).cell_contents) != saved_token:
-            return f"{name}, a variable of {function.__qualname__}, is another one"
-    order = {origin.what: i for i, origin in enumerate(origins)}
+    difference = next(_differences(data, found), None)
+    return difference or _fill(reads, found, data["hidden"])
+
+
+def _fill(reads: ReadSet, found: _Found, hidden: Iterable[Any]) -> str | None:
+    order = {origin.what: i for i, origin in enumerate(found.origins)}
     if not {origin.what for origin in reads.origins} <= order.keys():
         return "its code reads other things"
-    for origin in origins:
+    for origin in found.origins:
         if origin.assigned:
             reads.assign(origin)
         elif not any(existing.what == origin.what for existing in reads.origins):
@@ -193,12 +220,8 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     if {origin.what for origin in reads.origins} != order.keys():
         return "its code reads other things"
     reads.origins.sort(key=lambda origin: order[origin.what])
-    reads.hidden |= set(data["hidden"])
-    _note(reads, bindings, functions, cells, classes)
-    for function, _ in named:
-        reads.note_function(function)
-    reads.expect_questions(names=bool(owners), subclasses=bool(parents))
-    reads.abstract_classes.note(tuple(cls for cls, _ in abstract))
+    reads.hidden |= set(hidden)
+    _note(reads, found)
     return None
 
 
@@ -210,19 +233,23 @@ def _subclasses_of(cls: type) -> list[str]:
     return [f"{subclass.__module__}.{subclass.__qualname__}" for subclass in type.__subclasses__(cls)]
 
 
-def _note(reads: Any, bindings: Any, functions: Any, cells: Any, classes: Any) -> None:
-    for holder, name, _ in bindings:
+def _note(reads: Any, found: _Found) -> None:
+    for holder, name, _ in found.bindings:
         if (id(holder), name) not in reads._seen:
             reads._seen.add((id(holder), name))
             reads._bindings.append((holder, name))
-    for function, _ in functions:
+    for function, _ in found.functions:
         reads._functions.setdefault(id(function), function)
         reads.known.add(function.__code__, function.__globals__)
-    for function, name, _ in cells:
+    for function, name, _ in found.cells:
         cell = _cell(function, name)
         reads._cells[id(cell)] = cell, function
-    reads._classes.update(dict.fromkeys(classes))
+    reads._classes.update(dict.fromkeys(cls for cls, _ in found.classes))
     reads._reads = None
+    for function, _ in found.attributes:
+        reads.note_function(function)
+    reads.expect_questions(names=bool(found.names), subclasses=bool(found.subclasses))
+    reads.abstract_classes.note(tuple(cls for cls, _ in found.abstract))
 
 
 def _is_users(holder: Any) -> bool:

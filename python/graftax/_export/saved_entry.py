@@ -27,8 +27,13 @@ from graftax._export.structure_data import Structured
 from graftax._graph.structure import place_name
 from graftax._jit.multihost_rendezvous import compares_hosts
 
-OTHER_SETTINGS = "it was compiled under other settings of JAX, or for arrays that lie in another way"
-RETRIEVED = "its executable comes from JAX's own cache on disk, and a copy of it cannot be run"
+OTHER_SETTINGS = (
+    "it was compiled under other settings of JAX, or for arrays that lie in another way. Call it under these settings"
+)
+RETRIEVED = (
+    "its executable comes from JAX's own cache on disk, and a copy of it cannot be run. Set "
+    "JAX_ENABLE_COMPILATION_CACHE=false in the process that saves"
+)
 READS_UNKNOWN = (
     "{name} cannot be saved: what the function of filter_jit reads outside of its arguments is fixed when it is "
     "traced, as in JAX, and not known. graftax.jit(f, mutation='discard') works by value, and can be."

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All differences between JAX versions, and private names of JAX. Each entry says when it can be removed."""
+"""Private names of JAX that several packages need, and what differs between its versions.
+
+The other modules of this package have those that one task alone needs: direct calls, tracers, tracebacks, messages.
+"""
 
 from __future__ import annotations
 
