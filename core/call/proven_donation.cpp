@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "call/donation.h"
+#include "call/proven_donation.h"
 
 #include <algorithm>
 
