@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of contents of graftax._core: one bind_x(m) per file.
 #include "call/call.h"
-#include "call/donation.h"
 #include "call/fast_dispatch.h"
+#include "call/proven_donation.h"
 #include "call/trace.h"
 #include "capture/frame_hook.h"
 #include "capture/jax_frames.h"

@@ -42,7 +42,7 @@ AT_IMPORT = [  # tests for what runs while graftax is imported
     "tests/jit/test_direct.py::test_a_numpy_leaf_may_be_written_to_as_soon_as_the_call_returns",
     "tests/jit/test_direct.py::test_a_deleted_input_is_named_by_its_path",
     "tests/jit/test_direct.py::test_debug_nans_is_asked_on_every_call",
-    "tests/jit/test_donation.py",
+    "tests/jit/test_requested_donation.py",
     "tests/jit/test_settings.py",
     "tests/jit/test_direct_leaves.py",
     "tests/capture/test_watch.py",

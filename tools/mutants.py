@@ -52,11 +52,12 @@ TESTS = (
     "graph/test_flatten.py graph/test_functions.py graph/test_graphdef.py graph/test_kept.py graph/test_module.py "
     "graph/test_packed.py graph/test_partition.py graph/test_path.py graph/test_recording.py graph/test_registry.py "
     "graph/test_ties.py hazards jit/test_arguments.py jit/test_async.py jit/test_cache.py jit/test_direct.py "
-    "jit/test_direct_leaves.py jit/test_direct_modules.py jit/test_donation.py jit/test_errors.py jit/test_ignore.py "
-    "jit/test_jax_ref.py jit/test_methods.py jit/test_mutation_modes.py jit/test_one_array.py jit/test_outcome.py "
-    "jit/test_self_test.py jit/test_settings.py jit/test_tracebacks.py jit/test_untied.py jit/test_weakrefs.py "
-    "jit/test_writeback.py sharding/test_placing.py sharding/test_shardings.py transforms/test_cond.py "
-    "transforms/test_custom_state.py transforms/test_filtered.py transforms/test_replaced.py tree"
+    "jit/test_direct_leaves.py jit/test_direct_modules.py jit/test_errors.py jit/test_ignore.py jit/test_jax_ref.py "
+    "jit/test_methods.py jit/test_mutation_modes.py jit/test_one_array.py jit/test_outcome.py "
+    "jit/test_requested_donation.py jit/test_self_test.py jit/test_settings.py jit/test_tracebacks.py "
+    "jit/test_untied.py jit/test_weakrefs.py jit/test_writeback.py sharding/test_placing.py "
+    "sharding/test_shardings.py transforms/test_cond.py transforms/test_custom_state.py transforms/test_filtered.py "
+    "transforms/test_replaced.py tree"
 )
 
 MOST = 10_000  # numbers of mutants

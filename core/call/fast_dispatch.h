@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "call/donation.h"
 #include "call/host_input_ring.h"
+#include "call/proven_donation.h"
 #include "graph/graphdef.h"
 #include "python/jax_settings.h"
 

@@ -467,6 +467,18 @@ def test_the_report_names_what_was_donated_and_who_holds_the_rest():
     assert "np.asarray" in str(f.donation()) and view[0] == best.weights[0] + 2
 
 
+def test_the_holders_of_the_largest_arrays_are_noted():
+    f = graftax.jit(step, donate="auto")
+    state = {str(i): jnp.ones(SIZE + (1 << 12) * (i % 50)) for i in range(100)}
+    f(state)
+    held = dict(state)
+    f(state)
+    report = f.donation()
+    named = {array.path for array in report.kept if array.holders[0].startswith("a dict under")}
+    assert named == {f"state['{i}']" for i in range(100) if i % 50 >= 34}
+    assert all(array.holders for array in report.kept) and report.kept_bytes == sum(x.nbytes for x in held.values())
+
+
 def test_a_function_without_auto_says_so():
     assert "not jitted with donate='auto'" in str(graftax.jit(step).donation())
 

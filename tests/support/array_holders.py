@@ -4,6 +4,7 @@
 import collections
 import concurrent.futures
 import contextvars
+import copy
 import ctypes
 import functools
 import itertools
@@ -15,8 +16,11 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 
 import graftax
+
+WORKERS = concurrent.futures.ThreadPoolExecutor(2)
 
 
 class Slotted:
@@ -184,6 +188,14 @@ def in_future(array):
     return future.result
 
 
+def in_work(array):
+    return WORKERS.submit(np.array, array).result
+
+
+def in_device_get_of_a_worker(array):
+    return WORKERS.submit(jax.device_get, array).result
+
+
 def in_queue(array):
     held = queue.Queue()
     held.put(array)
@@ -195,6 +207,33 @@ def in_finalizer(array):
     finalizer = weakref.finalize(anchor, seen.append, array)
     finalizer.atexit = False
     return lambda: anchor and finalizer.peek()[2][0]
+
+
+def in_resurrected(array):
+    class Phoenix:
+        def __del__(self):
+            saved.append(self.held)
+
+    saved, bird = [], Phoenix()
+    bird.held = array
+    del bird
+    return lambda: saved[0]
+
+
+def in_memo(array):
+    memo = {}
+    copy.deepcopy([array], memo)
+    return lambda: next(kept for kept in memo[id(memo)] if isinstance(kept, jax.Array))
+
+
+def in_bound_method(array):
+    held = array.block_until_ready
+    return lambda: held()
+
+
+def in_update_helper(array):
+    held = array.at[...]
+    return lambda: held.get()
 
 
 def in_object_array(array):
@@ -233,6 +272,17 @@ def in_memoryview(array):
     return lambda: np.frombuffer(held, np.float32)
 
 
+def in_memoryview_of_numpy(array):
+    held = memoryview(np.asarray(array))
+    return lambda: np.frombuffer(held, np.float32)
+
+
+def in_host_copy(array):
+    array.copy_to_host_async()
+    held = np.asarray(array)
+    return lambda: held
+
+
 def in_dlpack(array):
     held = np.from_dlpack(array)
     return lambda: held
@@ -263,6 +313,17 @@ def in_shard(array):
     return lambda: held.data
 
 
+def in_shard_data(array):
+    held = array.addressable_shards[0].data
+    return lambda: held
+
+
+def in_assembled_of_shards(array):
+    shards = [shard.data for shard in array.addressable_shards]
+    held = jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+    return lambda: held
+
+
 def in_addressable_data(array):
     held = array.addressable_data(0)
     return lambda: held
@@ -286,6 +347,16 @@ def in_named_sharding(array):
 
 def in_same_sharding(array):
     held = jax.device_put(array, array.sharding)
+    return lambda: held
+
+
+def in_to_device(array):
+    held = array.to_device(jax.devices()[0])
+    return lambda: held
+
+
+def in_alias_if_possible(array):
+    held = jax.device_put(array, may_alias=True)
     return lambda: held
 
 
@@ -324,6 +395,70 @@ def in_graftax_jit(array):
     read = graftax.jit(lambda: array + 0)
     read()
     return read
+
+
+_returned = jax.jit(lambda x: x)
+_returned_by_graftax = graftax.jit(lambda x: x)
+_in_handle = {"max_bytes": 1 << 10, "copy": False, "donate": False}
+
+
+def in_result_of_jit(array):
+    held = _returned(array)
+    return lambda: held
+
+
+def in_result_of_graftax_jit(array):
+    held = _returned_by_graftax(array)
+    return lambda: held
+
+
+def in_result_without_gradient(array):
+    held = jax.lax.stop_gradient(array)
+    return lambda: held
+
+
+def in_result_of_the_same_shape(array):
+    held = jnp.asarray(array).astype(array.dtype).reshape(array.shape)
+    return lambda: held
+
+
+def in_packed(array):
+    held = graftax.pack([array], **_in_handle)
+    return lambda: held.unpack()[0]
+
+
+class Received:
+    """What callbacks of two programs were given, by number."""
+
+    def __init__(self):
+        self.numbers, self.arrays = itertools.count(), {}
+        self.debug = jax.jit(lambda array, number: jax.debug.callback(self.receive, array, number))
+        shape = jax.ShapeDtypeStruct((), jnp.int32)
+        self.io = jax.jit(lambda array, number: io_callback(self.receive, shape, array, number))
+
+    def receive(self, array, number):
+        self.arrays[int(number)] = array
+        return np.int32(number)
+
+    def hold(self, program, array):
+        number = next(self.numbers)
+        program(array, number)
+        return functools.cache(functools.partial(self.read, number))
+
+    def read(self, number):
+        jax.effects_barrier()
+        return self.arrays.pop(number)
+
+
+received = Received()
+
+
+def in_debug_callback(array):
+    return received.hold(received.debug, array)
+
+
+def in_io_callback(array):
+    return received.hold(received.io, array)
 
 
 def in_pending_computation(array):

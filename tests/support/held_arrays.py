@@ -11,9 +11,11 @@ import functools
 import random
 import sys
 import time
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -76,8 +78,25 @@ def moves_a_container(state: Any) -> None:
     state["moments"] = (state["moments"][0], {"m": state["a"]})
 
 
+def puts_one_in_two_places(state: Any) -> None:
+    new = state["a"] * 0.5 + 1
+    state["a"] = state["layers"][1].w = new
+
+
+def returns_the_new_one(state: Any) -> Any:
+    state["a"] = state["a"] * 0.5 + 1
+    state["b"] = state["b"] + 1
+    return state["a"]
+
+
+def computes_nothing(state: Any) -> None:
+    state["a"] = state["a"].reshape(state["a"].shape)
+    state["b"] = state["b"] * 1
+    state["last"] = state["last"] + 1
+
+
 STEPS = [replaces_all, replaces_some, swaps, keeps_the_last, returns_one, makes_a_new_list, ties]
-STEPS += [makes_new_containers, moves_a_container]
+STEPS += [makes_new_containers, moves_a_container, puts_one_in_two_places, returns_the_new_one, computes_nothing]
 
 # What is held besides arrays: an object of the state, and how an array is read from it.
 PARTS = {
@@ -91,10 +110,52 @@ PARTS = {
 }
 
 
-def new_state(make: Any) -> Any:
-    layers = [SimpleNamespace(w=make(i + 2.0)) for i in range(2)]
-    moments = (make(4.0), {"m": make(5.0)})
-    return {"a": make(0.0), "b": make(1.0), "last": make(9.0), "layers": layers, "moments": moments}
+DEVICE = jax.devices()[0]  # arrays that are not put on it would be of other types, for which all is compiled again
+
+
+# Other arrays of the same values, which replace an array of the state: of memory that NumPy or another array has,
+# too. With what still has it.
+def through_dlpack(array: Any) -> tuple[Any, Any]:
+    memory = np.zeros(4 * SIZE + 64, np.uint8)
+    begin = -memory.ctypes.data % 64  # where XLA takes it as it is
+    source = memory[begin : begin + 4 * SIZE].view(np.float32)
+    source[:] = array
+    return jax.device_put(jnp.from_dlpack(source, copy=False), DEVICE), source
+
+
+def through_numpy(array: Any) -> tuple[Any, Any]:
+    source = np.array(array)
+    return jax.device_put(source, DEVICE, may_alias=True), source
+
+
+ORIGINS = {
+    "dlpack": through_dlpack,
+    "numpy": through_numpy,
+    "view": lambda array: (jax.device_put(np.asarray(array), DEVICE), None),
+    "device_put": lambda array: (jax.device_put(array, DEVICE), array),
+    "assembled": lambda array: (
+        jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array]),
+        array.addressable_data(0),
+    ),
+    "shard": lambda array: (array.addressable_shards[0].data, None),
+    "copy": lambda array: (jnp.copy(array), array),
+}
+
+
+_VALUES = np.float32([0, 1, 9, 2, 3, 4, 5])
+PLACES = ["a", "b", "last", "layers[0].w", "layers[1].w", "moments[0]", "moments[1].m"]
+NAMES = list(HOLDERS)
+
+
+@functools.partial(jax.jit, out_shardings=jax.sharding.SingleDeviceSharding(DEVICE))
+def _filled() -> list[Any]:
+    return [jnp.full(SIZE, value) for value in _VALUES]
+
+
+def new_state(values: Any) -> Any:
+    a, b, last, w0, w1, m0, m1 = values
+    layers = [SimpleNamespace(w=w0), SimpleNamespace(w=w1)]
+    return {"a": a, "b": b, "last": last, "layers": layers, "moments": (m0, {"m": m1})}
 
 
 def places(state: Any) -> dict[str, Any]:
@@ -103,61 +164,109 @@ def places(state: Any) -> dict[str, Any]:
     return named | {f"layers[{i}].w": layer.w for i, layer in enumerate(state["layers"])}
 
 
+def place(state: Any, name: str, array: Any) -> None:
+    if name.startswith("layers"):
+        state["layers"][int(name[len("layers[")])].w = array
+    else:
+        state[name] = array
+
+
+class Held(NamedTuple):
+    name: str
+    read: Callable[[], Any]
+    expected: Callable[[], Any]
+
+
+class Program:
+    """A random sequence of calls, of holders and of new arrays, beside the same one on plain numbers."""
+
+    def __init__(self, seed: int, counts: collections.Counter[str]) -> None:
+        self._draw, self._counts = random.Random(seed), counts
+        self._state, self._plain = new_state(_filled()), new_state(_VALUES)
+        self._held: list[Held] = []
+        self.log: list[str] = [f"program {seed}"]
+
+    def run(self, steps: Sequence[tuple[Any, Any]]) -> None:
+        draw = self._draw
+        for _ in range(draw.randint(2, 7)):
+            for _ in range(draw.choice([0, 0, 1, 1, 2])):
+                self._hold_array()
+            if draw.random() < 0.3:
+                self._hold_part()
+            if draw.random() < 0.3:
+                self._replace_array()
+            if self._held and draw.random() < 0.3:
+                self._held.pop(draw.randrange(len(self._held)))
+            self._call(*draw.choice(steps))
+        for name, value in places(self._state).items():
+            self._check(name, value, places(self._plain)[name])
+        for held in self._held:
+            self._check(held.name, held.read(), held.expected())
+
+    def _hold(self, name: str, read: Callable[[], Any], expected: Callable[[], Any]) -> None:
+        self.log.append(name)
+        self._held.append(Held(name, read, expected))
+
+    def _hold_array(self) -> None:
+        name, holder = self._draw.choice(PLACES), self._draw.choice(NAMES)
+        if holder in SLOW and self._draw.random() > 0.02:
+            return
+        number = places(self._plain)[name]
+        self._hold(f"{name} in {holder}", HOLDERS[holder](places(self._state)[name]), lambda: number)
+        self._counts["held"] += 1
+
+    def _hold_part(self) -> None:
+        name = self._draw.choice(list(PARTS))
+        take, read = PARTS[name]
+        of_state, of_plain = take(self._state), take(self._plain)
+        self._hold(f"part {name}", lambda: read(of_state), lambda: read(of_plain))
+
+    def _replace_array(self) -> None:
+        name, origin = self._draw.choice(PLACES[:5]), self._draw.choice(list(ORIGINS))
+        array, source = ORIGINS[origin](places(self._state)[name])
+        number = places(self._plain)[name]
+        place(self._state, name, array)
+        place(self._plain, name, number + 0)
+        if source is not None:
+            self._hold(f"{name} from {origin}", lambda: source, lambda: number)
+
+    def _call(self, jitted: Any, plain: Any) -> None:
+        self.log.append(plain.__name__)
+        result, expected = jitted(self._state), plain(self._plain)
+        self._counts["calls"] += 1
+        if result is not None and self._draw.random() < 0.5:
+            self._hold("its result", lambda: result, lambda: expected)
+
+    def _check(self, name: str, value: Any, expected: Any) -> None:
+        try:
+            numbers = np.asarray(value)[[0, -1]].tolist()
+        except RuntimeError as error:
+            raise AssertionError(f"{name}: {error}\n{self.log}") from error
+        if any(abs(number - expected) > 1e-4 for number in numbers):
+            raise AssertionError(f"{name}: {numbers}, not {expected}\n{self.log}")
+
+
 class Programs:
     """Runs programs of the last so many steps, compiled once, and counts what they did."""
 
     def __init__(self, count: int = len(STEPS)) -> None:
-        self.plain = STEPS[-count:]
-        self.steps = [graftax.jit(step, donate="auto") for step in self.plain]
+        self._steps = [(graftax.jit(step, donate="auto"), step) for step in STEPS[-count:]]
         self.counts: collections.Counter[str] = collections.Counter()
 
     def run(self, seed: int) -> None:
-        draw = random.Random(seed)
-        state, plain = new_state(lambda x: jnp.full(SIZE, x) + 0), new_state(lambda x: np.float32(x))
-        held: list[tuple[str, Any, Any]] = []
-        log: list[str] = []
-        for _ in range(draw.randint(2, 7)):
-            for _ in range(draw.choice([0, 0, 1, 1, 2])):
-                place = draw.choice(list(places(state)))
-                name = draw.choice(list(HOLDERS))
-                if name in SLOW and draw.random() > 0.02:
-                    continue
-                log.append(f"{place} in {name}")
-                held.append((log[-1], HOLDERS[name](places(state)[place]), places(plain)[place]))
-                self.counts["held"] += 1
-            if draw.random() < 0.3:
-                name = draw.choice(list(PARTS))
-                take, read = PARTS[name]
-                log.append(f"part {name}")
-                parts = take(state), take(plain)
-                held.append((log[-1], *(functools.partial(read, part) for part in parts)))
-                del parts
-            if held and draw.random() < 0.3:
-                held.pop(draw.randrange(len(held)))
-            index = draw.randrange(len(self.plain))
-            log.append(self.plain[index].__name__)
-            result, expected = self.steps[index](state), self.plain[index](plain)
-            self.counts["calls"] += 1
-            if result is not None and draw.random() < 0.5:
-                held.append((f"result of {self.plain[index].__name__}", lambda result=result: result, expected))
-            del result
-        for name, value in places(state).items():
-            self._check(seed, log, name, value, places(plain)[name])
-        for name, read, value in held:
-            self._check(seed, log, name, read(), value)
+        Program(seed, self.counts).run(self._steps)
+        self.counts["programs"] += 1
 
     def calls_donated(self) -> int:
-        entries = [entry for step in self.steps for entry in step._table.entries.values()]  # pyright: ignore
+        entries = [entry for step, _ in self._steps for entry in step._table.entries.values()]  # pyright: ignore
         return sum(donation[0] for entry in entries for donation in entry.donations())
 
-    def _check(self, seed: int, log: list[str], name: str, value: Any, expected: Any) -> None:
-        expected = expected() if callable(expected) else expected
-        try:
-            first = np.asarray(value)[:2]
-        except RuntimeError as error:
-            raise AssertionError(f"program {seed}, {name}: {error}\n{log}") from error
-        if not np.allclose(first, expected):
-            raise AssertionError(f"program {seed}, {name}: {first}, not {expected}\n{log}")
+    def __str__(self) -> str:
+        counts = self.counts
+        return (
+            f"{counts['programs']} programs, {counts['calls']} calls, of which {self.calls_donated()} donated, "
+            f"{counts['held']} holders"
+        )
 
 
 def main() -> None:
@@ -166,11 +275,7 @@ def main() -> None:
     for seed in range(first, first + count):
         programs.run(seed)
         if (seed + 1 - first) % 1000 == 0:
-            seconds = time.perf_counter() - begin
-            counts = f"{programs.counts['calls']} calls, of which {programs.calls_donated()} donated"
-            print(
-                f"{seed + 1 - first} programs, {counts}, {programs.counts['held']} holders, {seconds:.0f} s", flush=True
-            )
+            print(f"{programs}, {time.perf_counter() - begin:.0f} s", flush=True)
     print("nothing was found")
 
 

@@ -14,12 +14,12 @@ from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
-from graftax._jit.donation import DonationWarnings, donated_leaves
 from graftax._jit.donor import Donor
 from graftax._jit.leaf_names import LeafNames
 from graftax._jit.multihost_check import CrossHostCheck
 from graftax._jit.multihost_rendezvous import compares_hosts
 from graftax._jit.output_shardings import OutputPlacement, may_use_mesh
+from graftax._jit.requested_donation import DonationWarnings, donated_leaves
 from graftax._jit.trace import Flat, definition_of, flat_function
 from graftax._sharding.leaf_shardings import Shardings
 

@@ -27,6 +27,7 @@ NO_COUNTS = (
 )
 VIEW = "a view of its memory (np.asarray, memoryview, dlpack), or another array of it (jax.device_put)"
 CONTAINER = "a holder of the object that contains it, which the call replaces"
+NOT_NOTED = "a reference to it (only those to the 32 largest arrays are noted)"
 UNKNOWN = "an object that Python's garbage collector does not see"
 KEPT = (
     "{name} keeps {size} that it could donate, because something else refers to it. The device needs that"
@@ -128,7 +129,9 @@ def _holders(holder: int, reference: Any) -> tuple[str, ...]:
         return (VIEW,)
     if holder == 3:
         return (CONTAINER,)
-    array = None if reference is None else reference()
+    if reference is None:
+        return (NOT_NOTED,)
+    array = reference()
     return ("an object that is gone by now",) if array is None else holders_of(array)
 
 

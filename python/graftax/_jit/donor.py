@@ -11,13 +11,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core
 
 from graftax import _core
+from graftax._base.errors import some
 from graftax._jax.compat import array_class
 from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users
+from graftax._jit.leaf_names import leaf_names
 
 LEAST_BYTES = 1 << 16  # of an array: the memory of a smaller one is not worth a look at each call
+
+GONE = (
+    "{name} failed when the device had already taken the arrays that donate='auto' gave it. They are deleted, and "
+    "nothing was written in their places: {paths}. Load them again, for example from the last checkpoint."
+)
 
 
 class Donor:
@@ -79,3 +87,15 @@ def _may_be_donated(leaf: Any) -> bool:
         return False
     (device,) = leaf.sharding.device_set
     return leaf.sharding.memory_kind in (None, device.default_memory().kind)
+
+
+def note_gone(error: BaseException, name: str, recording: _core.Recording) -> None:
+    """Adds to the error of a call with `donate="auto"` which arrays the device has taken before it failed."""
+    paths = leaf_names(recording.graphdef, recording.names)
+    gone = [path for leaf, path in zip(recording.leaves, paths, strict=True) if is_gone(leaf)]
+    if gone:
+        error.add_note(GONE.format(name=name, paths=some(gone)))
+
+
+def is_gone(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()

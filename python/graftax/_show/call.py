@@ -10,8 +10,8 @@ from graftax._base.amounts import count_text, short_bytes, short_number
 from graftax._base.errors import GraftaxError
 from graftax._graph.path import Graph
 from graftax._graph.structure import Op, Row, Structure
-from graftax._jit.donation import donated_leaves
 from graftax._jit.jitted import Jitted
+from graftax._jit.requested_donation import donated_leaves
 from graftax._show.format import cut, size_of, value_text
 from graftax._show.model import Marks, Picture
 

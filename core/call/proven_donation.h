@@ -63,7 +63,7 @@ class Donation {
     bool is_donated = false;         // by the program
     Holder holder = Holder::nobody;  // in the last call
     uint32_t free_calls = 0;         // in turn, up to the last one
-    Owned held;                      // a weak reference to the array that somebody else held in the last call
+    Owned held;                      // a weak reference to the array to which somebody referred in the last call
 
     Candidate(Replaced::Leaf place, size_t size) : leaf(place.leaf), node(place.node), bytes(size) {}
   };
@@ -95,14 +95,17 @@ class Donation {
 
  private:
   void count_nodes(const CallReferences& references);
+  void order();
 
   static constexpr int most_programs = 3;  // compiled for one Direct, besides the one that donates nothing
   static constexpr uint32_t patience = 2;  // calls
 
   static constexpr size_t many_bytes = 100'000'000;
+  static constexpr size_t most_noted = 32;  // arrays of a call: a weak reference takes longer to make than all counts
 
   std::vector<Replaced::Node> nodes_;
   std::vector<PyObject*> node_objects_;  // in the running count; null where somebody else has the node
+  std::vector<uint32_t> by_size_;        // the candidates, the largest first
   size_t total_bytes_ = 0, donated_bytes_ = 0;
   size_t kept_bytes_ = 0;  // by the last call
   bool has_warned_ = false;

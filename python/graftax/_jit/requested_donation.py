@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Donation: whose buffers JAX may reuse for the results."""
+"""Donation that the user asks for by name: whose buffers JAX may reuse for the results."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.core
-
 from graftax import _core
-from graftax._base.errors import StructureError, some
+from graftax._base.errors import StructureError
 from graftax._base.handles import is_donated_place
 from graftax._capture.signature import Signature
 from graftax._graph.structure import Structure, place_name
 from graftax._jax.compat import DONATION_UNUSED
 from graftax._jax.tracebacks import boundary
 from graftax._jit.call_plan import Layout, Plan, covered_leaves
-from graftax._jit.leaf_names import leaf_names
 
 DONATED_AND_KEPT = (
     "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then "
@@ -31,12 +27,6 @@ DONATED_AND_KEPT = (
 STATIC_AND_DONATED = (
     "{name}: the argument {argument!r} is static and donated. A static argument is a constant of the program, which "
     "has no buffer to give away. Leave it out of one of the two."
-)
-
-
-GONE = (
-    "{name} failed when the device had already taken the arrays that donate='auto' gave it. They are deleted, and "
-    "nothing was written in their places: {paths}. Load them again, for example from the last checkpoint."
 )
 
 
@@ -91,18 +81,6 @@ def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
         arguments = signature.arguments(layout)
         flags = [i < arguments and not (keeps_first and i == 0) for i in range(len(flags))]
     return flags
-
-
-def note_gone(error: BaseException, name: str, recording: _core.Recording) -> None:
-    """Adds to the error of a call with `donate="auto"` which arrays the device has taken before it failed."""
-    paths = leaf_names(recording.graphdef, recording.names)
-    gone = [path for leaf, path in zip(recording.leaves, paths, strict=True) if is_gone(leaf)]
-    if gone:
-        error.add_note(GONE.format(name=name, paths=some(gone)))
-
-
-def is_gone(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
 
 
 class DonationWarnings:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "call/donation.h"
+#include "call/proven_donation.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "call/cache.h"
 #include "call/trace.h"
@@ -129,13 +130,21 @@ Donation::Donation(Replaced replaced, const std::vector<std::pair<uint32_t, size
     place = std::find_if(place, replaced.leaves.end(), [leaf = leaf](const auto& p) { return p.leaf == leaf; });
     if (place == replaced.leaves.end()) raise_error(PyExc_IndexError, "a candidate that is not replaced");
     candidates.emplace_back(*place, bytes);
-    total_bytes_ += bytes;
   }
+  order();
 }
 
 void Donation::keep_only(const std::vector<uint32_t>& taken) {
   auto is_left_out = [&](const Candidate& c) { return !std::binary_search(taken.begin(), taken.end(), c.leaf); };
   candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_left_out), candidates.end());
+  order();
+}
+
+void Donation::order() {
+  by_size_.resize(candidates.size());
+  std::iota(by_size_.begin(), by_size_.end(), 0);
+  std::stable_sort(by_size_.begin(), by_size_.end(),
+                   [&](uint32_t i, uint32_t k) { return candidates[i].bytes > candidates[k].bytes; });
   total_bytes_ = 0;
   for (const Candidate& c : candidates) total_bytes_ += c.bytes;
 }
@@ -203,9 +212,13 @@ void Donation::note_call(const OwnedList& leaves, bool donated) {
   ++(donated ? calls_donated : calls_kept);
   has_donated = donated;
   kept_bytes_ = 0;
-  for (Candidate& c : candidates) {
+  size_t noted = 0;
+  for (uint32_t i : by_size_) {
+    Candidate& c = candidates[i];
     if (c.holder != Holder::nobody) kept_bytes_ += c.bytes;
-    Owned held = c.holder == Holder::nobody ? Owned() : own(PyWeakref_NewRef(leaves[c.leaf], nullptr));
+    bool is_noted = c.holder == Holder::reference && noted++ < most_noted;
+    if (!is_noted && !c.held) continue;
+    Owned held = is_noted ? own(PyWeakref_NewRef(leaves[c.leaf], nullptr)) : Owned();
     std::swap(c.held, held);
   }
 }
