@@ -75,6 +75,8 @@ def with_kept_parts(old_state: Any, new_state: Any) -> Any:
         if len(old_parts) == len(new_parts):
             parts = map(with_kept_parts, old_parts, new_parts)
             return type(new_state)(*parts) if hasattr(new_state, "_fields") else type(new_state)(parts)
-    is_same_kind = isinstance(old_state, (jax.Array, np.ndarray)) and isinstance(new_state, (jax.Array, np.ndarray))
-    fits = is_same_kind and old_state.shape == new_state.shape and old_state.dtype == new_state.dtype
-    return old_state if fits else new_state
+    return old_state if _array_type(old_state) == _array_type(new_state) is not None else new_state
+
+
+def _array_type(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, (jax.Array, np.ndarray)) else None
