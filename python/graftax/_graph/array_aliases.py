@@ -15,6 +15,7 @@ from collections.abc import Generator, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 
 from graftax._jax.compat import current_trace, is_of_trace
 

@@ -362,7 +362,7 @@ class Names:
     def __reduce__(self) -> Any:
         # The hash of a text is another one in each process, and lambdas and local classes cannot be pickled.
         # MISSING would be another object there.
-        options = {"frozen": self.frozen, "is_apart": self.is_apart}
+        options: dict[str, Any] = {"frozen": self.frozen, "is_apart": self.is_apart}
         if self.wrt is None or type(self.wrt) is str:
             options["wrt"] = self.wrt
         return (functools.partial(Names, self.paths, **options), ())
