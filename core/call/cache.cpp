@@ -145,6 +145,21 @@ Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values
   return out;
 }
 
+bool Entry::has_alike(const OwnedList& leaves) const {
+  std::vector<PyObject*> arrays;
+  for (const AlikeLeaves& groups : alike) {
+    arrays.clear();
+    for (const std::vector<uint32_t>& group : groups) {
+      arrays.push_back(leaves[group.front()]);
+      for (uint32_t leaf : group)
+        if (leaves[leaf] != arrays.back()) return false;
+    }
+    std::sort(arrays.begin(), arrays.end(), std::less<>());
+    if (std::adjacent_find(arrays.begin(), arrays.end()) != arrays.end()) return false;
+  }
+  return true;
+}
+
 bool Entry::takes_numpy(const OwnedList& leaves) const {
   if (!numpy_leaves) return true;
   for (size_t i = 0; i < leaves.size(); ++i)
@@ -242,7 +257,7 @@ void bind_table(nb::module_& m) {
             if (e.spoiled || (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get())))) return false;
             const Program& p = r.program();
             bool serves = e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
-                          e.takes_numpy(r.leaves) && same_order(e.program(), p) &&
+                          e.takes_numpy(r.leaves) && e.has_alike(r.leaves) && same_order(e.program(), p) &&
                           (e.symbols.empty() || e.host_values(r.leaves));
             for (const auto& [pc, table] : e.program().set_tables)
               if (const SetTable* own = serves ? p.set_table(p.code[pc]) : nullptr)
@@ -251,7 +266,8 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("recording"), nb::sig("def serves(self, recording: Recording) -> bool"),
           "Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects "
-          "whose id() was asked for the same, are NumPy arrays where its code changes arrays in place, "
+          "whose id() was asked for the same, are NumPy arrays where its code changes arrays in place, are arrays one "
+          "where it asked for that, "
           "have the bindings that it depends on the values they had, and do the guards of its numbers hold?")
       .def(
           "use_numbers",
@@ -293,6 +309,10 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("found"), nb::sig("def note_identities(self, found: dict[int, int]) -> None"),
           "More ids of objects that its code asked for, by tracked index.")
+      .def(
+          "note_alike", [](Entry& e, std::vector<AlikeLeaves> alike) { e.alike = std::move(alike); }, nb::arg("alike"),
+          nb::sig("def note_alike(self, alike: list[list[list[int]]]) -> None"),
+          "Its code asked which of these leaves are one array: they were in these groups.")
       .def(
           "note_numpy", [](Entry& e, std::vector<bool> leaves) { e.numpy_leaves = std::move(leaves); },
           nb::arg("leaves"), nb::sig("def note_numpy(self, leaves: list[bool]) -> None"),

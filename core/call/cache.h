@@ -12,6 +12,9 @@
 
 namespace graftax {
 
+// Leaves of which the code asked whether they are one array: in groups, where those of one group are.
+using AlikeLeaves = std::vector<std::vector<uint32_t>>;
+
 // One structure of one function.
 struct Entry {
   Owned graphdef;       // of the structure, with weak statics: what stands in its key, and in what explains it
@@ -25,6 +28,7 @@ struct Entry {
   Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
   std::optional<std::vector<bool>> numpy_leaves{};  // where its code changes arrays in place: which were NumPy's
+  std::vector<AlikeLeaves> alike{};                 // which of its leaves its code found to be one array
   uint32_t arguments = 0;                 // roots that are arguments; what the function captures comes after them
   std::vector<Shared<Direct>> directs{};  // by what the leaves look like; the one used last first
   uint64_t cleared = 0;                   // how often JAX's caches had been cleared when these were made
@@ -47,6 +51,8 @@ struct Entry {
   }
   // Is each NumPy array among these leaves one that was NumPy's when it was traced, where that counts?
   bool takes_numpy(const OwnedList& leaves) const;
+  // Are those of these leaves one array which were in the trace, where its code asked for that, and no others?
+  bool has_alike(const OwnedList& leaves) const;
   // What the host computes from the symbolic numbers among these leaves: a tuple; empty where there are none, or where
   // they are not as its guards say.
   Owned host_values(const OwnedList& leaves) const;

@@ -173,7 +173,8 @@ bool serves(const Entry& e, const Roots& roots, PyObject* context, Walk& walk, O
   try {
     if (replay(e.program(), roots.values.data(), roots.values.size(), walk) &&
         e.has_identities([&](uint32_t track) { return walk.nodes[track]; }) &&
-        (!walk.has_numpy || e.takes_numpy(walk.leaves)) && (e.symbols.empty() || (host = e.host_values(walk.leaves))))
+        (!walk.has_numpy || e.takes_numpy(walk.leaves)) && e.has_alike(walk.leaves) &&
+        (e.symbols.empty() || (host = e.host_values(walk.leaves))))
       return true;
   } catch (nb::python_error& raised) {  // by user code: a recording meets it again and knows where
     if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;

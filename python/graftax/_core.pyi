@@ -677,7 +677,7 @@ class Entry:
         """How many of its executables are run directly; None where none can be."""
 
     def serves(self, recording: Recording) -> bool:
-        """Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects whose id() was asked for the same, are NumPy arrays where its code changes arrays in place, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
+        """Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects whose id() was asked for the same, are NumPy arrays where its code changes arrays in place, are arrays one where it asked for that, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
         """
 
     def use_numbers(self, symbols: list[tuple[int, type]], host: Any) -> None:
@@ -706,6 +706,9 @@ class Entry:
 
     def note_identities(self, found: dict[int, int]) -> None:
         """More ids of objects that its code asked for, by tracked index."""
+
+    def note_alike(self, alike: list[list[list[int]]]) -> None:
+        """Its code asked which of these leaves are one array: they were in these groups."""
 
     def note_numpy(self, leaves: list[bool]) -> None:
         """Its code changes arrays in place: a leaf may be a NumPy array only where it was one in the trace."""

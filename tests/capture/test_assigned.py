@@ -125,6 +125,22 @@ def test_what_the_code_assigns_is_assigned_on_every_call(name: str) -> None:
     beside(PROGRAMS[name])
 
 
+def test_a_class_is_given_what_its_metaclass_has() -> None:
+    source = """
+        class Meta(type):
+            scale = 2.0
+            @property
+            def size(cls): return 7.0
+        class C(metaclass=Meta): pass
+        def f(x):
+            read = C.scale, C.size, hasattr(C, "other")
+            C.scale = 5.0
+            C.other = 1.0
+            return x, read
+    """
+    beside(Program(source, lambda m: delattr(m.C, "scale"), ("C.scale", "C.other")))
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize(
     "assign", ["global n\n    n = x", "A.k = x", "A.k, M.k = x, x", "A.new = x"], ids=["global", "class", "both", "new"]

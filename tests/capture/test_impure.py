@@ -113,6 +113,8 @@ KINDS = [
     (console, "calls sys.stdout.write()", "jax.debug.print"),
     (thread, "calls Thread.start()", "call the function itself"),
     (pool, "calls ThreadPoolExecutor.map()", "call the function itself"),
+    (lambda x: threading.current_thread().name, "calls threading.current_thread()", "as an argument"),
+    (lambda x: threading.get_ident(), "calls threading.get_ident()", "as an argument"),
     (lambda x: stoppable.stop.is_set(), "calls Event.is_set()", "as an argument"),
 ]
 if sys.version_info < (3, 12):  # where methods of C code and stand-ins are not heard of

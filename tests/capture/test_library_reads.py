@@ -154,6 +154,15 @@ def test_a_function_that_is_registered_for_a_class():
         def f(x): return go("", x), go(1, x), go.dispatch(str) is go.dispatch(object)
     """
     beside(Program(source, lambda m: m.go.register(str, lambda kind, x: x * 5)))
+    source = """
+        @functools.singledispatch
+        def go(kind): return 1
+        def f(x):
+            count = len(go.registry)
+            go.register(str, lambda kind: 2)
+            return x, count
+    """
+    beside(Program(source, lambda m: m.go.register(int, lambda kind: 3)))
 
 
 SIGNATURES = {
@@ -165,6 +174,8 @@ SIGNATURES = {
         lambda m: setattr(m.g, "__defaults__", (3.0, [])),
     ),
     "of a class": ("list(inspect.signature(C).parameters)", lambda m: setattr(m.C, "__init__", m.h)),
+    "a kept one": ("KEPT.parameters['more'].default[0]", lambda m: m.MORE.insert(0, 5.0)),
+    "a kept one, changed": ("KEPT.parameters['more'].default.append(1) or len(MORE)", lambda m: m.MORE.append(5.0)),
     "getfullargspec": ("inspect.getfullargspec(g).defaults[0]", lambda m: setattr(m.g, "__defaults__", (3.0, []))),
     "an annotation": ("g.__annotations__['k']", lambda m: m.g.__annotations__.update(k=7.0)),
     "annotations": ("inspect.get_annotations(g)['k']", lambda m: setattr(m.g, "__annotations__", {"k": 7.0})),
@@ -172,7 +183,7 @@ SIGNATURES = {
 }
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(11)
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_a_signature(name):
     asks, change = SIGNATURES[name]
@@ -186,6 +197,7 @@ def test_a_signature(name):
         class C:
             field: int
             def __init__(self, a): pass
+        KEPT = inspect.signature(g)
         def f(x): return x, {asks}
     """
     beside(Program(source, change))

@@ -102,3 +102,13 @@ def test_an_id_of_the_users_own_is_the_users():
     scope = {"id": lambda obj: 3}
     f = graftax.jit(eval("lambda obj, x: x * id(obj)", scope))
     assert f([x], x).tolist() == [3, 3]
+
+
+def test_texts_and_numbers_have_no_identity():
+    """As docs/limits.md says: equal ones are one program, whichever objects they are."""
+    text, same_text, nan = "hello world", " ".join(["hello", "world"]), float("nan")
+    is_one = graftax.jit(lambda x, a, b: (x, a is b))
+    assert is_one(jnp.ones(1), text, text)[1] and is_one(jnp.ones(1), text, same_text)[1]
+    holds = graftax.jit(lambda x, values, value: (x, value in values))
+    assert holds(jnp.ones(1), [nan], nan)[1] and holds(jnp.ones(1), [nan], float("nan"))[1]
+    assert is_one.cache_info().traces == holds.cache_info().traces == 1

@@ -180,7 +180,7 @@ def test_what_the_loss_changes_plays_no_part():
             return (self.w * x).sum()
 
     net = Net()
-    opt = graftax.optimizer(optax.sgd(1.0), net)
+    opt = graftax.optimizer(optax.sgd(1.0), net, wrt="w")
     for _ in range(2):
         opt.update(net, graftax.grad(lambda net, x: net(x))(net, f32(0.25)))
     assert net.w[0] == 0.5 and net.calls == 2 and len(net.log) == 2 and net.last[0] == 0.25

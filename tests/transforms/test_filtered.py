@@ -178,6 +178,18 @@ def test_a_partitioned_model_is_differentiated_by_its_first_half():
     assert eqx.apply_updates(model, mine(loss)(model, X)).note == "a note"
 
 
+def test_other_uses_of_the_object_are_constants():
+    """One dict that is given twice, or captured, is a tree for Equinox each time."""
+    w = {"w": jnp.asarray(3.0)}
+    for f, args in (
+        (lambda a, b: a["w"] * b["w"], (w, w)),
+        (lambda a: a["w"] * w["w"], (w,)),
+    ):
+        for name in ("filter_grad", "filter_value_and_grad", "filter_jacfwd", "filter_jacrev", "filter_hessian"):
+            mine, theirs = both(name)
+            assert eqx.tree_equal(mine(f)(*args), theirs(f)(*args))
+
+
 def test_nothing_to_differentiate_is_none():
     mine, theirs = both("filter_grad")
     same(mine(lambda x: jnp.asarray(1.0) * x["n"])({"n": 3.0}), theirs(lambda x: jnp.asarray(1.0) * x["n"])({"n": 3.0}))

@@ -35,6 +35,7 @@ _THREADS = Kind(
     "start nothing, and do not notice what changes of what other threads read",
     "Start it outside, or call the function itself.",
 )
+_THREAD = Kind(_VALUE, "Ask outside, and give the answer as an argument.")
 _SIGNAL = Kind(
     "do not do it again",
     "Ask or set it outside, and give what the function needs as an argument.",
@@ -71,6 +72,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
     "io": ((_FILE, ("open",)),),
     "numpy": ((_FILE, ("load", "save", "savez", "savez_compressed", "loadtxt", "savetxt", "genfromtxt", "fromfile")),),
     "decimal": ((_SETTING, ("getcontext", "setcontext", "localcontext")),),
+    "threading": ((_THREAD, ("current_thread", "get_ident", "get_native_id", "active_count", "enumerate")),),
     "warnings": ((_WARN, ("warn", "warn_explicit")),),
     "logging": ((_LOG, _LOGS),),
 }

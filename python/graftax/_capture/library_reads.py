@@ -193,6 +193,7 @@ def _codes() -> dict[types.CodeType, Callable[[Any, Any], LibraryReads]]:
         (typing.get_type_hints, _of_signature),
         (dispatcher, _of_dispatch),
         (dispatcher.dispatch, _of_dispatch),
+        (dispatcher.register, _of_dispatch),
         (logging.Logger.isEnabledFor, _of_logger),
         (logging.Logger.getEffectiveLevel, _of_logger),
         (copy.copy, _of_copy),

@@ -46,9 +46,23 @@ class _SeenAttribute(Shown):
     def __get__(self, obj: Any, cls: Any = None) -> Any:
         value = self.get()
         if value is MISSING:
-            return getattr(super(self.origin.holder, cls if obj is None else obj), self.origin.name or "")
+            return self._of_others(obj, cls)
         getter = getattr(type(value), "__get__", None)
         return value if getter is None else getter(value, obj, cls)
+
+    def _of_others(self, obj: Any, cls: Any) -> Any:
+        """What is found under the name of an attribute that the class has not got yet."""
+        name = self.origin.name or ""
+        with contextlib.suppress(AttributeError):
+            return getattr(super(self.origin.holder, cls if obj is None else obj), name)
+        if obj is not None:
+            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+        for base in type(cls).__mro__:
+            if name in vars(base):
+                value = vars(base)[name]
+                getter = getattr(type(value), "__get__", None)
+                return value if getter is None else getter(value, cls, type(cls))
+        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}", name=name, obj=cls)
 
 
 class _SeenData(_SeenAttribute):

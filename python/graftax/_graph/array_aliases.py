@@ -15,8 +15,9 @@ from collections.abc import Generator, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 
-from graftax._jax.compat import current_trace
+from graftax._jax.compat import current_trace, is_of_trace
 
 _ACTIVE = threading.local()  # .recorders: those of the running traces, the outermost first
 
@@ -27,6 +28,12 @@ class Source(NamedTuple):
     operation: Hashable
     inputs: tuple[int, ...]  # input leaves of the trace, by number
     order: int  # in which the arrays of a trace were computed
+
+
+class Computed(NamedTuple):
+    """An array that was computed in a recorded trace, and is no other."""
+
+    array: Any
 
 
 class AliasRecorder:
@@ -42,6 +49,8 @@ class AliasRecorder:
         self.trace = trace
         self._caller_leaves, self._leaves = caller_leaves, leaves
         self._records: dict[int, tuple[int, Any, Hashable, tuple[Any, ...]]] = {}
+        # The input leaves of which was asked which are one array, in groups: what the trace does depends on it.
+        self.alike: list[list[list[int]]] = []
 
     def record(self, array: Any, operation: Hashable, operands: tuple[Any, ...]) -> None:
         # The array is kept in the record, so that its id is not reused.
@@ -64,6 +73,36 @@ class AliasRecorder:
         """The caller's array for each value that is an input leaf; any other value as it is."""
         by_id = {id(leaf): value for leaf, value in zip(self._leaves, self._caller_leaves, strict=False)}
         return [by_id.get(id(value), value) for value in values]
+
+    def identities(self, values: Sequence[Any], is_outermost: bool) -> list[Any]:
+        """For each value what tells it from others: the caller's array, `Computed`, or None if that is unknown.
+
+        Unknown is a result of an operation that makes one array for operands that are the same.
+
+        Args:
+            values: arrays of this trace or of others.
+            is_outermost: no enclosing recorder has the same trace of JAX, whose input leaves they could be.
+        """
+        by_id = {id(leaf): value for leaf, value in zip(self._leaves, self._caller_leaves, strict=False)}
+
+        def identity(value: Any) -> Any:
+            if id(value) in by_id:
+                return by_id[id(value)]
+            if id(value) in self._records:
+                return None
+            return Computed(value) if is_outermost and is_of_trace(value, self.trace) else value
+
+        return [identity(value) for value in values]
+
+    def note_alike(self, values: Sequence[Any], keys: Sequence[Any]) -> None:
+        """Notes which of these values that are input leaves are one array: those with equal keys."""
+        numbers = {id(leaf): i for i, leaf in enumerate(self._leaves)}
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for value, key in zip(values, keys, strict=True):
+            if id(value) in numbers and key is not None:
+                groups[key].append(numbers[id(value)])
+        if sum(map(len, groups.values())) > 1 and list(groups.values()) not in self.alike:
+            self.alike.append(list(groups.values()))
 
     def sources(self, values: Sequence[Any]) -> list[Source | None]:
         """What each value was computed from; None where nothing was recorded."""
@@ -116,6 +155,23 @@ def caller_values(values: Sequence[Any]) -> list[Any]:
     for recorder in reversed(getattr(_ACTIVE, "recorders", ())):
         values = recorder.caller_values(values)
     return list(values)
+
+
+def array_identities(values: Sequence[Any]) -> list[Any]:
+    """A key for each array: the same one if both are one array outside of all traces; None where that is unknown."""
+    identities, recorders = list(values), getattr(_ACTIVE, "recorders", ())
+    inputs: list[tuple[AliasRecorder, list[Any]]] = []
+    for i in reversed(range(len(recorders))):
+        inputs.append((recorders[i], identities))
+        is_outermost = i == 0 or recorders[i - 1].trace is not recorders[i].trace
+        identities = recorders[i].identities(identities, is_outermost)
+    keys = [
+        None if value is None or isinstance(value, jax.core.Tracer) else id(getattr(value, "array", value))
+        for value in identities
+    ]
+    for recorder, its_values in inputs:
+        recorder.note_alike(its_values, keys)
+    return keys
 
 
 def alias_groups(sources: Sequence[Source | None]) -> list[list[tuple[int, list[int]]]]:

@@ -273,10 +273,10 @@ def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> se
     if isinstance(spec, (list, tuple)) and spec and all(isinstance(s, (str, Path)) for s in cast("list[Any]", spec)):
         return graph.descendants(p for pattern in cast("list[Any]", spec) for p in matching(graph, pattern)) & leaves
     # A tree of bools may be callable as well: a module whose leaves are bools has the type of the graph's root.
-    is_tree_of_bools = type(spec) is type(graph.rows[0].value) and not isinstance(spec, _FUNCTIONS)
+    is_tree_of_bools = type(spec) is type(graph.rows[0].value) and not isinstance(spec, FUNCTIONS)
     if callable(spec) and not is_tree_of_bools:
         return {number for number in leaves if predicate_holds(spec, graph, number)}
     return graph.descendants(prefix_tree.selected_rows(graph, spec)) & leaves
 
 
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)

@@ -101,6 +101,7 @@ class FunctionTable(_core.Table):
         self.as_plain = options.captured and not options.shards and not named
         self.misses = self.slow_hits = self.traces = self.shared = self.disk = 0
         self.requested_ids: dict[int, dict[int, int]] = {}  # ids that user code read in a trace, by id(Outcome)
+        self.alike: dict[int, list[list[list[int]]]] = {}  # leaves that code found to be one array, by id(Outcome)
         self.numpy_leaves: dict[int, list[bool]] = {}  # of traces that changed arrays in place, by id(Outcome)
         self.blocking_outcomes: set[int] = set()  # id(Outcome): an error check of a library needs its result
         self.original: weakref.ref[Any] | None = None  # the first live jitted function: unpickling returns it

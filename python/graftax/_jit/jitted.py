@@ -370,6 +370,8 @@ class Jitted(_core.Caller, Generic[P, R]):
             entry.waits = entry.waits or id(outcome) in self._table.blocking_outcomes
             self._table.blocking_outcomes.discard(id(outcome))
             entry.note_identities(self._table.requested_ids.pop(id(outcome), {}))
+            if id(outcome) in self._table.alike:
+                entry.note_alike(self._table.alike.pop(id(outcome)))
             if id(outcome) in self._table.numpy_leaves:
                 self._table.sharing.numpy_leaves[entry] = leaves = self._table.numpy_leaves.pop(id(outcome))
                 entry.note_numpy(leaves)

@@ -280,6 +280,8 @@ def _trace_once(
             outcome.alike = alias_groups(aliases.sources(outputs))
     if parts is not None:
         caller._table.repeated_parts[id(outcome)] = parts.end()
+    if aliases.alike:
+        caller._table.alike[id(outcome)] = aliases.alike
     if growth is not None:
         plan, recording, leaves = growth.plan, growth.recording, growth.leaves
     _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from graftax._base.errors import StructureError, a_type, some
 from graftax._graph.edit import pair_children
 from graftax._graph.path import Graph, entry_means
 from graftax._training.array_maps import has_dtype
+from graftax._training.parameter_places import require_no_added
 
 NO_GRADIENT = (
     "Optimizer.update: there is no gradient for {paths}. Differentiate with respect to everything that is"
@@ -39,14 +40,22 @@ SWAPPED = (
 )
 
 
-def gradients_in(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[str, Any]:
+def gradients_in(
+    graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: Collection[int] = ()
+) -> dict[str, Any]:
     """The gradients by the names of the parameters. The gradients of an array that occurs several times are added up.
+
+    Args:
+        graph: of the model.
+        numbers: the rows of each parameter, by name.
+        grads: in any form.
+        trained: the rows of the arrays that should be trained. None of their gradients may be lost.
 
     Raises:
         StructureError: if gradients and parameters do not fit; names the path. One more leading axis in all of them, of
             the same length, is left to the transformation.
     """
-    gradients = _by_name(graph, numbers, grads)
+    gradients = _by_name(graph, numbers, grads, trained)
     shapes = {name: np.shape(graph.rows[numbers[name][0]].value) for name in gradients}
     if not _has_rows(gradients, shapes):
         require_shapes(gradients, shapes)
@@ -73,14 +82,14 @@ def shape_message(noun: str, name: str, expected: Any, value: Any) -> str:
     return OTHER_SHAPE.format(what=noun, name=name, expected=expected, given=shape)
 
 
-def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[str, Any]:
+def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: Collection[int]) -> dict[str, Any]:
     of_nnx = type(grads).__name__ == "State"  # what nnx.grad returns, also a Mapping
     if not of_nnx and isinstance(grads, Mapping) and set(cast("Mapping[Any, Any]", grads)) == set(numbers):
         return {name: grads[name] for name in numbers}
     if type(grads) in (list, tuple) and not isinstance(graph.rows[0].value, (list, tuple)):
         values = cast("list[Any]", grads)
         if len(values) == 1 and not has_dtype(values[0]):  # of one argument, as grad(wrt=[pattern]) returns it
-            return _by_name(graph, numbers, values[0])
+            return _by_name(graph, numbers, values[0], trained)
         if len(values) != len(numbers):
             hint = VALUE_FIRST if len(values) == 2 and np.shape(values[0]) == () else ""
             grads_text = f"{a_type(grads)} of {len(values)}"
@@ -89,7 +98,9 @@ def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[st
             )
         return dict(zip(numbers, values, strict=True))
     grads_graph = Graph(getattr(grads, "_mapping", grads) if of_nnx else grads)
-    gradient_row = _match_rows(graph, grads_graph, {number for rows in numbers.values() for number in rows})
+    parameters = {number for rows in numbers.values() for number in rows}
+    gradient_row = _match_rows(graph, grads_graph, parameters.union(trained))
+    require_no_added(graph, [number for number in gradient_row if number not in parameters])
     missing = [name for name, rows in numbers.items() if not all(number in gradient_row for number in rows)]
     if missing and not gradient_row:
         grads_text = f"{a_type(grads)} without gradients of them"

@@ -15,8 +15,10 @@ import numpy as np
 from graftax import interop
 from graftax._base.errors import StructureError, UntiedWarning, some, type_name
 from graftax._base.handles import is_handle, run_inside
+from graftax._base.missing import MISSING
 from graftax._graph.array_aliases import caller_values
-from graftax._graph.edit import selection
+from graftax._graph.edit import FUNCTIONS, selection
+from graftax._graph.filters import as_filter
 from graftax._graph.path import Graph, Path
 from graftax._graph.patterns import nearest
 from graftax._graph.types.register import register_static
@@ -26,6 +28,7 @@ from graftax._training.array_maps import array_numbers, is_inexact
 from graftax._training.labels import use_for_labels
 from graftax._training.match_gradients import gradients_in, require_shapes, shape_message
 from graftax._training.optax_repr import transformation_text
+from graftax._training.parameter_places import require_same_ties, with_kept_parts
 
 NO_TRANSFORMATION = (
     "graftax.optimizer(tx, model): the first argument has to be a transformation of Optax, an object with init and "
@@ -37,13 +40,21 @@ NO_PARAMETERS = (
 )
 NO_SUCH_PARAMETER = (
     "Optimizer: this {cls} has no array at {path}, where the model that the optimizer was made for has "
-    "one. {near}Make a new optimizer after a change of the structure."
+    "one. {near}opt.refresh(model) takes the parameters of a changed model."
 )
 OTHER_NAMES = "Optimizer: the names of the parameters do not fit: {differ}. opt.parameters(model) has them all."
 TIED_OUTSIDE = (
     "graftax.optimizer is made inside of a traced function, where {first} and {second} are two "
     "parameters, and outside they are one array. They will be trained separately. Make the optimizer "
     "before the call and pass it, or tie objects: one object in both places is one parameter anywhere."
+)
+SAY_WRT = (
+    "Optimizer.refresh: say what is trained, refresh(model, wrt=...). The optimizer does not know it any more: it was "
+    "made with a tree of bools, which belongs to one structure, or was pickled."
+)
+REFRESH_SHAPES = (
+    "If an array of the model was replaced by one of another shape after the optimizer was made, opt.refresh(model) "
+    "begins its state anew."
 )
 NO_FORM = (
     "graftax.optimizer: params= has to turn the dict of parameters into an object with `fast` and `slow`,"
@@ -151,7 +162,9 @@ class Optimizer:
             modules). `model = opt.update(model, grads)` is right for both.
 
         Raises:
-            StructureError: if gradients and parameters do not fit; names the path. Nothing has been changed then.
+            StructureError: if gradients and parameters do not fit, or if the model has other parameters than the
+                optimizer was made for, such as one that was tied and no longer is; names the paths. Nothing has been
+                changed then.
         """
         if is_handle(model):
             run_inside("Optimizer.update", model, lambda opened: self.update(opened, grads, **extra))
@@ -159,19 +172,23 @@ class Optimizer:
         graph, names = Graph(model), self._names
         numbers = names.numbers(graph)
         params = names.values(graph)
-        gradients = gradients_in(graph, numbers, grads)
+        if not names.is_apart:
+            require_same_ties(graph, names.paths, numbers)
+        gradients = gradients_in(graph, numbers, grads, names.trained(graph))
         extra = self._accepted(graph, numbers, extra)
         together = params if self._form is None else self._form(fast=params, slow=self.slow)
         shapes = {name: value.shape for name, value in params.items()}
         try:
             with use_for_labels(graph, numbers):
                 updates, state = self.tx.update(gradients, self.state, together, **extra)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
             require_shapes(gradients, shapes)  # rows of gradients, which few transformations take
+            error.add_note(REFRESH_SHAPES)
             raise
         slow, updates = (None, updates) if self._form is None else (updates.slow, updates.fast)
         if any(np.shape(updates[name]) != shape for name, shape in shapes.items()):
             require_shapes(gradients, shapes)
+            _require_shapes_of_updates(updates, shapes)
         if slow is not None:
             self.slow = {name: _add_update(value, slow[name]) for name, value in (self.slow or {}).items()}
         new_values = {name: _add_update(value, updates[name]) for name, value in params.items()}
@@ -180,6 +197,47 @@ class Optimizer:
         )
         self.state = _updated_state(self.state, state)
         return changed
+
+    def refresh(self, model: Any, wrt: Any = MISSING) -> None:
+        """Takes the parameters of a model whose structure has changed: a layer was added, removed, tied or untied.
+
+        The state of a parameter that keeps its name and shape is kept, and so is what belongs to none, such as the
+        number of steps. The state of the others begins anew.
+
+        Args:
+            model: the model as it is now.
+            wrt: what is trained from now on. By default as when the optimizer was made.
+
+        Raises:
+            StructureError: if `wrt` matches nothing.
+            TypeError: if there is nothing to train, or if `wrt` has to be said again: a tree of bools belongs to one
+                structure, and an optimizer that was pickled has no predicates and types.
+
+        Example:
+            >>> import optax
+            >>> model = {"layers": [{"w": jnp.ones(2)}]}
+            >>> opt = graftax.optimizer(optax.sgd(0.5), model)
+            >>> model["layers"].append({"w": jnp.ones(2)})
+            >>> opt.refresh(model)
+            >>> list(opt.parameters(model))
+            ['[layers][0][w]', '[layers][1][w]']
+        """
+        if is_handle(model):
+            run_inside("Optimizer.refresh", model, lambda opened: self.refresh(opened, wrt))
+            return
+        wrt = self._names.wrt if wrt is MISSING else wrt
+        if wrt is MISSING:
+            raise TypeError(SAY_WRT)
+        graph = Graph(model)
+        names = _names_of(graph, wrt)
+        values: Any = names.values(graph)
+        if self._form is not None:
+            slow = with_kept_parts(self.slow, values)
+            values = self._form(fast=values, slow=slow)
+            self.slow = slow
+        with use_for_labels(graph, names.numbers(graph)):
+            state = _own_containers(self.tx.init(values))
+        self.state, self._names = with_kept_parts(self.state, state), names
 
     def parameters(self, model: Any) -> dict[str, Any]:
         """The parameters of a model by name, each once, as the transformation gets them."""
@@ -219,7 +277,7 @@ class Optimizer:
             names = {parameter.name for parameter in parameters}
             extra = {name: value for name, value in extra.items() if name in names}
         if extra.get("grad") is not None:
-            extra = {**extra, "grad": gradients_in(graph, numbers, extra["grad"])}
+            extra = {**extra, "grad": gradients_in(graph, numbers, extra["grad"], self._names.trained(graph))}
         function = extra.get("value_fn")
         if function is None:
             return extra
@@ -248,10 +306,20 @@ class Names:
 
     Args:
         paths: by name; an array that occurs several times has several.
+        frozen: the paths of the other floating arrays.
+        wrt: what is trained, as `graftax.optimizer` was told. It decides only what is an error. MISSING if it says
+            nothing of a model of another structure.
+        is_apart: they were found in a trace, with one array outside as several parameters.
     """
 
-    def __init__(self, paths: dict[str, tuple[Path, ...]]) -> None:
-        self.paths = paths
+    def __init__(
+        self,
+        paths: dict[str, tuple[Path, ...]],
+        frozen: frozenset[Path] = frozenset(),
+        wrt: Any = MISSING,
+        is_apart: bool = False,
+    ) -> None:
+        self.paths, self.frozen, self.wrt, self.is_apart = paths, frozen, wrt, is_apart
         self._hash = hash(tuple(paths.items()))
 
     def numbers(self, graph: Graph) -> dict[str, list[int]]:
@@ -265,6 +333,12 @@ class Names:
     def values(self, graph: Graph) -> dict[str, Any]:
         """The parameters of a graph, by name, as JAX arrays."""
         return {name: jnp.asarray(graph.rows[numbers[0]].value) for name, numbers in self.numbers(graph).items()}
+
+    def trained(self, graph: Graph) -> list[int]:
+        """The arrays of a graph that this optimizer should train."""
+        if self.wrt is not MISSING:
+            return _trained(graph, self.wrt)
+        return [number for number in _inexact_arrays(graph) if graph.path(number) not in self.frozen]
 
     def _number(self, graph: Graph, path: Path) -> int:
         try:
@@ -282,8 +356,16 @@ class Names:
             )
         return number
 
+    def __deepcopy__(self, memo: Any) -> Names:
+        return self
+
     def __reduce__(self) -> Any:
-        return (Names, (self.paths,))  # the hash of a text is another one in each process
+        # The hash of a text is another one in each process, and lambdas and local classes cannot be pickled.
+        # MISSING would be another object there.
+        options: dict[str, Any] = {"frozen": self.frozen, "is_apart": self.is_apart}
+        if self.wrt is None or type(self.wrt) is str:
+            options["wrt"] = self.wrt
+        return (functools.partial(Names, self.paths, **options), ())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Names) and self._hash == other._hash and self.paths == other.paths
@@ -305,12 +387,19 @@ def _holders(graph: Graph, number: int) -> Iterator[Any]:
         yield graph.rows[number].value
 
 
-def _names_of(graph: Graph, wrt: Any) -> Names:
-    numbers = [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
+def _inexact_arrays(graph: Graph) -> list[int]:
+    return [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
+
+
+def _trained(graph: Graph, wrt: Any) -> list[int]:
+    numbers = _inexact_arrays(graph)
     if wrt is None:
-        numbers = [number for number in numbers if interop.is_trained(_holders(graph, number))]
-    else:
-        numbers = sorted(selection(graph, wrt, numbers))
+        return [number for number in numbers if interop.is_trained(_holders(graph, number))]
+    return sorted(selection(graph, wrt, numbers))
+
+
+def _names_of(graph: Graph, wrt: Any) -> Names:
+    numbers = _trained(graph, wrt)
     paths_of: dict[int, list[Path]] = {}
     for number in numbers:
         paths_of.setdefault(id(graph.rows[number].value), []).append(graph.path(number))
@@ -318,24 +407,39 @@ def _names_of(graph: Graph, wrt: Any) -> Names:
         selection_text = "this model" if wrt is None else f"what wrt={wrt!r} means"
         arrays = nearest("", (_name(graph.path(number)) for number in array_numbers(graph)))
         raise TypeError(NO_PARAMETERS.format(where=selection_text, arrays=arrays or "no array at all"))
-    _warn_of_ties(graph, [graph.number(paths[0]) for paths in paths_of.values()])
+    is_apart = _warn_of_ties(graph, [graph.number(paths[0]) for paths in paths_of.values()])
     names: dict[str, tuple[Path, ...]] = {}
     for paths in paths_of.values():
         name = _name(paths[0])
         while name in names:  # keys of a dict that print alike
             name += "'"
         names[name] = tuple(paths)
-    return Names(dict(sorted(names.items())))  # as JAX sorts a dict
+    frozen = frozenset(graph.path(number) for number in set(_inexact_arrays(graph)).difference(numbers))
+    sorted_names = dict(sorted(names.items()))  # as JAX sorts a dict
+    return Names(sorted_names, frozen, wrt if wrt is None or _is_rule(wrt) else MISSING, is_apart)
 
 
-def _warn_of_ties(graph: Graph, numbers: list[int]) -> None:
-    """Warns of tied arrays in a trace, which has two tracers for an array that occurs twice."""
+def _is_rule(wrt: Any) -> bool:
+    """Does it say of any structure what is trained? A tree of bools belongs to one."""
+    several = list(cast("list[Any]", wrt)) if isinstance(wrt, (list, tuple)) else [wrt]
+    return as_filter(wrt, allow_path_functions=True) is not None or all(
+        isinstance(part, (str, Path, *FUNCTIONS)) for part in several
+    )
+
+
+def _warn_of_ties(graph: Graph, numbers: list[int]) -> bool:
+    """Warns of tied arrays in a trace, which has two tracers for an array that occurs twice. Are there any?"""
     first_row: dict[int, int] = {}
+    tied: list[tuple[int, int]] = []
     for number, value in zip(numbers, caller_values([graph.rows[number].value for number in numbers]), strict=True):
-        if value.ndim > 0 and first_row.setdefault(id(value), number) != number:  # scalars are often shared by accident
-            first_path, second_path = (repr(graph.path(row_number)) for row_number in (first_row[id(value)], number))
-            warnings.warn(TIED_OUTSIDE.format(first=first_path, second=second_path), UntiedWarning, caller_level())
-            return
+        if first_row.setdefault(id(value), number) != number:
+            tied.append((first_row[id(value)], number))
+    # Scalars are often shared by accident.
+    telling = next((pair for pair in tied if graph.rows[pair[0]].value.ndim > 0), None)
+    if telling is not None:
+        first_path, second_path = (repr(graph.path(number)) for number in telling)
+        warnings.warn(TIED_OUTSIDE.format(first=first_path, second=second_path), UntiedWarning, caller_level())
+    return bool(tied)
 
 
 def _name(path: Path) -> str:
@@ -352,6 +456,12 @@ def _same_names(numbers: Mapping[str, Any], parameters: Mapping[str, Any]) -> No
 
 def _add_update(value: Any, update: Any) -> Any:
     return _as_weak_as(value, jnp.asarray(value + update).astype(value.dtype))
+
+
+def _require_shapes_of_updates(updates: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        if np.shape(updates[name]) != shape:
+            raise StructureError(shape_message("update of", name, shape, updates[name]) + " " + REFRESH_SHAPES)
 
 
 def _as_weak_as(old_array: Any, new_array: Any) -> Any:

@@ -400,11 +400,11 @@ class Branches:
         return result
 
     def _recipes(self, chosen: Iterable[int]) -> dict[int, Recipe]:
-        """The recipes of the leaves that some branch computes: (descriptions of all branches, input leaves)."""
+        """The recipes of the leaves that may be one array: (descriptions of all branches, input leaves)."""
         recipes: dict[int, Recipe] = {}
         for i, leaf in enumerate(chosen):
             values = [state.values[leaf] for state in self.states.values()]
-            if any(value.source_op for value in values):
+            if any(value.source_op or value.source is not None for value in values):
                 descriptions, inputs = zip(*(value.recipe for value in values), strict=True)
                 recipes[i] = descriptions, tuple(index for part in inputs for index in part)
         return recipes

@@ -19,8 +19,8 @@ from graftax.transforms._engine.derivative import (
     W,
     arrays_only,
     explaining_reverse_errors,
-    require_positional,
     split_aux,
+    with_own_first,
 )
 from graftax.transforms._engine.lift import MISSING, Make, by_value, decorator, memoize_wrapper, name_of, named, wraps
 from graftax.transforms._engine.program import Program
@@ -344,7 +344,7 @@ def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, optio
 
     @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
-        value, gradient = run(*require_positional(fun, args), **kwargs)
+        value, gradient = run(*with_own_first(fun, args), **kwargs)
         return value, arrays_only(gradient)
 
     return value_and_gradient

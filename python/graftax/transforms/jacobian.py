@@ -17,8 +17,8 @@ from graftax.transforms._engine.derivative import (
     ReverseOptions,
     arrays_only,
     explaining_reverse_errors,
-    require_positional,
     traced_output,
+    with_own_first,
 )
 from graftax.transforms._engine.lift import (
     MISSING,
@@ -338,7 +338,7 @@ def _filtered_jacobian(
 
     @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        result = run(*require_positional(fun, args), **kwargs)
+        result = run(*with_own_first(fun, args), **kwargs)
         return (arrays_only(result[0]), result[1]) if has_aux else arrays_only(result)
 
     return memoize_wrapper(jacobian, fun, title, has_aux)

@@ -12,7 +12,6 @@ import decimal
 import enum
 import fractions
 import functools
-import inspect
 import logging
 import multiprocessing.process
 import pathlib
@@ -79,8 +78,6 @@ _OPAQUE = (
     socket.socket,
     asyncio.AbstractEventLoop,
     multiprocessing.process.BaseProcess,
-    inspect.Signature,
-    inspect.Parameter,
     jax.custom_jvp,
     jax.custom_vjp,
     TypeVar,

@@ -10,6 +10,8 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypedDict, 
 from jax.tree_util import register_pytree_node
 
 from graftax import _core
+from graftax._base.errors import UnsupportedValueError
+from graftax._graph.edit import copy
 from graftax._graph.structure import path_text
 from graftax._jax.compat import is_of_reverse_loop
 from graftax.transforms._engine.lift import Make, Output, named
@@ -186,10 +188,15 @@ class Differentiated:
         return (result[0], second, result[1]) if self._has_aux else (result, second)
 
 
-def require_positional(fun: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_own_first(fun: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with the first one in new objects: other uses of its objects are constants, as in Equinox."""
     if not args:
         raise TypeError(FIRST_BY_POSITION.format(name=getattr(fun, "__name__", type(fun).__name__)))
-    return args
+    first, *others = args
+    # What hides state cannot be copied, and has no arrays that are differentiated.
+    with contextlib.suppress(UnsupportedValueError):
+        first = copy(first)
+    return (first, *others)
 
 
 def arrays_only(tree: Any) -> Any:

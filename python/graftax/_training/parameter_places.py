@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a model still have the parameters that its optimizer was made for, and the state for those that it has now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from graftax._base.errors import StructureError, some
+from graftax._graph.array_aliases import array_identities
+from graftax._graph.path import Graph, Path
+
+CHANGED_MODEL = (
+    "Optimizer.update: {what}. opt.refresh(model) takes the parameters of the model as it is now, and keeps the state "
+    "of those that stay.{hint}"
+)
+ADDED = (
+    "{places} of the model {are} not trained: the model that the optimizer was made for had no array of its own there"
+)
+NO_PARAMETER = " If {it} is no parameter, say what is trained: graftax.optimizer(tx, model, wrt=...)."
+UNTIED = "{places} were one array when the optimizer was made, and are several now"
+TIE_AGAIN = " To keep them tied, put one array into all these places."
+TIED = "{places} were several parameters when the optimizer was made, and are one array now"
+
+
+def require_no_added(graph: Graph, added: Sequence[int]) -> None:
+    """Raises StructureError if there are gradients of arrays that are no parameters; names their paths."""
+    if added:
+        one = len(added) == 1
+        what = ADDED.format(places=_places(graph.path(number) for number in sorted(added)), are="is" if one else "are")
+        hint = NO_PARAMETER.format(it="it" if one else "one of them")
+        raise StructureError(CHANGED_MODEL.format(what=what, hint=hint))
+
+
+def require_same_ties(graph: Graph, paths: Mapping[str, Sequence[Path]], numbers: Mapping[str, list[int]]) -> None:
+    """Raises if parameters are tied or untied that were not when the optimizer was made.
+
+    Args:
+        graph: of the model.
+        paths: those of each parameter, by name.
+        numbers: the rows of each parameter, by name.
+
+    Raises:
+        StructureError: names the paths.
+    """
+    rows = [number for rows_of_parameter in numbers.values() for number in rows_of_parameter]
+    identity_of = dict(zip(rows, array_identities([graph.rows[number].value for number in rows]), strict=True))
+    name_of: dict[Any, str] = {}
+    for name, rows_of_parameter in numbers.items():
+        known = {identity_of[number] for number in rows_of_parameter} - {None}
+        if len(known) > 1:
+            what = UNTIED.format(places=_places(paths[name]))
+            raise StructureError(CHANGED_MODEL.format(what=what, hint=TIE_AGAIN))
+        for identity in (*known, *rows_of_parameter):
+            other = name_of.setdefault((identity in known, identity), name)
+            if other != name:
+                places = _places([paths[other][0], paths[name][0]])
+                raise StructureError(CHANGED_MODEL.format(what=TIED.format(places=places), hint=""))
+
+
+def _places(paths: Iterable[Path]) -> str:
+    return some([repr(path) for path in paths])
+
+
+def with_kept_parts(old_state: Any, new_state: Any) -> Any:
+    """A new state, with the arrays of the old one where that has one of the same shape and dtype in the same place."""
+    if isinstance(new_state, dict) and isinstance(old_state, dict):
+        old, new = cast("dict[Any, Any]", old_state), cast("dict[Any, Any]", new_state)
+        return {key: with_kept_parts(old[key], value) if key in old else value for key, value in new.items()}
+    if type(new_state) is type(old_state) and isinstance(new_state, (tuple, list)):
+        old_parts, new_parts = cast("list[Any]", old_state), cast("list[Any]", new_state)
+        if len(old_parts) == len(new_parts):
+            parts = map(with_kept_parts, old_parts, new_parts)
+            return type(new_state)(*parts) if hasattr(new_state, "_fields") else type(new_state)(parts)
+    return old_state if _array_type(old_state) == _array_type(new_state) is not None else new_state
+
+
+def _array_type(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, (jax.Array, np.ndarray)) else None
