@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays that a function captures: traced, until its code asks for their values; then constants by content."""
+"""NumPy arrays in captures and defaults: traced, until the code asks for their values; then constants by content."""
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -116,3 +117,111 @@ def test_what_a_function_is_bound_to_counts_as_captured(bind: Any):
 def test_an_argument_is_not_captured():
     with pytest.raises(jax.errors.TracerBoolConversionError):
         graftax.jit(lambda layer, x: x if layer.n > 1 else -x)(Layer(2), jnp.ones(2))
+
+
+class Config:
+    def __init__(self, table: Any) -> None:
+        self.table = np.array(table)
+
+
+def _sizes(table: Any, x: Any) -> Any:
+    ones = jnp.ones(int(table[1]))
+    return [x * i for i in table], ones if table[0] == 0 else -ones, x.reshape(table[2], -1), float(table[1]) * x
+
+
+def _positional(table: Any) -> Any:
+    def f(x: Any, table: Any = table) -> Any:
+        return _sizes(table, x)
+
+    return f
+
+
+def _keyword(table: Any) -> Any:
+    def f(x: Any, *, table: Any = table) -> Any:
+        return _sizes(table, x)
+
+    return f
+
+
+def _attribute(table: Any) -> Any:
+    def f(x: Any, config: Any = Config(table)) -> Any:
+        return _sizes(config.table, x)
+
+    return f
+
+
+def _element(table: Any) -> Any:
+    def f(x: Any, config: Any = {"tables": [table]}) -> Any:  # noqa: B006
+        return _sizes(config["tables"][0], x)
+
+    return f
+
+
+def _partial(table: Any) -> Any:
+    return functools.partial(lambda x, table: _sizes(table, x), table=table)
+
+
+def _leaves(result: Any) -> Any:
+    return jax.tree.map(lambda y: jnp.asarray(y).tolist(), result)
+
+
+@pytest.mark.parametrize("make", [_positional, _keyword, _attribute, _element, _partial])
+def test_code_may_ask_for_the_values_of_a_numpy_array_in_a_default(make: Any):
+    plain = make(np.array([0, 3, 1]))
+    jitted, x = graftax.jit(plain), jnp.arange(2.0)
+    expected = _leaves(plain(x))
+    assert [_leaves(jitted(x)) for _ in range(2)] == [expected] * 2
+    assert jitted.cache_info().traces <= 2
+    assert _leaves(jitted.lower(x).compile()(x)) == expected
+    assert _leaves(jax.vmap(jitted)(x[None])) == _leaves(jax.vmap(plain)(x[None]))
+    assert _leaves(jitted(jnp.arange(4.0))) == _leaves(plain(jnp.arange(4.0)))  # the program of other shapes
+
+
+def test_defaults_that_are_replaced_or_changed_in_place_are_other_constants():
+    table = np.array([0, 3, 1])
+    plain = _positional(table)
+    jitted, x = graftax.jit(plain), jnp.arange(2.0)
+    jitted(x)
+    table[:2] = 1, 2
+    assert _leaves(jitted(x)) == _leaves(plain(x))
+    plain.__defaults__ = (np.array([4, 1, 2]),)
+    assert _leaves(jitted(x)) == _leaves(plain(x))
+
+
+def test_what_is_given_for_a_default_is_traced():
+    table = np.array([1, 2])
+
+    def f(x: Any, table: Any = table, asks: bool = True) -> Any:
+        return x[: table[0]] if asks else x * table.sum()
+
+    jitted, x = graftax.jit(f), jnp.arange(4.0)
+    assert jitted(x).tolist() == [0]
+    for given in ([2, 2], [3, 2]):
+        assert jitted(x, np.array(given), asks=False).tolist() == (x * sum(given)).tolist()
+    assert jitted.cache_info().traces == 2
+    with pytest.raises(IndexError, match="must have static"):
+        jitted(x, np.array([2, 2]))
+    assert jitted(x).tolist() == [0]
+
+
+def test_equal_functions_share_programs_of_equal_defaults():
+    x = jnp.arange(2.0)
+    first, second = (graftax.jit(_positional(np.array([0, 3, 1]))) for _ in range(2))
+    third = graftax.jit(_positional(np.array([1, 4, 1])))
+    assert _leaves(first(x)) == _leaves(second(x)) == _leaves(_positional(np.array([0, 3, 1]))(x))
+    assert _leaves(third(x)) == _leaves(_positional(np.array([1, 4, 1]))(x))
+    for y in (jnp.arange(4.0), x):
+        assert _leaves(second(y)) == _leaves(first(y)) == _leaves(_positional(np.array([0, 3, 1]))(y))
+
+
+def test_a_program_in_which_a_default_was_given_is_left_where_another_shape_asks_for_it():
+    table = np.array([1, 2])
+
+    def f(x: Any, table: Any = table) -> Any:
+        return x * table.sum() if x.ndim == 1 else x[: table[0]]
+
+    jitted, row, matrix = graftax.jit(f), jnp.arange(4.0), jnp.ones((2, 2))
+    for _ in range(2):
+        assert jitted(row, np.array([2, 2])).tolist() == (row * 4).tolist()
+        assert jitted(matrix).tolist() == [[1, 1]]
+        assert jitted(row).tolist() == (row * 3).tolist()

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from graftax import _core
@@ -117,7 +117,8 @@ class Signature:
     code: types.CodeType | None  # that it was read from
     skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
     binding: _core.Binding
-    # Of what it captures, and of the object that it is bound to, where its code asks for the values.
+    defaults: tuple[Any, ...] = ()  # beside `names`; MISSING where there is none
+    # Of what it captures, of defaults, and of the object that it is bound to, where its code asks for the values.
     numpy_is_constant: bool = False
 
     @staticmethod
@@ -177,6 +178,7 @@ class Signature:
             code,
             skip,
             binding,
+            tuple(defaults),
         )
 
     @staticmethod
@@ -232,6 +234,13 @@ class Signature:
         """How many roots are arguments; what the function captures comes after them."""
         return len(self.names) + sum(layout[:1]) + len(layout[1:])
 
+    def defaults_among(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> frozenset[int]:
+        """The roots that are defaults of their parameters, or the very same objects."""
+        extra = layout[0] if layout else 0
+        places = (i if i < self.positional else i + extra for i in range(len(self.defaults)))
+        defaults = zip(places, self.defaults, strict=True)
+        return frozenset(i for i, default in defaults if default is not MISSING and roots[i] is default)
+
     def root_index(self, layout: tuple[Any, ...], which: int | str) -> int | None:
         """The root that `static_argnums=which`, or a name, means; None when this call has no such argument."""
         names = self.root_names(layout)
@@ -248,15 +257,19 @@ class Signature:
         return [i in chosen for i in range(len(self.root_names(layout)))]
 
     def root_flags(
-        self, layout: tuple[Any, ...], static: Sequence[int | str], dynamic: Sequence[int | str] = ()
+        self,
+        layout: tuple[Any, ...],
+        static: Sequence[int | str],
+        dynamic: Sequence[int | str] = (),
+        defaults: Iterable[int] = (),
     ) -> list[int]:
-        """One sum of `_core.RootFlag` a root."""
+        """One sum of `_core.RootFlag` a root. `defaults` are the roots that are defaults."""
         pairs = zip(self.flags(layout, static), self.flags(layout, dynamic), strict=True)
         flags = [s * _core.RootFlag.static + d * _core.RootFlag.dynamic for s, d in pairs]
         for i in range(self.arguments(layout), len(flags)):
             flags[i] |= _core.RootFlag.captured
         if self.numpy_is_constant:
-            for i in (*range(self.skip), *range(self.arguments(layout), len(flags))):
+            for i in (*range(self.skip), *defaults, *range(self.arguments(layout), len(flags))):
                 flags[i] |= _core.RootFlag.constant
         end = len(flags) - len(self.origins)
         for i in range(end - len(self.globals), end):

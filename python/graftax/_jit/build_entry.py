@@ -33,7 +33,8 @@ def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
         call: the one that needs the entry.
         staged: the entry will be lowered or traced and never called.
     """
-    plan, layout, recording, numbers = call.plan.without_objects(), call.layout, call.recording, call.numbers
+    layout, recording, numbers = call.layout, call.recording, call.numbers
+    plan = call.plan.without_objects(call.roots, layout)
     options, graphdef, leaves = plan.options, recording.graphdef, recording.leaves
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(call)

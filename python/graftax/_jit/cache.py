@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ IDENTITY_COLLECTED = "an object that was compared by identity no longer exists"
 CACHE_FULL = "there were more structures than cache_size={size}"
 TOO_MANY_VARIANTS = "too many programs of one structure"
 CODE_REPLACED = "the code of the function was replaced"
-NUMPY_IS_CONSTANT = "its code asks for values of the NumPy arrays that it captures"
+NUMPY_IS_CONSTANT = "its code asks for values of the NumPy arrays that it captures or has as defaults"
 NEW_READS_FOUND = "its code was found to read more globals or captures than before"
 
 _MAX_VARIANTS = 64  # entries of one structure, which differ in global bindings or in the order of sets
@@ -226,22 +226,26 @@ class FunctionTable(_core.Table):
         self.entries.clear()
         self._forget_all()
 
-    def make_numpy_constant(self, recording: _core.Recording, arguments: range) -> bool:
-        """From now on captured NumPy arrays are constants of a program. False: they are, or there are none.
+    def make_numpy_constant(self, recording: _core.Recording, arguments: Set[int]) -> bool:
+        """From now on captured NumPy arrays, and defaults, are constants. False: they are, or there are none.
 
         Args:
             recording: of the call.
-            arguments: the roots that are arguments of the caller's. What a bound method is bound to is none of these.
+            arguments: the roots that the caller gave. Defaults, and what a bound method is bound to, are none of these.
         """
-        if self.numpy_is_constant or len(recording.names) <= len(arguments):
-            return False
-        places = recording.graphdef.leaf_places()
-        captured = (leaf for leaf, place in zip(recording.leaves, places, strict=True) if place[0] not in arguments)
-        if not any(isinstance(leaf, np.ndarray | np.generic) for leaf in captured):
+        if self.numpy_is_constant or not _has_numpy(recording, set(range(len(recording.names))) - arguments):
             return False
         self.numpy_is_constant = True
         self.generation += 1
         self.clear_entries(NUMPY_IS_CONSTANT)
+        return True
+
+    def make_defaults_constant(self, recording: _core.Recording, defaults: Set[int]) -> bool:
+        """Drops the entry of a call with these defaults, which was made where others were given and traced."""
+        if not _has_numpy(recording, defaults):
+            return False
+        for key in [key for key in self.entries if key[0] == recording.graphdef]:
+            self.drop(key, NUMPY_IS_CONSTANT)
         return True
 
     def replace_code(self) -> None:
@@ -260,6 +264,15 @@ class FunctionTable(_core.Table):
         self.loaded = None
         self.numpy_is_constant = False
         self.misses = self.slow_hits = self.traces = self.shared = self.disk = 0
+
+
+def _has_numpy(recording: _core.Recording, roots: Set[int]) -> bool:
+    """Are there NumPy arrays among the leaves of these roots?"""
+    if not roots:
+        return False
+    places = recording.graphdef.leaf_places()
+    leaves = (leaf for leaf, place in zip(recording.leaves, places, strict=True) if place[0] in roots)
+    return any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves)
 
 
 def read_set_factory(options: Options) -> Callable[[], ReadSet | None]:

@@ -54,12 +54,25 @@ class Plan:
             (argument_pattern(text, name, "numbers="), policy == "symbolic") for text, policy in options.number_patterns
         ]
         self.ignoring = IgnoreOption(options.ignore, name)
-        self._layouts: dict[Layout, tuple[tuple[str, ...], list[int]]] = {}
+        self._layouts: dict[tuple[Layout, frozenset[int]], tuple[tuple[str, ...], list[int]]] = {}
+        self._defaults: frozenset[int] | None = None
 
-    def without_objects(self) -> Plan:
-        """The same for a program that other functions run too: it does not hold what this one captures."""
-        signature = dataclasses.replace(self.signature, binding=Signature.nothing().binding, code=None)
-        return Plan(self.name, self.definition, signature, self.options, self.on_trace)
+    def without_objects(self, roots: tuple[Any, ...], layout: Layout) -> Plan:
+        """The same for a program that other functions run too: it does not hold what this one captures.
+
+        In all its calls those roots count as defaults that are defaults among these.
+        """
+        signature = dataclasses.replace(self.signature, binding=Signature.nothing().binding, defaults=(), code=None)
+        return self.with_signature(signature, self.defaults_among(roots, layout))
+
+    def with_signature(self, signature: Signature, defaults: frozenset[int] | None = None) -> Plan:
+        plan = Plan(self.name, self.definition, signature, self.options, self.on_trace)
+        plan._defaults = self._defaults if defaults is None else defaults
+        return plan
+
+    def defaults_among(self, roots: tuple[Any, ...], layout: Layout) -> frozenset[int]:
+        """The roots that are defaults: the caller gave nothing, or the very same object."""
+        return self.signature.defaults_among(roots, layout) if self._defaults is None else self._defaults
 
     def record(
         self,
@@ -78,7 +91,7 @@ class Plan:
             symbolic: paths of Python numbers to record as leaves although no option asks for it.
         """
         opened = opened or _core.Opened()
-        names, flags = self._names_and_flags(layout)
+        names, flags = self._names_and_flags(roots, layout)
         ignored = self.ignoring.test(names)
         named = number_test(self.dynamic_patterns, roots, names, flags, shapes, opened, ignored)
 
@@ -86,17 +99,23 @@ class Plan:
         symbols = symbolic or None
         return _core.Recording(roots, names, flags, layout, donates, shapes, named, opened, ignored, symbols, True)
 
-    def _names_and_flags(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:
-        """(names, flags) of the roots of calls with this layout."""
-        spelled = self._layouts.get(layout)
+    def _names_and_flags(self, roots: tuple[Any, ...], layout: Layout) -> tuple[tuple[str, ...], list[int]]:
+        """(names, flags) of the roots of a call."""
+        asks_for_defaults = self.signature.numpy_is_constant or self.options.as_jax
+        defaults = self.defaults_among(roots, layout) if asks_for_defaults else frozenset[int]()
+        spelled = self._layouts.get((layout, defaults))
         if spelled is None:
-            flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
+            flags = self.signature.root_flags(layout, self.options.static, self.dynamic, defaults)
+            if self.options.as_jax:
+                for i in range(self.signature.skip, self.signature.arguments(layout)):
+                    if i not in defaults and not flags[i] & _core.RootFlag.static:
+                        flags[i] |= _core.RootFlag.dynamic
             if not self.options.captured:  # functions are compared by identity, also those in a callable object
                 for i in range(self.signature.skip):
                     flags[i] |= _core.RootFlag.target
             spelled = self.signature.root_names(layout), flags
             if len(self._layouts) < _MAX_LAYOUTS:
-                self._layouts[layout] = spelled
+                self._layouts[layout, defaults] = spelled
         return spelled
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:

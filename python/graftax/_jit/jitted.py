@@ -160,7 +160,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         if plan.signature.code is not plain.__code__:
             self._table.replace_code()
         signature = self._signature(plain, plan.signature.skip, self._options, self._table)
-        self._plan = Plan(plan.name, plan.definition, signature, self._options, plan.on_trace)
+        self._plan = plan.with_signature(signature)
         self._configure(plain, self._prefix, self._table, signature.binding, self._method is not None)
 
     if TYPE_CHECKING:  # C++ answers the call

@@ -10,7 +10,7 @@ import inspect
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -208,7 +208,8 @@ def _trace_once(
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
     graph = growth.rebuilt if growth is not None else Rebuilt(numbers)
-    equations_before, arguments = len(equations()), range(signature.skip, signature.arguments(layout))
+    equations_before, defaults = len(equations()), plan.defaults_among(roots, layout)
+    given = {*range(signature.skip, signature.arguments(layout))} - defaults
     parts = None
     if options.repeated and caller._table.reads is not None:
         parts = RepeatedParts(options.repeated, caller._table, graph, recording.graphdef, run_trace)
@@ -221,7 +222,10 @@ def _trace_once(
         caches = private_caches(reads is not None and reads.has_inner_jit)
 
         def make_numpy_constant() -> bool:
-            return caller._table.make_numpy_constant(growth.recording if growth else recording, arguments)
+            if caller._table.make_numpy_constant(growth.recording if growth else recording, given):
+                return True
+            current: Plan = cast("Any", caller)._plan
+            return caller._table.make_defaults_constant(recording, current.defaults_among(roots, layout) - defaults)
 
         try:
             is_heard = options.warns_impure or (program_store.current() is not None and not options.check)

@@ -168,7 +168,7 @@ class Growth:
             if not continues or before.hidden != reads.hidden or before.assigned != reads.assigned_own:
                 return None
             signature = dataclasses.replace(before, origins=origins)
-            plan = Plan(plan.name, plan.definition, signature, plan.options, plan.on_trace)
+            plan = plan.with_signature(signature)
             roots = *self.roots, *map(_root, origins[count:])
             recording = plan.record(roots, self._layout, self._shapes)
             reads.has(recording.functions)
