@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.export
-import jax.numpy as jnp
-import numpy as np
 
 import graftax
+from graftax import _core
 from graftax._base.errors import GraftaxError
-from graftax._jax.compat import array_class
+from graftax._jit.api import jit_as_jax
+from graftax._jit.jax_results import as_jax_returns
 
 _LIBRARIES = ("equinox", "flax.nnx")  # patched once they are imported
 # Whose modules ask for `jax.jit` while they run. What users call of these libraries has a name of its own.
@@ -33,8 +33,6 @@ _KEEP_THEIR_OWN = ("jax", "jaxlib", "graftax", *_LIBRARIES)
 _OF_NNX_ALONE = ("graph", "graph_updates")  # options of nnx.jit that say how it splits graphs
 
 _NUMBERS = (int, float, complex)
-_RETURNED_AS_ARRAYS = (*_NUMBERS, np.ndarray, np.generic)
-_ARRAY = frozenset((array_class(),))
 
 # What stood at the names.
 _patched: list[tuple[types.ModuleType, str, Any]] = []
@@ -69,9 +67,8 @@ class StandsForCompiled:
 class Replacement(StandsForCompiled):
     """A function compiled by graftax, or by its original `jit` once graftax has refused it.
 
-    A call that graftax refuses has changed nothing, so the original can make it anew. `jax.jit` makes arrays of Python
-    numbers and of NumPy's, and the program was written for that: in results they become arrays here as well, and stages
-    for numbers, which are to serve for any others, are those of `jax.jit`.
+    A call that graftax refuses has changed nothing, so the original can make it anew. Mistakes in the options are
+    errors of the original.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class Replacement(StandsForCompiled):
     ) -> None:
         functools.update_wrapper(self, function)
         self._name, self._original, self.refusal = name, original, ""
-        self._stages: Any = None
+        original(function)
         _counts[False] += 1
         try:
             self._compiled = replaced(function)
@@ -106,14 +103,10 @@ class Replacement(StandsForCompiled):
             if not self._may_fall_back(error, args, kwargs):
                 raise
             return self._make_anew("__call__", error, args, kwargs)
-        return result if self._name != "jax.jit" or self.refusal else _with_arrays(result)
+        # Within the trace of another function it runs as a part of that one.
+        return as_jax_returns(result) if self._name == "jax.jit" and not self.refusal and _core.is_watched() else result
 
     def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._name == "jax.jit" and not self.refusal and _have_numbers((args, kwargs)):
-            if self._stages is None:
-                self._stages = self.as_written()
-                self._tell(f"of graftax.jit, {method}() is for the given Python numbers alone")
-            return getattr(self._stages, method)(*args, **kwargs)
         try:
             return getattr(self._compiled, method)(*args, **kwargs)
         except Exception as error:
@@ -124,8 +117,8 @@ class Replacement(StandsForCompiled):
     def _may_fall_back(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if self.refusal or isinstance(error, (jax.errors.JaxRuntimeError, FloatingPointError)):  # it has run
             return False
-        # `jax.jit` makes arrays of Python numbers; to graftax they are numbers. What needs an array may raise anything.
-        # And what is a constant to `jax.jit`, such as a default, may be traced by graftax.
+        # Within another trace a Python number stays one. What needs an array may raise anything.
+        # And what is a constant to `jax.jit`, such as a capture, may be traced by graftax.
         return isinstance(error, (GraftaxError, jax.errors.JAXTypeError)) or _have_numbers((args, kwargs))
 
     def _make_anew(self, method: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,6 +142,8 @@ class Replacement(StandsForCompiled):
         return self._original(self.__wrapped__)
 
     def __repr__(self) -> str:
+        if self._name == "jax.jit":  # some programs look for JAX's word in it
+            return repr(self.as_written())
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
 
 
@@ -161,22 +156,6 @@ def _leaves(values: Any) -> list[Any]:
         return jax.tree.leaves(values)
     except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take them
         return []
-
-
-def _with_arrays(result: Any) -> Any:
-    """The result, with arrays of JAX in place of numbers and NumPy arrays, as `jax.jit` returns it."""
-    if _ARRAY.issuperset(map(type, leaves := _leaves(result))) or jax.config.jax_disable_jit:
-        return result
-    return jax.tree.map(_as_array, result) if any(isinstance(leaf, _RETURNED_AS_ARRAYS) for leaf in leaves) else result
-
-
-def _as_array(leaf: Any) -> Any:
-    if not isinstance(leaf, _RETURNED_AS_ARRAYS):
-        return leaf
-    try:
-        return jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
-    except TypeError:  # of strings or objects, which `jax.jit` refuses
-        return leaf
 
 
 class Request(NamedTuple):
@@ -258,7 +237,7 @@ def _decorate(jit: Callable[..., Any], args: tuple[Any, ...], options: dict[str,
 
 def _patch(module: types.ModuleType, wrap: Wrap) -> None:
     if module is jax:
-        name, replacement, drop = "jit", graftax.jit, ()
+        name, replacement, drop = "jit", jit_as_jax, ()
     elif module.__name__ == "equinox":
         name, replacement, drop = "filter_jit", graftax.filter_jit, ()
     else:

@@ -455,3 +455,34 @@ def test_out_info_has_the_objects_of_the_result_and_changes_nothing():
         assert [each.shape for each in info["model"].seen] == [(2,)] and info["model"].name == "m"
         assert jax.tree.map(lambda each: each.shape, stage.args_info) == (((),), {})
     assert model.seen == [] and model.w.tolist() == [1, 2]
+
+
+class Scaled:
+    def __init__(self):
+        self.w = jnp.ones(2)
+
+    @graftax.jit(static_argnums=(0, 1))
+    def by(self, n, x):
+        return self.w * x * n
+
+
+def test_a_compiled_function_is_called_without_its_static_arguments_as_in_jax():
+    def f(x, mode, y=2.0):
+        return x * y if mode == "up" else -x * y
+
+    x = jnp.arange(1.0, 3.0)
+    for options, args, kwargs, given, named in (
+        ({"static_argnums": 1}, (x, "up"), {}, (x,), {}),
+        ({"static_argnums": 1}, (x, "up", 3 * x), {}, (x, 3 * x), {}),
+        ({"static_argnames": "mode"}, (x,), {"mode": "up", "y": x}, (x,), {"y": x}),
+    ):
+        by_jax, by_graftax = (jit(f, **options).lower(*args, **kwargs).compile() for jit in (jax.jit, graftax.jit))
+        assert by_graftax(*given, **named).tolist() == by_jax(*given, **named).tolist() == f(*args, **kwargs).tolist()
+        assert by_graftax(*args, **kwargs).tolist() == f(*args, **kwargs).tolist()
+    compiled = graftax.jit(f, static_argnums=1).lower(x, "up").compile()
+    with pytest.raises(graftax.errors.StructureError, match="expected 'up', given 'down'"):
+        compiled(x, "down")
+    with pytest.raises(TypeError, match="missing"):
+        compiled()
+    scaled = Scaled()
+    assert scaled.by.lower(2, x).compile()(x).tolist() == Scaled.by.lower(scaled, 2, x).compile()(x).tolist() == [2, 4]

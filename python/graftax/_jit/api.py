@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.check import Checked
@@ -151,6 +152,15 @@ def jit(
     if function is None:
         return functools.partial(_wrap, options=options)
     return _wrap(function, options)
+
+
+def jit_as_jax(function: Any, /, **options: Unpack[JitOptions]) -> Any:
+    """`jit` for what was written for `jax.jit`.
+
+    Numbers that a caller gives are traced, results are new arrays in new trees, and donated arrays are deleted.
+    """
+    decorator = cast("functools.partial[Any]", jit(**options))
+    return _wrap(function, dataclasses.replace(decorator.keywords["options"], as_jax=True))
 
 
 @overload

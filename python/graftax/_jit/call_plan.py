@@ -118,6 +118,15 @@ class Plan:
                 self._layouts[layout, defaults] = spelled
         return spelled
 
+    def static_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], bound_count: int, layout: Layout
+    ) -> dict[int | str, Any]:
+        """The arguments of a call that are declared static, by position or, where they were given so, by name."""
+        static = {self.signature.root_index(layout, which) for which in self.options.static}
+        names = self.signature.root_names(layout)
+        by_position = {i: value for i, value in enumerate(args) if i + bound_count in static}
+        return {**by_position, **{name: value for name, value in kwargs.items() if names.index(name) in static}}
+
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
         """One flag a root: is it a handle whose memory the call may reuse?"""
         arguments = self.signature.arguments(layout) if self.options.mutation == "propagate" else 0

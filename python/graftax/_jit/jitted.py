@@ -512,7 +512,8 @@ class Jitted(_core.Caller, Generic[P, R]):
         plan, recording, entry = call.plan, call.recording, self._find_or_build_entry(call)
         staged = self._run_stage(call, entry, getattr(entry.compiled, stage))
         bound_count = len(self._prefix)
-        return Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, bound_count), staged
+        static = plan.static_arguments(args, kwargs, bound_count, call.layout)
+        return Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, bound_count, static), staged
 
     def _run_stage(self, call: RecordedCall, entry: _core.Entry, run: Callable[..., Any]) -> Any:
         leaves = call.recording.leaves

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -35,6 +35,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+class Matched(NamedTuple):
+    """The arguments of a call, as its roots."""
+
+    roots: tuple[Any, ...]
+    layout: tuple[Any, ...]
+    captures: list[Any]  # what the assigned names among them held
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Staging:
     """What a stage needs to check later arguments and to build the result."""
@@ -46,6 +54,32 @@ class Staging:
     names: tuple[str, ...]  # of the roots
     entry: _core.Entry  # the one that a call would run
     bound_count: int = 0  # how many roots the bound method provides
+    static: dict[int | str, Any] = dataclasses.field(default_factory=dict[int | str, Any])  # arguments declared static
+
+    def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
+        """(leaves, nodes, arguments) of a call. As in JAX, what is declared static may be left out."""
+        try:
+            return self._match(args, kwargs)
+        except (StructureError, TypeError):
+            if not self.static:
+                raise
+            given, named = list(args), {name: value for name, value in self.static.items() if isinstance(name, str)}
+            for i in sorted(i for i in self.static if isinstance(i, int)):
+                given.insert(i, self.static[i])
+            try:
+                return self._match(tuple(given), {**kwargs, **named})
+            except (StructureError, TypeError):
+                pass
+            raise
+
+    def _match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
+        plan = self.plan
+        roots, layout = self.caller._bind_arguments(args, kwargs, plan)
+        captures = plan.signature.held(roots)
+        leaves, nodes = match_structure(
+            plan.name, self.graphdef, self.layout, self.names, roots, layout, plan.record, in_order=True
+        )
+        return leaves, nodes, Matched(roots, layout, captures)
 
 
 class _Stage(Generic[P, R]):
@@ -109,16 +143,15 @@ class Compiled(_Stage[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs it.
 
+        Args:
+            *args, **kwargs: the arguments of a call. What is declared static may be left out, as in JAX.
+
         Raises:
             StructureError: if the structure or a static value differs; it names the key paths.
             TypeError: if an array has a different shape or dtype; it names its path.
         """
-        staging, plan = self._staging, self._staging.plan
-        roots, layout = staging.caller._bind_arguments(args, kwargs, plan)  # pyright: ignore[reportPrivateUsage]
-        names, layout_expected, captures = staging.names, staging.layout, plan.signature.held(roots)
-        leaves, nodes = match_structure(
-            plan.name, staging.graphdef, layout_expected, names, roots, layout, plan.record, in_order=True
-        )
+        staging = self._staging
+        leaves, nodes, (roots, layout, captures) = staging.match(args, kwargs)
         try:
             arguments = copy_numpy_leaves(leaves)
             result, written, code = self._stage(tuple(arguments)) if staging.entry.tupled else self._stage(*arguments)

@@ -45,6 +45,7 @@ from graftax._jax.error_notes import clarify
 from graftax._jax.nested_jit import private_caches
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan
+from graftax._jit.jax_results import as_jax_returns
 from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.raised_objects import give_own_objects
@@ -255,7 +256,7 @@ def _trace_once(
             tell_of_caught(plan.name, graph.raised)
         if options.captured and restore_attributes(caller, attributes):
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
-        return result
+        return as_jax_returns(result, growth.leaves if growth else leaves) if options.as_jax else result
 
     # A forwarded input would keep its sharding whatever the options say, and each output may request another one.
     share = options.out_shardings is None
@@ -273,7 +274,7 @@ def _trace_once(
             by_value=by_value,
             forward=forward,
             share=share,
-            donated=donated,
+            donated=() if options.as_jax else donated,  # under `jax.jit` the caller's objects hold deleted arrays
             arrays=not options.captured,
             numbers=numbers,
             graph=graph,
