@@ -143,7 +143,7 @@ class Replacement(StandsForCompiled):
 
     def __repr__(self) -> str:
         if self._name == "jax.jit":  # some programs look for JAX's word in it
-            return repr(self.as_written())
+            return repr(self.as_written()) if "__wrapped__" in vars(self) else "<PjitFunction>"
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
 
 

@@ -486,3 +486,19 @@ def test_a_compiled_function_is_called_without_its_static_arguments_as_in_jax():
         compiled()
     scaled = Scaled()
     assert scaled.by.lower(2, x).compile()(x).tolist() == Scaled.by.lower(scaled, 2, x).compile()(x).tolist() == [2, 4]
+
+
+def test_stages_name_the_arguments_as_they_were_given_without_static_ones():
+    def f(x, mode, y=2.0, *, z=1.0, **more):
+        return x * y * z
+
+    x, names = jnp.ones(2), ("args_info", "in_avals", "in_tree")
+    for static, args, kwargs in (
+        ({}, (x,), {"mode": x, "z": x, "w": x}),
+        ({"static_argnums": 1}, (x, 3, x), {}),
+        ({"static_argnames": "mode"}, (), {"x": x, "mode": 3, "z": x}),
+        ({"donate_argnums": 0}, (), {"x": x, "mode": x + 1}),
+    ):
+        by_jax, by_graftax = (jit(f, **static).lower(*args, **kwargs) for jit in (jax.jit, graftax.jit))
+        for name in names:
+            assert getattr(by_jax, name) == getattr(by_graftax, name), name

@@ -511,9 +511,10 @@ class Jitted(_core.Caller, Generic[P, R]):
             call = self._with_symbols(call, _core.Opened(), shapes=True)
         plan, recording, entry = call.plan, call.recording, self._find_or_build_entry(call)
         staged = self._run_stage(call, entry, getattr(entry.compiled, stage))
-        bound_count = len(self._prefix)
-        static = plan.static_arguments(args, kwargs, bound_count, call.layout)
-        return Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, bound_count, static), staged
+        count, given = len(self._prefix), (len(args), tuple(kwargs))
+        static = plan.static_arguments(args, kwargs, count, call.layout)
+        staging = Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, count, given, static)
+        return staging, staged
 
     def _run_stage(self, call: RecordedCall, entry: _core.Entry, run: Callable[..., Any]) -> Any:
         leaves = call.recording.leaves

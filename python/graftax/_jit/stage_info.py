@@ -46,13 +46,15 @@ def flat_arguments(staging: Staging, arguments: Any) -> list[Any]:
 
 
 def _of_arguments(staging: Staging, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) with these leaves, and None in place of static values."""
-    signature, layout = staging.plan.signature, staging.layout
+    """(args, kwargs) as they were given, with these leaves and None in place of static values.
+
+    As in JAX, arguments that are declared static are left out.
+    """
     roots = _core.unflatten_roots(staging.graphdef, leaves, True)
-    positional = signature.positional + (layout[0] if layout else 0)
-    named = (*signature.names[signature.positional :], *layout[1:])
-    keywords = roots[positional : positional + len(named)]
-    return roots[staging.bound_count : positional], dict(zip(named, keywords, strict=True))
+    positional, named = staging.given
+    names, static = staging.plan.signature.root_names(staging.layout), staging.static
+    args = tuple(roots[staging.bound_count + i] for i in range(positional) if i not in static)
+    return args, {name: roots[names.index(name)] for name in named if name not in static}
 
 
 def _of_result(staging: Staging, arguments: list[Any], forwarded: list[Any], flat: Any) -> Any:

@@ -53,8 +53,9 @@ class Staging:
     layout: tuple[Any, ...]
     names: tuple[str, ...]  # of the roots
     entry: _core.Entry  # the one that a call would run
-    bound_count: int = 0  # how many roots the bound method provides
-    static: dict[int | str, Any] = dataclasses.field(default_factory=dict[int | str, Any])  # arguments declared static
+    bound_count: int  # how many roots the bound method provides
+    given: tuple[int, tuple[str, ...]]  # how many arguments were given by position, and the names of the others
+    static: dict[int | str, Any]  # those that are declared static
 
     def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
         """(leaves, nodes, arguments) of a call. As in JAX, what is declared static may be left out."""
