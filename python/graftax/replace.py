@@ -142,9 +142,14 @@ class Replacement(StandsForCompiled):
         return self._original(self.__wrapped__)
 
     def __repr__(self) -> str:
-        if self._name == "jax.jit":  # some programs look for JAX's word in it
-            return repr(self.as_written()) if "__wrapped__" in vars(self) else "<PjitFunction>"
         return f"<{self._name if self.refusal else 'graftax.jit'} of {self.__wrapped__!r}>"
+
+
+class PjitFunction(Replacement):
+    """The same for `jax.jit`, by the name that programs look for in the class or the text of what it returns."""
+
+    def __repr__(self) -> str:
+        return repr(self.as_written()) if "__wrapped__" in vars(self) else "<PjitFunction>"
 
 
 def _have_numbers(arguments: Any) -> bool:
@@ -172,7 +177,12 @@ Wrap = Callable[[Any, Request], Any]
 
 def install() -> None:
     """Replaces the names, in libraries that are imported later as soon as they are. Once is enough."""
-    patch_names(lambda function, request: Replacement(function, request.name, request.original, request.replaced))
+    patch_names(_replacement)
+
+
+def _replacement(function: Any, request: Request) -> Replacement:
+    kind = PjitFunction if request.name == "jax.jit" else Replacement
+    return kind(function, request.name, request.original, request.replaced)
 
 
 def patch_names(wrap: Wrap) -> None:

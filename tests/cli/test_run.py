@@ -85,7 +85,7 @@ def test_a_suite_of_tests_runs_with_the_names_replaced(tmp_path):
         "import jax\n"
         "def test_it():\n"
         "    f = jax.jit(lambda x: x + 1)\n"
-        "    assert type(f).__name__ == 'Replacement' and 'PjitFunction' in repr(f) and f(1) == 2\n"
+        "    assert 'graftax.replace.PjitFunction' in str(type(f)) and 'PjitFunction' in repr(f) and f(1) == 2\n"
     )
     done = run("-m", "pytest", "-q", "-p", "graftax.replace", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path)
     assert done.returncode == 0 and "1 functions compiled by graftax" in done.stdout, done.stdout + done.stderr
@@ -307,3 +307,33 @@ def test_a_donated_array_gives_its_memory_to_the_result(tmp_path):
     assert done.stdout == run("script.py", cwd=tmp_path).stdout
     assert done.stdout.splitlines()[0] == "8004"
     assert done.stderr.splitlines() == ["graftax: 1 functions compiled by graftax, 0 by their own jit"]
+
+
+REPLACED_AGAIN = """
+import jax, jax.numpy as jnp
+
+replaced, calls = jax.jit, []
+
+def counting(function, **options):
+    compiled = replaced(function, **options)
+    def call(*args, **kwargs):
+        calls.append(function.__name__)
+        return compiled(*args, **kwargs)
+    return call
+
+jax.jit = counting
+@jax.jit
+def f(x): return x * 2
+
+print(f(jnp.ones(())), f(jnp.ones(())), calls)
+jax.jit = lambda function: function  # as chex.fake_jit does
+print(f(jnp.ones(2)), jax.jit(lambda x: type(x))(3))
+"""
+
+
+@pytest.mark.quick(0)
+def test_a_program_may_put_its_own_function_in_the_place_of_jax_jit(tmp_path):
+    (tmp_path / "script.py").write_text(REPLACED_AGAIN)
+    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["2.0 2.0 ['f', 'f']", "[2. 2.] <class 'int'>"]

@@ -24,7 +24,7 @@ from graftax._capture.signature import Signature
 from graftax._graph.patterns import argument_pattern
 from graftax._graph.structure import Op, Structure, place_name
 from graftax._graph.structure_diff import differences_text, short_text
-from graftax._jax.compat import as_weak, is_dimension, is_of_exported_callback
+from graftax._jax.compat import as_weak, is_dimension, is_of_exported_callback, own_jit
 from graftax._jax.tracebacks import boundary
 from graftax._jit.build_entry import build_entry
 from graftax._jit.call_plan import Plan, number_test
@@ -276,7 +276,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
         return result, written, tuple(jnp.asarray(values[i]) for i in returned)
 
     flat.__name__ = flat.__qualname__ = plan.name
-    program = jax.export.export(jax.jit(flat), platforms=platforms, disabled_checks=disabled_checks)
+    program = jax.export.export(own_jit(flat), platforms=platforms, disabled_checks=disabled_checks)
     try:
         exported = _core.run_active(jitted, roots, entry.outcomes, recording, program, *own_leaves)
     except ValueError as error:  # of shapes that do not fit

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from graftax._io.tensor import LOGICAL, ArrayToSave, ExternalArray
+from graftax._jax.compat import own_jit
 
 _MAX_INLINE = 64 * 1024  # bytes; smaller arrays are in the graph's file
 # The dtypes that Orbax writes. Other arrays are in the graph's file, or saved as bytes if each process has a part.
@@ -35,7 +36,7 @@ def orbax_input(array: Any) -> Any:
     if array.is_fully_addressable and jax.process_count() > 1:  # each process has its own: that of process 0 is saved
         return np.array(array)
     if np.dtype(array.dtype).name not in _DTYPES:
-        return jax.jit(_to_bytes)(array)
+        return own_jit(_to_bytes)(array)
     # On a CPU the host array shares the memory of the array, which a donation would reuse before Orbax has written it.
     on_host = any(device.platform == "cpu" for device in array.sharding.device_set)
     return jnp.copy(array) if on_host else array
@@ -57,7 +58,7 @@ def restored_array(external: ExternalArray, restored: Any) -> Any:
     if isinstance(restored, np.ndarray):
         return restored.view(dtype) if _fills_byte(dtype) else restored.astype(_unsigned_dtype(dtype)).view(dtype)
     # On the devices: each process has only its own part.
-    return jax.jit(_from_bytes, static_argnums=1, out_shardings=restored.sharding)(restored, dtype)
+    return own_jit(_from_bytes, static_argnums=1, out_shardings=restored.sharding)(restored, dtype)
 
 
 def _fills_byte(dtype: np.dtype[Any]) -> bool:

@@ -47,6 +47,8 @@ ClosedOver: type[Exception] = getattr(
     _ad, "CustomVJPException", Exception
 )  # raised for values that a custom_vjp captures
 
+own_jit = jax.jit  # whatever a program or a test puts in its place later
+
 lacking: dict[str, str] = {}  # feature that is off: the missing private name of JAX; shown by the doctor
 
 try:

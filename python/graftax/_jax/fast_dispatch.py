@@ -24,6 +24,7 @@ from jax import dtypes, tree_util
 
 from graftax import _core
 from graftax._jax import compat
+from graftax._jax.compat import own_jit
 
 _RING_SLOTS = 40  # host input buffers of one executable: more than JAX queues calls on the CPU
 _ALIGNMENT = 64  # bytes
@@ -372,7 +373,7 @@ def _self_test() -> None:
         x, bits, i, host = jax.lax.optimization_barrier((x, jax.random.key_data(key), i, host))
         return (x, jax.random.wrap_key_data(bits, impl="threefry2x32"), i, host), (x,), (None, ())
 
-    jitted = jax.jit(program)
+    jitted = own_jit(program)
     bits = jax.device_put(np.asarray([0, 3], "uint32"))
     numbers = np.arange(6.0, dtype="float32").reshape(2, 3), np.zeros(4, "float32"), np.asarray(5, "int16")
     x, unused, i = map(jax.device_put, numbers)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from graftax._jax.compat import is_jaxpr
+from graftax._jax.compat import is_jaxpr, own_jit
 
 _OWN = ("jax.", "jaxlib.", "numpy.", "builtins")
 _HELD = ("f", "f_transformed", "transforms")  # of what JAX wraps functions in
@@ -33,13 +33,13 @@ _WITHOUT_LOOPS = frozenset(_NAMES_WITHOUT_LOOPS.split())
 
 def jit_of_part(flat: Callable[..., Any]) -> Any:
     """The jitted function with which a part is traced."""
-    return jax.jit(flat)
+    return own_jit(flat)
 
 
 def jit_of_calls(flat: Callable[..., Any], jaxpr: Any) -> Any:
     """The jitted function that a trace calls for each of the parts that repeat, once `jit_of_part` has traced it."""
     is_loop_free = all(equation.primitive.name in _WITHOUT_LOOPS for equation in _equations(jaxpr))
-    return jax.jit(flat, inline=_INLINE if is_loop_free else False)
+    return own_jit(flat, inline=_INLINE if is_loop_free else False)
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax.tree_util import SequenceKey
 
 from graftax import _core
 from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
+from graftax._jax.compat import own_jit
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
 from graftax._jit.donor import Donor
@@ -61,7 +61,7 @@ def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
     flat_program.__signature__ = LeafNames(weak, recording.names, tupled)
     placed = options.in_shardings is not None or may_use_mesh(recording)
     if options.out_shardings is None and (options.by_value or not placed):
-        compiled: Any = jax.jit(flat_program, **jit_options)
+        compiled: Any = own_jit(flat_program, **jit_options)
     else:
         symbols = numbers.leaves if numbers is not None else ()
         compiled = OutputPlacement(plan, layout, graphdef, flat_program, jit_options, outcomes, tupled, symbols)

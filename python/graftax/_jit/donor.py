@@ -16,7 +16,7 @@ import jax.extend.core
 
 from graftax import _core
 from graftax._base.errors import some
-from graftax._jax.compat import array_class
+from graftax._jax.compat import array_class, own_jit
 from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users
 from graftax._jit.leaf_names import leaf_names
 
@@ -57,7 +57,7 @@ class Donor:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # XLA need not find a use for each of them
-                donating = jax.jit(flat, donate_argnums=tuple(donated), **self._jit_options).trace(*leaves)
+                donating = own_jit(flat, donate_argnums=tuple(donated), **self._jit_options).trace(*leaves)
                 if _types(donating.jaxpr) != _types(traced.jaxpr):
                     return None
                 stage = donating.lower().compile()

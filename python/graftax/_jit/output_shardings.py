@@ -21,7 +21,7 @@ from graftax._graph.patterns import root_entries
 from graftax._graph.prefix_tree import ABSENT
 from graftax._graph.structure import RootPath, Structure, path_text, place_name
 from graftax._jax import fast_dispatch
-from graftax._jax.compat import array_class, is_output_error
+from graftax._jax.compat import array_class, is_output_error, own_jit
 from graftax._jax.tracebacks import hide
 from graftax._jit.call_plan import Layout, Plan
 from graftax._sharding.frozen_specs import FrozenDict, UnhashableSpec
@@ -88,7 +88,7 @@ class OutputPlacement:
         out_shardings: dict[str, Any] = (
             {} if self._spec is None or self._parts else {"out_shardings": (self._spec, None, None)}
         )
-        self._plain: Any = jax.jit(self._flat, **self._options, **out_shardings)
+        self._plain: Any = own_jit(self._flat, **self._options, **out_shardings)
 
     def __call__(self, *arguments: Any) -> Any:
         try:
@@ -166,7 +166,7 @@ class OutputPlacement:
 
     def _build(self, arguments: tuple[Any, ...], leaves: Sequence[Any], shardings: tuple[Any, ...]) -> Any:
         try:
-            traced = jax.jit(self._flat, **self._options) if self._parts else self._plain
+            traced = own_jit(self._flat, **self._options) if self._parts else self._plain
             result, written, code = traced.eval_shape(*arguments)
         except BaseException:
             self._begin()
@@ -214,7 +214,7 @@ class OutputPlacement:
             requested = [*(spec if isinstance(spec, tuple) else [spec] * count), *of_writes]
             outcome.ties = _ties_with_one_sharding(outcome, requested, arrays)
             spec, of_writes = tuple(requested[:count]), requested[count:]
-        return jax.jit(self._flat, **self._options, out_shardings=(spec, tuple(of_writes), None))
+        return own_jit(self._flat, **self._options, out_shardings=(spec, tuple(of_writes), None))
 
     def _refuse_misfits(self, paths: list[tuple[Any, ...]], requested: tuple[Any, ...], arrays: Sequence[Any]) -> None:
         """Raises for a sharding that does not divide its array: some versions of JAX do not name the output."""

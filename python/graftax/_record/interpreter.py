@@ -10,7 +10,7 @@ import jax
 import jax.extend.core
 import numpy as np
 
-from graftax._jax.compat import ref_types, run_equation, scan_parts
+from graftax._jax.compat import own_jit, ref_types, run_equation, scan_parts
 from graftax._record.consumers import is_of_derivative
 from graftax._record.marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
 from graftax._record.origin import Enclosing, Origin, origin_of_constant, origin_of_equation
@@ -192,7 +192,7 @@ class Interpreter:
     def _while(self, jaxpr: Jaxpr, equation: Any, inputs: list[Value]) -> list[Value]:
         params = equation.params
         of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-        test = jax.jit(jax.extend.core.jaxpr_as_fun(params["cond_jaxpr"]))
+        test = own_jit(jax.extend.core.jaxpr_as_fun(params["cond_jaxpr"]))
         fixed, carry = inputs[of_condition : of_condition + of_body], inputs[of_condition + of_body :]
         iteration, i = self._iteration(jaxpr, equation, params["body_jaxpr"]), 0
         while bool(test(*(x.data for x in (*inputs[:of_condition], *carry)))[0]):
@@ -201,7 +201,7 @@ class Interpreter:
 
     def _iteration(self, jaxpr: Jaxpr, equation: Any, body: Jaxpr) -> Callable[[int, list[Value]], list[Value]]:
         """One iteration: compiled where its results are finite, otherwise one equation after the other."""
-        compiled = jax.jit(jax.extend.core.jaxpr_as_fun(body))
+        compiled = own_jit(jax.extend.core.jaxpr_as_fun(body))
         opened = 0
 
         def run(i: int, inputs: list[Value]) -> list[Value]:

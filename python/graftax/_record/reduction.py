@@ -12,7 +12,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from graftax._jax.compat import closed, ref_types, run_equation, scan_parts
+from graftax._jax.compat import closed, own_jit, ref_types, run_equation, scan_parts
 from graftax._record.interpreter import CALLS, WITH_RULES, first_param, is_literal
 from graftax._record.marks import are_finite, is_elementwise
 
@@ -77,7 +77,7 @@ class Part:
         if not all(map(are_finite, arguments)):
             return False
         try:
-            return not all(map(are_finite, jax.jit(self.function())(*arguments)))
+            return not all(map(are_finite, own_jit(self.function())(*arguments)))
         except Exception:  # it is no program of its own, or not for arrays of these shapes
             return False
 
@@ -171,7 +171,7 @@ def _equation_inside(equation: Any, operands: list[Any], place: Sequence[int]) -
         order = range(params["length"])
         for i in reversed(order) if params["reverse"] else order:
             inputs = [*operands[:constants], *carry, *(column[i] for column in columns)]
-            outputs = jax.jit(jax.extend.core.jaxpr_as_fun(params["jaxpr"]))(*inputs)
+            outputs = own_jit(jax.extend.core.jaxpr_as_fun(params["jaxpr"]))(*inputs)
             if not all(map(are_finite, outputs)):
                 return equation_at(params["jaxpr"], inputs, place)
             carry = outputs[:carried]
@@ -181,7 +181,7 @@ def _equation_inside(equation: Any, operands: list[Any], place: Sequence[int]) -
         test = jax.extend.core.jaxpr_as_fun(params["cond_jaxpr"])
         while bool(test(*operands[:of_condition], *carry)[0]):
             inputs = [*fixed, *carry]
-            carry = jax.jit(jax.extend.core.jaxpr_as_fun(params["body_jaxpr"]))(*inputs)
+            carry = own_jit(jax.extend.core.jaxpr_as_fun(params["body_jaxpr"]))(*inputs)
             if not all(map(are_finite, carry)):
                 return equation_at(params["body_jaxpr"], inputs, place)
     return None

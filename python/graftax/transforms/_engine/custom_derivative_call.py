@@ -17,7 +17,7 @@ from graftax._base.errors import MutationError, StructureError
 from graftax._capture.numbers.symbols import NUMBERS, FloatSymbol
 from graftax._graph.structure import path_text, place_name
 from graftax._graph.structure_diff import differ_only_in_jaxprs, differences_text
-from graftax._jax.compat import is_of_differentiated_callback, is_of_symbolic_zeros
+from graftax._jax.compat import is_of_differentiated_callback, is_of_symbolic_zeros, own_jit
 from graftax.transforms._engine.dce import without_dead_code
 from graftax.transforms._engine.lift import Output, call_first, named
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
@@ -270,7 +270,7 @@ class CustomCall:
                 if not is_of_symbolic_zeros(error):
                     raise
                 # JAX's eager shard_map has no symbolic zeros, but a compiled one does.
-                outputs = jax.jit(flat)(*program.leaves)
+                outputs = own_jit(flat)(*program.leaves)
             assert self._value is not None
             return program.finish(outputs, self._value.outcome)
         finally:

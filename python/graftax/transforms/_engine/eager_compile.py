@@ -19,7 +19,7 @@ from graftax._capture.leaked_tracers import is_of_steps
 from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import Signature, global_names, resolve
-from graftax._jax.compat import equations, outside_of_traces
+from graftax._jax.compat import equations, outside_of_traces, own_jit
 from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import RecordedCall
 from graftax._jit.jitted import Jitted
@@ -118,7 +118,7 @@ class _Compiled(Jitted[Any, Any]):
 
         checked_flat.__name__ = checked_flat.__qualname__ = plan.definition.__name__
         # A partial is never dispatched directly by the core: a loop takes far longer than that would save.
-        compiled = functools.partial(jax.jit(checked_flat))
+        compiled = functools.partial(own_jit(checked_flat))
         return _core.Entry(graphdef, call.context, compiled, outcomes, len(call.roots), False)
 
 
