@@ -132,6 +132,13 @@ def test_options_pass_through(options):
         assert f({"w": f32(1)}, f32(2)).tolist() == [2.0]
 
 
+@pytest.mark.skipif(not hasattr(jax, "Inline"), reason="this JAX knows True and False alone")
+def test_a_way_of_inlining_is_passed_on():
+    for way in jax.Inline:
+        texts = (str(jax.make_jaxpr(jit(lambda x: x * 2, inline=way))(f32(1))) for jit in (jax.jit, graftax.jit))
+        assert len(set(texts)) == 1
+
+
 def test_a_bad_compiler_option_is_xlas_error():
     f = graftax.jit(lambda x: x + 1, compiler_options={"no_such_option": True})
     with pytest.raises(Exception, match="no_such_option"):

@@ -134,7 +134,7 @@ def leaf_options(call: RecordedCall) -> tuple[list[bool], dict[str, Any]]:
     if options.keep_unused:
         jit_options["keep_unused"] = True
     if options.inline:
-        jit_options["inline"] = True
+        jit_options["inline"] = options.inline
     if options.compiler_options:
         jit_options["compiler_options"] = dict(options.compiler_options)
     return donated, jit_options

@@ -22,7 +22,7 @@ class FilterJitOptions(TypedDict, total=False):
     in_shardings: Any
     out_shardings: Any
     keep_unused: bool
-    inline: bool
+    inline: Any
     compiler_options: dict[str, Any] | None
     warn_impure: bool
     numbers: NumberPolicy | Mapping[str, NumberPolicy]
@@ -82,7 +82,7 @@ class Options:
     in_shardings: Any = None
     out_shardings: Any = None
     keep_unused: bool = False
-    inline: bool = False
+    inline: Any = False  # or one of `jax.Inline`
     compiler_options: tuple[tuple[str, Any], ...] = ()
     repeated: bool | tuple[Any, ...] = ()  # classes, methods and functions whose calls repeat; True for all
 
