@@ -130,6 +130,7 @@ Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values
     TraceContext trace_context = trace_context_now(now);
     out = fitting_direct(*this, leaves, host_values, trace_context);
     if (!out && !refused) seen = Direct::look(leaves, std::move(trace_context), looks);
+    if (seen) seen->after_looks = remembered;
   } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
     refused = true;
@@ -168,6 +169,8 @@ bool Entry::takes_numpy(const OwnedList& leaves) const {
 }
 
 void Entry::remember(Shared<Direct> direct) {
+  if (direct->after_looks != remembered) return;  // of another thread meanwhile, which may have met leaves like these
+  ++remembered;
   Shared<Direct> last;
   if (directs.size() >= max_directs) {
     last = std::move(directs.back());

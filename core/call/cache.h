@@ -31,6 +31,7 @@ struct Entry {
   std::vector<AlikeLeaves> alike{};                 // which of its leaves its code found to be one array
   uint32_t arguments = 0;                 // roots that are arguments; what the function captures comes after them
   std::vector<Shared<Direct>> directs{};  // by what the leaves look like; the one used last first
+  size_t remembered = 0;                  // how many it has had
   uint64_t cleared = 0;                   // how often JAX's caches had been cleared when these were made
   bool spoiled = false;                   // was traced with sets that stand otherwise: it is for no call any more
   bool refused = false;                   // its executable cannot be run directly

@@ -87,7 +87,8 @@ class Direct {
     return run(leaves, host, made.get(), slot.get(), references, donated);
   }
 
-  int calls = 0;  // that fitted before it was ready
+  int calls = 0;           // that fitted before it was ready
+  size_t after_looks = 0;  // how many others its entry had remembered when it was made
 
   size_t outcome() const { return outcome_; }
   bool donates() const { return donates_; }
