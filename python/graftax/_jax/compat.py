@@ -361,6 +361,11 @@ def current_trace() -> Any:
     return getattr(getattr(_jax_core, "trace_ctx", None), "trace", None)
 
 
+def is_trace(value: Any) -> bool:
+    """Is it a trace of JAX? What it holds is JAX's own, also where a library keeps it in an object of the user's."""
+    return isinstance(value, jax.core.Trace)
+
+
 def trace_context() -> Any:
     """The settings, meshes and named axes that a trace depends on. There is no public way to ask."""
     return _config.trace_context()

@@ -22,7 +22,7 @@ from graftax._graph.filters import as_filter
 from graftax._graph.path import Graph, Path
 from graftax._graph.patterns import nearest
 from graftax._graph.types.register import register_static
-from graftax._jax.compat import as_weak
+from graftax._jax.compat import as_weak, is_trace
 from graftax._jax.tracebacks import caller_level
 from graftax._training.array_maps import array_numbers, is_inexact
 from graftax._training.labels import use_for_labels
@@ -388,7 +388,8 @@ def _holders(graph: Graph, number: int) -> Iterator[Any]:
 
 
 def _inexact_arrays(graph: Graph) -> list[int]:
-    return [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
+    numbers = [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
+    return [number for number in numbers if not any(map(is_trace, _holders(graph, number)))]
 
 
 def _trained(graph: Graph, wrt: Any) -> list[int]:
