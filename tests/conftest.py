@@ -56,7 +56,7 @@ collect_ignore = ["jit/test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPAT
 FILE = pytest.StashKey[Path]()  # of the test that ran last
 
 # The cases that `--quick` runs of one test, at most.
-CASES = 2
+CASES = 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

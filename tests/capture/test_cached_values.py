@@ -198,7 +198,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
 @pytest.mark.parametrize("deco", CACHES, ids=["cache", "lru_cache"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

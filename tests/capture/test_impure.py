@@ -121,7 +121,7 @@ if sys.version_info < (3, 12):  # where methods of C code and stand-ins are not 
     KINDS = [kind for kind in KINDS if kind[0] is not console and "vars()" not in kind[1]]
 
 
-@pytest.mark.quick(15)
+@pytest.mark.quick(10)
 @pytest.mark.quick(30)  # a case takes milliseconds
 @pytest.mark.parametrize(("f", "call", "way"), KINDS, ids=[call.split()[1] for _, call, _ in KINDS])
 def test_each_kind_is_named_with_its_place_and_a_way_out(f, call, way, monkeypatch):

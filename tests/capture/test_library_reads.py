@@ -139,7 +139,7 @@ class cached(functools.cached_property):
 """
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", DESCRIPTORS)
 def test_what_a_descriptor_holds(name):
     body, result, change = DESCRIPTORS[name]
@@ -183,7 +183,7 @@ SIGNATURES = {
 }
 
 
-@pytest.mark.quick(11)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_a_signature(name):
     asks, change = SIGNATURES[name]

@@ -150,7 +150,7 @@ def with_its_own_counter(n: Any) -> Any:
     return g
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("make", [
     with_a_variable, with_a_default, with_a_default_by_name, with_an_attribute, with_a_function_in_it,
     with_its_own_counter,

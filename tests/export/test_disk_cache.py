@@ -86,7 +86,7 @@ def test_the_next_process_traces_and_compiles_nothing(tmp_path, name):
     assert "loaded from the cache on disk" in explained
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("start", [0, 57])
 def test_a_counter_goes_on_in_another_process(tmp_path, start):
     first = in_a_fresh_process("counting", tmp_path, start=0)

@@ -101,7 +101,7 @@ def test_a_fresh_process_traces_and_compiles_nothing(saved):
     assert "loaded from a file" in explained and "shape (3,), is shape (4,)" in explained
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -164,7 +164,7 @@ class Applied:
         return after == self.expected
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(8)
 @pytest.mark.quick(200)  # a case takes milliseconds
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_written_is_what_the_function_did(name: str, how: str) -> None:

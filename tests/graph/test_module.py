@@ -312,6 +312,7 @@ def test_static_values_are_compared_with_their_types():
     assert len(traces) == 2, "a static list that was changed is another one"
 
 
+@pytest.mark.quick(0)
 def test_jit_grad_vmap_and_scan_of_jax():
     m = linear()
     assert jax.jit(lambda m, x: m(x))(m, jnp.ones(2)).tolist() == [2, 2]

@@ -244,6 +244,7 @@ def test_a_flatten_that_changes_what_holds_it(kind, what):
     assert graftax.flatten([f32(1)])[1] == graftax.flatten([f32(2)])[1]
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_key_whose_hash_and_eq_change_the_dict():
     holder = {}

@@ -332,6 +332,7 @@ def test_an_ensemble_trains(jit):
     check(jit, program)
 
 
+@pytest.mark.quick(0)
 @MODES
 def test_frozen_parameters(jit):
     def program(jit):

@@ -77,6 +77,7 @@ def test_three_training_steps_give_the_numbers_of_nnx_jit():
     assert step.cache_info().traces == 1
 
 
+@pytest.mark.quick(0)
 def test_the_callers_variables_stay_the_objects_they_are():
     model, optimizer, metrics = training()
     before = [id(v) for _, v in nnx.iter_graph(model) if isinstance(v, nnx.Variable)]

@@ -80,6 +80,7 @@ def test_a_gradient_by_a_type_is_that_of_nnx():
             np.testing.assert_allclose(getattr(gradient.lora, name)[...], theirs["lora"][name][...], rtol=1e-5)
 
 
+@pytest.mark.quick(0)
 def test_of_two_arguments_each_has_its_own_filter():
     models = Net(nnx.Rngs(0)), Net(nnx.Rngs(1))
     which = nnx.DiffState(0, nnx.LoRAParam), nnx.DiffState(1, nnx.PathContains("first"))

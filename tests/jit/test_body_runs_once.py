@@ -85,7 +85,7 @@ def _program(state: str, helper: str, body: str, path: Path) -> Any:
     return module
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("kind", "body"), CASES)
 def test_the_body_runs_once_in_a_first_call_and_each_call_is_right(kind: str, body: str, tmp_path: Path):
     state, helper, change = HELPERS[kind]

@@ -467,6 +467,7 @@ def test_the_report_names_what_was_donated_and_who_holds_the_rest():
     assert "np.asarray" in str(f.donation()) and view[0] == best.weights[0] + 2
 
 
+@pytest.mark.quick(0)
 def test_the_holders_of_the_largest_arrays_are_noted():
     f = graftax.jit(step, donate="auto")
     state = {str(i): jnp.ones(SIZE + (1 << 12) * (i % 50)) for i in range(100)}

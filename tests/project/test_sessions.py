@@ -8,7 +8,7 @@ from sessions import STEPS, Session
 
 WANTED = settings.default.max_examples  # type: ignore[union-attr]
 
-EXAMPLES = {12: 4, 200: 60, 10_000: 300}.get(WANTED, WANTED)  # `make sessions` has a thousand
+EXAMPLES = {8: 2, 200: 60, 10_000: 300}.get(WANTED, WANTED)  # `make sessions` has a thousand
 
 Session.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)
 TestSession = pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")(Session.TestCase)

@@ -88,7 +88,7 @@ def recorded(function: Callable[..., Any], folder: Path, *args: Any) -> Path:
     return folder / "call.record"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("function", FAULTS, ids=lambda f: f.__name__)
 def test_the_script_has_what_fails(tmp_path: Path, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "")

@@ -73,7 +73,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any], str, list
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["plain", "jitted"])
 @pytest.mark.parametrize(("make", "wrt", "change", "message", "names"), CHANGES.values(), ids=CHANGES)
-@pytest.mark.quick(22)
+@pytest.mark.quick(5)
 def test_a_changed_model_is_an_error_and_refresh_takes_it(
     make: Any, wrt: Any, change: Any, message: str, names: list[str], jitted: bool
 ):
