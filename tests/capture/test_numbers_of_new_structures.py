@@ -82,7 +82,7 @@ ROWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_of_a_number_are_compiled_once(name: str):
     x, f = jnp.arange(16.0).reshape(4, 4), graftax.jit(ROWS[name])

@@ -338,6 +338,7 @@ def test_placeholders_are_those_of_the_first_call_that_fits(tmp_path):
     f.clear_cache()
 
 
+@pytest.mark.quick(0)
 def test_a_sentinel_that_a_library_names_is_no_placeholder(tmp_path):
     f, path, x = shipped_functions.with_a_librarys_sentinel, tmp_path / "programs", jnp.ones(2)
     # Python 3.15 has a type for all sentinels, and one is saved by its name.

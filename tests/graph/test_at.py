@@ -274,6 +274,7 @@ def test_aux_data_and_static_fields_can_be_set():
     assert x[0].name == "new"
 
 
+@pytest.mark.quick(0)
 def test_it_does_what_tree_at_of_equinox_does():
     model = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0))
     wheres: list[Any] = [

@@ -153,6 +153,7 @@ mutable = graftax.jit(run_steps)
 dropped = graftax.jit(run_steps, mutation="discard")
 
 
+@pytest.mark.quick(0)
 @given(
     st.lists(st.tuples(histories(), histories()), min_size=1, max_size=3),
     st.lists(

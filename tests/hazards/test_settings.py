@@ -206,7 +206,7 @@ def test_a_call_is_the_function_under_the_settings_as_they_are():
 
 
 @pytest.mark.parametrize("name", [name for name in RELEVANT if name not in ("jax_no_execution", "jax_disable_jit")])
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 def test_a_call_under_a_setting_is_the_function_under_it(name):
     f = graftax.jit(probe)
     f.clear_cache()

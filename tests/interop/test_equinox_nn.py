@@ -337,7 +337,7 @@ def test_a_module_that_went_through_jax_is_the_same_structure(example):
 
 @MODES
 @pytest.mark.parametrize("example", CASES)
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 def test_forward_is_equinoxs_and_other_weights_do_not_retrace(example, jit):
     model = build(example)
     ours, theirs = jit(example.call), eqx.filter_jit(example.call)

@@ -128,6 +128,7 @@ def test_results_have_axes_by_filters():
     assert model.lora.lora_a[...].shape == (2, 3, 1) and model.first.kernel[...].shape == (3, 2, 2)
 
 
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("axes", [nnx.Param, (nnx.Param,)])
 def test_a_class_is_no_axis_and_is_not_called(axes: Any):
     with pytest.raises(TypeError, match="an axis"):

@@ -263,6 +263,7 @@ def test_a_variable_changed_within_an_outer_trace_keeps_its_mark():
     np.testing.assert_array_equal(variable[...], [2, 2])
 
 
+@pytest.mark.quick(0)
 def test_variables_over_refs_are_changed_in_place():
     def build():
         with nnx.var_defaults(ref=True):

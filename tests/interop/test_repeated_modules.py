@@ -71,7 +71,7 @@ def arrays(value):
     return [np.asarray(jax.random.key_data(x) if t else x) for x, t in zip(leaves, typed, strict=True)], structure
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize(
     ("loss", "make", "repeated", "name"),
     [

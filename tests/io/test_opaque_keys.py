@@ -71,7 +71,7 @@ def test_a_model_and_its_state_come_back(path, make, trained):
         assert is_same(step(model, state), step(*trained))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("container", [list, lambda pair: {"model": pair[0], "state": pair[1]}])
 def test_in_place(path, make, trained, container):
     like = container(make(1))

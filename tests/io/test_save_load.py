@@ -424,6 +424,7 @@ def test_shapes_without_data_are_refused_with_their_path(path):
     assert graftax.load(path, {"input": 0, "w": jnp.zeros(2)})["w"].sum() == 2
 
 
+@pytest.mark.quick(0)
 def test_loading_takes_memory_for_a_node_and_not_for_each_field_of_its_instruction(path):
     graftax.save(path, [{"n": i} for i in range(2000)])
     graftax.load(path)

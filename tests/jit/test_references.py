@@ -35,6 +35,7 @@ def test_sharing_across_arguments_is_seen_inside(build):
     assert f.cache_info().traces == 3
 
 
+@pytest.mark.quick(0)
 @kinds
 def test_sharing_inside_one_argument_is_seen_inside(build):
     f = graftax.jit(lambda g: g["a"] is g["b"][0])

@@ -189,6 +189,7 @@ def test_inside_of_transforms(step):
     assert lines and all("traced once for" in line for line in lines)
 
 
+@pytest.mark.quick(0)
 def test_counters_that_change_between_calls():
     check(train, Model, X, calls=3)
 

@@ -94,7 +94,7 @@ def outcomes(f, count):
     return graftax.flatten((results, blocks, STATE))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("repeated", [True, (Block, Block.beside, Block.remember, Block.scaled, Block.give, Block.log)])
 @pytest.mark.parametrize("differentiated", [False, True])
 @pytest.mark.parametrize("seed", range(8))

@@ -120,6 +120,7 @@ def test_what_keeps_ties_is_silent():
         assert told(graftax.jit(step), model, opt) == []
 
 
+@pytest.mark.quick(0)
 def test_what_was_equal_by_chance_is_silent():
     """Averages, targets and workers begin with the arrays of their model; counters share one zero."""
     params = {"w": jnp.ones(3)}

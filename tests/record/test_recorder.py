@@ -86,6 +86,7 @@ def test_a_recorded_program_does_what_it_does_without(recipe: Recipe, program: P
     assert recorder.cache_info().traces == jitted.cache_info().traces
 
 
+@pytest.mark.quick(0)
 @settings(max_examples=settings.default.max_examples // 3)
 @given(GRAPHS.map(strategies.held), PROGRAMS.map(strategies.held))
 def test_a_recorded_program_runs_again_as_it_ran(recipe: Recipe, program: Program):

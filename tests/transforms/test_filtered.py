@@ -94,6 +94,7 @@ MODELS = pytest.mark.parametrize("build", [mlp, scaled, linear_and_norm, numpy_a
 # ---- derivatives
 
 
+@pytest.mark.quick(0)
 @JITS
 @MODELS
 def test_gradients_are_those_of_equinox(build, jit):
