@@ -608,6 +608,8 @@ DONATION_UNUSED = "Some donated buffers were not usable"  # how the warning begi
 
 def is_concretization_error(error: BaseException) -> bool:
     """Is it a concretization error, or another error of tracing? Its message names flat arguments."""
+    if isinstance(error, IndexError) and "Slice entries must be static integers" in str(error):  # JAX before 0.11
+        return True
     return isinstance(error, jax.errors.JAXTypeError) or "The error occurred while tracing the function" in str(error)
 
 
