@@ -199,7 +199,7 @@ def test_what_is_given_for_a_default_is_traced():
     for given in ([2, 2], [3, 2]):
         assert jitted(x, np.array(given), asks=False).tolist() == (x * sum(given)).tolist()
     assert jitted.cache_info().traces == 2
-    with pytest.raises(IndexError, match="must (have|be) static"):
+    with pytest.raises(IndexError, match=r"must (have|be) static"):
         jitted(x, np.array([2, 2]))
     assert jitted(x).tolist() == [0]
 
