@@ -172,27 +172,21 @@ def _differences(data: dict[str, Any], found: _Found) -> Iterator[str]:
     for holder, name, saved in found.bindings:
         if value_token(value_at(holder, name)) != saved:
             yield f"{Origin(holder, name).text()} is another one"
-    for function, saved in found.functions:
-        if value_token(function) != saved:
-            yield f"function {function.__qualname__} is another one"
     for key, token, saved in found.imported:
         if token != saved:
             yield f"{key}, which its code imports, is another one"
-    for cls, saved in found.classes:
-        if value_token(cls) != saved:
-            yield f"class {cls.__qualname__} is another one, or has other classes registered"
-    for cls, saved in found.abstract:
-        if registered_text(cls) != saved:
-            yield f"class {cls.__qualname__} has other classes registered"
-    for owner, saved in found.names:
-        if _names_of(owner) != saved:
-            yield f"{owner.__qualname__} has another name or docstring"
-    for cls, saved in found.subclasses:
-        if _subclasses_of(cls) != saved:
-            yield f"class {cls.__qualname__} has other subclasses"
-    for function, saved in found.attributes:
-        if attribute_names(function) != saved:
-            yield f"function {function.__qualname__} has other attributes"
+    compared: list[tuple[list[Any], Callable[[Any], Any], str]] = [
+        (found.functions, value_token, "function {} is another one"),
+        (found.classes, value_token, "class {} is another one, or has other classes registered"),
+        (found.abstract, registered_text, "class {} has other classes registered"),
+        (found.names, _names_of, "{} has another name or docstring"),
+        (found.subclasses, _subclasses_of, "class {} has other subclasses"),
+        (found.attributes, attribute_names, "function {} has other attributes"),
+    ]
+    for pairs, describe, text in compared:
+        for value, saved in pairs:
+            if describe(value) != saved:
+                yield text.format(value.__qualname__)
     for function, name, saved in found.cells:
         if value_token(_cell(function, name).cell_contents) != saved:
             yield f"{name}, a variable of {function.__qualname__}, is another one"
