@@ -9,6 +9,7 @@ the case of that name; what is deep, wide or repeated in the second of the two s
 
 import gc
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,10 @@ from sizes import QUICK
 OLDER_EMITTER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0" + OLDER_EMITTER)
 
-# Most of the time of a sample is XLA's: what one worker, or the Python before, has compiled is not compiled again.
-COMPILED = Path(__file__).parents[1] / "build" / "compiled"
+# Most of the time of a sample is XLA's: what one worker has compiled is not compiled again. JAX compresses the files with
+# Zstandard where Python has it, from 3.14 on, and cannot read the others there.
+FORMAT = "zstd" if sys.version_info >= (3, 14) else "{}.{}".format(*sys.version_info)
+COMPILED = Path(__file__).parents[1] / "build" / "compiled" / FORMAT
 CACHE_OF_JAX = {
     "jax_compilation_cache_dir": str(COMPILED),
     "jax_persistent_cache_min_compile_time_secs": 0.0,

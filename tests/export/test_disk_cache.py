@@ -315,7 +315,7 @@ def test_results_of_a_loaded_program_are_of_the_type_of_others(cache):
 @pytest.mark.quick(0)
 def test_what_jaxs_own_cache_gave_is_not_written(tmp_path):
     of_jax = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    of_jax["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    of_jax |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "JAX_ENABLE_COMPILATION_CACHE": "true"}
     expected, *_ = in_a_fresh_process("step", tmp_path / "other", **of_jax)
     for _ in range(2):
         results, _, traces, disk, _, explained = in_a_fresh_process("step", tmp_path / "ours", **of_jax)

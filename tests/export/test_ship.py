@@ -245,7 +245,10 @@ print(counts["cache_hits"], counts["cache_misses"])
 
 @pytest.mark.quick(0)
 def test_jaxs_own_cache_on_disk_is_hit_by_every_program(tmp_path):
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path]),
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+    }
     command = [sys.executable, "-c", CACHED, str(tmp_path)]
     done = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2)]
     (hits, misses), (again, missed) = (map(int, run.stdout.split()) for run in done)
