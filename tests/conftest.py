@@ -28,7 +28,7 @@ from sizes import QUICK
 OLDER_EMITTER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0" + OLDER_EMITTER)
 
-# Most of the time of a sample is XLA's: what one worker has compiled is not compiled again. JAX compresses the files with
+# Most of the time of a sample is XLA's: what one worker has compiled is not compiled again. JAX compresses the files by
 # Zstandard where Python has it, from 3.14 on, and cannot read the others there.
 FORMAT = "zstd" if sys.version_info >= (3, 14) else "{}.{}".format(*sys.version_info)
 COMPILED = Path(__file__).parents[1] / "build" / "compiled" / FORMAT
