@@ -110,7 +110,7 @@ def test_a_fresh_process_traces_and_compiles_nothing(saved):
         ("def helper(x): return x * rate[0] * LIMIT * 2", "helper"),
         ("def out(self, x): return x\nModel.out = out", "Model.out is another one"),
         (
-            "import jax; jax.__version__; import graftax._export.program_file as f; f.version_of = lambda p: '0'",
+            "import jax; jax.__version__; import graftax._export.saved_entry as f; f.version_of = lambda p: '0'",
             "jax was",
         ),
     ],
