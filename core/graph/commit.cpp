@@ -49,7 +49,7 @@ void Commit::step(std::function<void()> go, std::function<void()> back) {
 }
 
 void Commit::assign(PyObject* dict, PyObject* key, PyObject* value, bool ordered) {
-  assignments_.push_back({Owned::borrow(dict), Owned::borrow(key), Owned::borrow(value), ordered, {}, false});
+  assignments_.push_back({Owned::borrow(dict), Owned::borrow(key), Owned::borrow(value), ordered, {}});
 }
 
 void Commit::field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value) {
@@ -146,19 +146,15 @@ void Commit::slots(const Program& p, const Instr& n, PyObject* node, PyObject* c
 
 // Keys that are new need memory: they are added first. Deleting them again needs none.
 void Commit::insert_keys() {
-  size_t at = 0;
-  std::vector<Assignment*> inserted;
-  inserted.reserve(assignments_.size());
   try {
-    for (; at < assignments_.size(); ++at) {
-      Assignment& a = assignments_[at];
+    for (Assignment& a : assignments_) {
       if (!a.value || dict_get(a.dict.get(), a.key.get())) continue;
       set_item(a.dict.get(), a.key.get(), a.value.get(), a.ordered);
       a.is_new = true;
-      inserted.push_back(&a);
     }
   } catch (...) {
-    for (Assignment* a : inserted) delete_item(a->dict.get(), a->key.get(), a->ordered);
+    for (Assignment& a : assignments_)
+      if (a.is_new) delete_item(a.dict.get(), a.key.get(), a.ordered);
     throw;
   }
 }

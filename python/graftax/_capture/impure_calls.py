@@ -241,10 +241,8 @@ class _Watch:
         if not self.looks or not _HAS_MONITORING:  # a trace function is gone when all was told
             self.looks = _begin()
         if self.looks:
-            self.codes[id(code)] = (
-                code,
-                offsets.copy(),
-            )  # of this trace: where a warning is an error, the next tells too
+            # A copy for this trace: where a warning is an error, the next one tells of it, too.
+            self.codes[id(code)] = code, offsets.copy()
             _report_calls_of(code)
 
     def end(self, is_raising: bool) -> None:
