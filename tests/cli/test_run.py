@@ -42,6 +42,16 @@ def run(*command, cwd):
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=cwd, env=dict(os.environ))
 
 
+def run_script(folder, text, is_equal=False):
+    """A script under `graftax run`; `is_equal` also asks that it prints what it prints without."""
+    (folder / "script.py").write_text(text)
+    done = run("-m", "graftax", "run", "script.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    if is_equal:
+        assert done.stdout == run("script.py", cwd=folder).stdout
+    return done
+
+
 def test_a_script_runs_as_it_is(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run("-m", "graftax", "run", "script.py", "--epochs", "3", cwd=tmp_path)
@@ -146,9 +156,7 @@ for wrong in misspelled, by_value:
 
 @pytest.mark.quick(0)
 def test_numbers_are_arrays_as_under_jax_jit(tmp_path):
-    (tmp_path / "script.py").write_text(NUMBERS)
-    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_script(tmp_path, NUMBERS)
     assert done.stdout.splitlines() == ["1.5 2.5 -3.0 1.0 3.0", "raised", "raised"]
     lines = [line.split()[1] for line in done.stderr.splitlines() if "stays with jax.jit: " in line]
     assert lines == ["half"]  # in the trace of another, where a number is one
@@ -172,9 +180,7 @@ print(half.trace(1.0).jaxpr.in_avals[0].shape, half.lower(1.0).compile()(5.0))
 
 @pytest.mark.quick(0)
 def test_a_function_whose_stages_are_refused_stays_with_its_own_jit(tmp_path):
-    (tmp_path / "script.py").write_text(LOWERED_FIRST)
-    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_script(tmp_path, LOWERED_FIRST)
     assert done.stdout.split() == ["module", "()", "()", "2.5"]
     lines = [line.split()[1] for line in done.stderr.splitlines() if "stays with jax.jit: " in line]
     assert lines == ["numbered"]
@@ -199,9 +205,7 @@ with jax.disable_jit():
 
 @pytest.mark.quick(0)
 def test_numbers_in_results_and_the_signature_are_those_of_jax_jit(tmp_path):
-    (tmp_path / "script.py").write_text(RETURNING_NUMBERS)
-    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_script(tmp_path, RETURNING_NUMBERS)
     arrays, *others = done.stdout.splitlines()
     assert arrays == "[2, False, [3.0, 3.0], [1.0, 1.0], 3.5, True, [3.0, 3.0], [1.0, 1.0]]"
     assert others == ["True float16", "x n", "[2, False, None]"]
@@ -240,10 +244,7 @@ print(len({array.unsafe_buffer_pointer() for array in (x, first, second)}))
 
 @pytest.mark.quick(0)
 def test_results_have_arrays_of_their_own_that_may_be_donated(tmp_path):
-    (tmp_path / "script.py").write_text(OWNED)
-    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == run("script.py", cwd=tmp_path).stdout
+    done = run_script(tmp_path, OWNED, is_equal=True)
     assert done.stdout.splitlines()[-1] == "3"
     assert done.stderr.splitlines()[-1].endswith(" 0 by their own jit")
 
@@ -275,10 +276,7 @@ for mistake in (
 
 @pytest.mark.quick(0)
 def test_programs_of_numbers_and_mistakes_in_options_are_those_of_jax_jit(tmp_path):
-    (tmp_path / "script.py").write_text(STEPS)
-    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == run("script.py", cwd=tmp_path).stdout
+    done = run_script(tmp_path, STEPS, is_equal=True)
     assert len(done.stdout.splitlines()) == 6
     assert done.stderr.splitlines() == ["graftax: 2 functions compiled by graftax, 0 by their own jit"]
 
@@ -301,10 +299,7 @@ print(jax.tree.map(lambda leaf: (float(leaf.sum()), leaf.is_deleted()), state), 
 
 @pytest.mark.quick(0)
 def test_a_donated_array_gives_its_memory_to_the_result(tmp_path):
-    (tmp_path / "script.py").write_text(DONATED)
-    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == run("script.py", cwd=tmp_path).stdout
+    done = run_script(tmp_path, DONATED, is_equal=True)
     assert done.stdout.splitlines()[0] == "8004"
     assert done.stderr.splitlines() == ["graftax: 1 functions compiled by graftax, 0 by their own jit"]
 
@@ -333,7 +328,5 @@ print(f(jnp.ones(2)), jax.jit(lambda x: type(x))(3))
 
 @pytest.mark.quick(0)
 def test_a_program_may_put_its_own_function_in_the_place_of_jax_jit(tmp_path):
-    (tmp_path / "script.py").write_text(REPLACED_AGAIN)
-    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_script(tmp_path, REPLACED_AGAIN)
     assert done.stdout.splitlines() == ["2.0 2.0 ['f', 'f']", "[2. 2.] <class 'int'>"]
