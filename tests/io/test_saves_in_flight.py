@@ -217,6 +217,14 @@ def test_saves_of_another_thread_and_steps_in_between(tmp_path, way):
     assert step.donation().donated
 
 
+def keeps_what_it_copied():
+    """Has an array of this JAX its memory on the host for ever, once it was copied there? Before JAX 0.11 it has."""
+    step, state = stepped()
+    jax.tree.map(lambda leaf: leaf.copy_to_host_async(), state)
+    step(state)
+    return bool(step.donation().kept)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_finished_save_holds_nothing(tmp_path, way):
     step, state = stepped()
@@ -224,8 +232,9 @@ def test_a_finished_save_holds_nothing(tmp_path, way):
     wait()
     expected = numbers(state)
     step(state)
-    assert not step.donation().kept
+    assert not step.donation().kept or keeps_what_it_copied()
     step(state)
+    assert not step.donation().kept
     assert_same(numbers(read()), expected)
 
 
