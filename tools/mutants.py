@@ -339,6 +339,7 @@ def compiled() -> set[tuple[str, int]]:
         tools += [
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
             "-DCMAKE_BUILD_TYPE=Release",
+            "-DCMAKE_UNITY_BUILD=OFF",  # a mutant that does not compile takes no other file with it
             "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
         ]
         cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))

@@ -37,15 +37,9 @@ uint64_t times_cleared = 0;
 constexpr size_t few_leaves = 4;
 constexpr uint8_t max_searches = 3;
 
-// JAX makes its trace context anew for each question, of the same objects.
-bool same_items(PyObject* a, PyObject* b) {
-  if (!PyTuple_CheckExact(a) || !PyTuple_CheckExact(b) || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
-  PyObject *const *x = PySequence_Fast_ITEMS(a), *const *y = PySequence_Fast_ITEMS(b);
-  return std::equal(x, x + PyTuple_GET_SIZE(a), y);
-}
-
 bool same(PyObject* a, PyObject* b) {
-  if (a == b || same_items(a, b)) return true;
+  // JAX makes its trace context anew for each question, of the same objects.
+  if (a == b || (PyTuple_CheckExact(a) && PyTuple_CheckExact(b) && same_items(a, b))) return true;
   return equal(a, b);
 }
 

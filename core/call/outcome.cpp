@@ -181,8 +181,6 @@ void clear_outcome(Outcome& outcome) {
 
 // ---- pickle
 
-nb::object or_none(PyObject* obj) { return obj ? nb::borrow(obj) : nb::none(); }
-
 nb::tuple outcome_state(const Outcome& o) {
   nb::list writes;
   for (const Write& w : o.writes)
@@ -191,10 +189,6 @@ nb::tuple outcome_state(const Outcome& o) {
                                  or_none(w.touched.deleted), nb::cast(w.unseen)));
   return nb::make_tuple(5, nb::steal(program_state(o.program).release()), nb::tuple(writes), o.result_leaves,
                         nb::cast(o.refs), nb::cast(o.ties), nb::cast(o.alike));
-}
-
-[[noreturn]] void malformed(const char* what) {
-  raise_error(PyExc_ValueError, std::string("malformed state: ") + what);
 }
 
 bool all_strings(PyObject* tuple) {
@@ -218,24 +212,24 @@ Write write_from_state(nb::handle state, Program& p) {
   if (!read_as(state, t) || (t.size() != 4 && t.size() != 8 && t.size() != 9) || !read_as(t[0], w.track) ||
       !read_as(t[1], w.pc) || !read_as(t[2], w.raw) || w.track == NONE || w.pc >= p.code.size() ||
       p.code[w.pc].op != Op::node)
-    malformed("write");
+    malformed_state("write");
   const Instr& n = p.code[w.pc];
   Touched& parts = w.touched;
   nb::object dropped = nb::none(), deleted = t[t.size() == 4 ? 3 : 7];
   if (t.size() >= 8) {
     if (!read_as(t[3], parts.items) || !read_as(t[4], parts.fields) || !read_as(t[5], parts.children))
-      malformed("write");
+      malformed_state("write");
     dropped = t[6];
   }
-  if (t.size() == 9 && !read_as(t[8], w.unseen)) malformed("write");
-  if (!std::is_sorted(parts.children.begin(), parts.children.end())) malformed("write");
-  if (!parts.children.empty() && parts.children.back() >= p.children(w.pc)) malformed("write");
-  if (!dropped.is_none() && !all_simple_keys(dropped.ptr())) malformed("write");
-  if (!deleted.is_none() && !all_strings(deleted.ptr())) malformed("write");
+  if (t.size() == 9 && !read_as(t[8], w.unseen)) malformed_state("write");
+  if (!std::is_sorted(parts.children.begin(), parts.children.end())) malformed_state("write");
+  if (!parts.children.empty() && parts.children.back() >= p.children(w.pc)) malformed_state("write");
+  if (!dropped.is_none() && !all_simple_keys(dropped.ptr())) malformed_state("write");
+  if (!deleted.is_none() && !all_strings(deleted.ptr())) malformed_state("write");
   if (w.raw) {
-    if (n.node->type != &PyDict_Type || n.node->track == NONE || deleted.is_none()) malformed("write");
+    if (n.node->type != &PyDict_Type || n.node->track == NONE || deleted.is_none()) malformed_state("write");
     for (uint32_t i = 0; i < n.node->items; ++i)
-      if (p.statics[p.keys[n.node->keys + i]].how != How::string) malformed("write");
+      if (p.statics[p.keys[n.node->keys + i]].how != How::string) malformed_state("write");
   }
   if (!dropped.is_none()) parts.dropped = p.keep(Owned::borrow(dropped.ptr()));
   if (!deleted.is_none()) parts.deleted = p.keep(Owned::borrow(deleted.ptr()));
@@ -249,31 +243,31 @@ Outcome outcome_from_state(nb::handle state) {
   Outcome out;
   if (!read_as(state, fields) || fields.size() == 0 || !read_as(fields[0], version) || version < 1 || version > 5 ||
       fields.size() != std::max(version + 2, 4u))
-    malformed("unknown version");
-  if (version > 2 && !read_as(fields[4], out.refs)) malformed("refs");
-  if (version > 3 && !read_as(fields[5], out.ties)) malformed("ties");
-  if (version > 4 && !read_as(fields[6], out.alike)) malformed("ties");
-  if (!read_as(fields[2], writes) || !read_as(fields[3], out.result_leaves)) malformed("fields");
+    malformed_state("unknown version");
+  if (version > 2 && !read_as(fields[4], out.refs)) malformed_state("refs");
+  if (version > 3 && !read_as(fields[5], out.ties)) malformed_state("ties");
+  if (version > 4 && !read_as(fields[6], out.alike)) malformed_state("ties");
+  if (!read_as(fields[2], writes) || !read_as(fields[3], out.result_leaves)) malformed_state("fields");
   out.program = program_from_state(nb::object(fields[1]).ptr(), true);
   Program& p = out.program;
-  if (p.roots != 1 + writes.size() || out.result_leaves > p.leaves) malformed("counts");
+  if (p.roots != 1 + writes.size() || out.result_leaves > p.leaves) malformed_state("counts");
   for (auto [leaf, first] : out.refs)
-    if (leaf >= p.leaves || first > leaf) malformed("refs");
+    if (leaf >= p.leaves || first > leaf) malformed_state("refs");
   for (auto [leaf, first] : out.ties)
-    if (leaf >= p.leaves || first >= leaf) malformed("ties");
+    if (leaf >= p.leaves || first >= leaf) malformed_state("ties");
   for (const auto& group : out.alike) {
-    if (group.empty()) malformed("ties");
+    if (group.empty()) malformed_state("ties");
     for (const auto& [leaf, inputs] : group)
-      if (leaf >= p.leaves || inputs.empty()) malformed("ties");
+      if (leaf >= p.leaves || inputs.empty()) malformed_state("ties");
   }
   auto is_content = [&](uint32_t pc) {
     return p.code[pc].op == Op::node && is_shell_kind(*p.code[pc].node->kind) && p.code[pc].node->track == NONE;
   };
-  if (is_content(0)) malformed("the result");
+  if (is_content(0)) malformed_state("the result");
   uint32_t pc = p.after(0);
   for (nb::handle h : writes) {
     Write w = write_from_state(h, p);
-    if (w.pc != pc || (!w.raw && is_shell_kind(*p.code[pc].node->kind) != is_content(pc))) malformed("write");
+    if (w.pc != pc || (!w.raw && is_shell_kind(*p.code[pc].node->kind) != is_content(pc))) malformed_state("write");
     out.writes.push_back(std::move(w));
     pc = p.after(pc);
   }

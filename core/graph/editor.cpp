@@ -236,7 +236,7 @@ struct RowNames {
 
 // Instances of `cls`, a class derived from tuple: (what, is it part of the structure for JAX, parent, where the node
 // stands that is referred to, the object) by number.
-nb::list rows(const GraphEditor& g, nb::handle cls) {
+nb::list rows_as(const GraphEditor& g, nb::handle cls) {
   auto* type = reinterpret_cast<PyTypeObject*>(cls.ptr());
   if (!PyType_Check(cls.ptr()) || !PyType_IsSubtype(type, &PyTuple_Type))
     raise_error(PyExc_TypeError, "expected a class derived from tuple");
@@ -353,7 +353,7 @@ void bind_surgery(nb::module_& m) {
       .def(
           "__init__", [](GraphEditor* self, nb::handle obj) { new (self) GraphEditor(editor_of(obj)); },
           nb::arg("obj").none(), nb::sig("def __init__(self, obj: object) -> None"))
-      .def("rows", &rows, nb::arg("cls"), nb::sig("def rows(self, cls: type[Any]) -> list[Any]"),
+      .def("rows", &rows_as, nb::arg("cls"), nb::sig("def rows(self, cls: type[Any]) -> list[Any]"),
            "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by "
            "number, as tuples of this class.")
       .def("instances", &instances, nb::arg("kinds"),

@@ -436,8 +436,6 @@ std::string program_repr(const Program& program) {
 
 namespace {
 
-nb::object borrowed(PyObject* p) { return p ? nb::borrow(p) : nb::none(); }
-
 void show_graphdef(const GraphDef& g, Visitor& visit) { g.program.show_held(visit); }
 
 void clear_graphdef(GraphDef& g) { g.program.clear(); }
@@ -505,7 +503,7 @@ void bind_graphdef(nb::module_& m) {
                                         [](const Instr& n) { return n.op == Op::ref || n.op == Op::same; });
                    })
       .def_prop_ro(
-          "_layout", [](const GraphDef& g) { return borrowed(g.program.layout); },
+          "_layout", [](const GraphDef& g) { return or_none(g.program.layout); },
           nb::sig("def _layout(self) -> tuple[Any, ...] | None"))
       .def(
           "_static_change",
@@ -513,7 +511,7 @@ void bind_graphdef(nb::module_& m) {
             uint32_t pc = only_static_that_differs(a.program, b.program);
             if (pc == NONE) return nb::none();
             Owned value = static_object(b.program.statics[b.program.code[pc].arg]);
-            return nb::make_tuple(nb::steal(place_of(b.program, pc).release()), borrowed(value.get()));
+            return nb::make_tuple(nb::steal(place_of(b.program, pc).release()), or_none(value.get()));
           },
           nb::arg("other"),
           nb::sig("def _static_change(self, other: GraphDef, /) -> tuple[tuple[int, tuple[Any, ...]], object] | None"))

@@ -195,6 +195,12 @@ std::string program_repr(const Program& program);
 std::string static_text(const Program& program, uint32_t id);
 
 Owned program_state(const Program& program);  // for pickle
+
+// A pickled state that none of ours wrote.
+[[noreturn]] inline void malformed_state(const char* what) {
+  raise_error(PyExc_ValueError, std::string("malformed state: ") + what);
+}
+
 Owned instruction_fields();
 Program program_from_state(PyObject* state, bool is_outcome);
 

@@ -14,28 +14,22 @@ namespace graftax {
 
 namespace {
 
-nb::object borrowed(PyObject* p) { return p ? nb::borrow(p) : nb::none(); }
-
-[[noreturn]] void malformed(const char* what) {
-  raise_error(PyExc_ValueError, std::string("malformed state: ") + what);
-}
-
 template <class T>
 T field(const nb::tuple& t, size_t i) {
-  if (i >= t.size()) malformed("a record is too short");
+  if (i >= t.size()) malformed_state("a record is too short");
   T out{};
-  if (!read_as(t[i], out)) malformed("a field has the wrong type");
+  if (!read_as(t[i], out)) malformed_state("a field has the wrong type");
   return out;
 }
 
 nb::tuple as_tuple(nb::handle h) {
-  if (!nb::isinstance<nb::tuple>(h)) malformed("a tuple was expected");
+  if (!nb::isinstance<nb::tuple>(h)) malformed_state("a tuple was expected");
   return nb::borrow<nb::tuple>(h);
 }
 
 uint32_t as_number(nb::handle h) {
   uint32_t out = 0;
-  if (!read_as(h, out)) malformed("a number was expected");
+  if (!read_as(h, out)) malformed_state("a number was expected");
   return out;
 }
 
@@ -43,15 +37,15 @@ uint32_t as_number(nb::handle h) {
 // and a root may be the content of a mutable node without being that node.
 void validate(Program& p, bool is_outcome) {
   auto key_ok = [&](uint32_t id) {
-    if (id >= p.statics.size()) malformed("static id");
+    if (id >= p.statics.size()) malformed_state("static id");
   };
   for (uint32_t id : p.keys) key_ok(id);
   for (uint32_t i = 0; i < p.statics.size(); ++i) {
     const Static& s = p.statics[i];
     if (s.how == How::tuple && (s.first > p.elements.size() || s.count > p.elements.size() - s.first))
-      malformed("tuple");
+      malformed_state("tuple");
     for (uint32_t j = 0; s.how == How::tuple && j < s.count; ++j)
-      if (p.elements[s.first + j] >= i) malformed("tuple element");
+      if (p.elements[s.first + j] >= i) malformed_state("tuple element");
   }
   uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
   for (const Instr& in : p.code)
@@ -63,7 +57,7 @@ void validate(Program& p, bool is_outcome) {
   uint32_t roots = 0;
   for (uint32_t pc = 0; pc < n; ++pc) {
     while (!open.empty() && open.back().left == 0) {
-      if (open.back().end != pc) malformed("subtree end");
+      if (open.back().end != pc) malformed_state("subtree end");
       open.pop_back();
     }
     bool is_root = open.empty();
@@ -72,52 +66,53 @@ void validate(Program& p, bool is_outcome) {
     const Instr& in = p.code[pc];
     switch (in.op) {
       case Op::leaf:
-        if (in.flags & ALIAS ? in.arg >= leaf : in.arg != leaf++) malformed("leaf order");
+        if (in.flags & ALIAS ? in.arg >= leaf : in.arg != leaf++) malformed_state("leaf order");
         break;
       case Op::stat: key_ok(in.arg); break;
       case Op::ref:
-        if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference");
+        if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed_state("reference");
         break;
       case Op::same:
         if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) ||
             p.code[in.arg].node->next > pc)
-          malformed("shared subtree");
+          malformed_state("shared subtree");
         p.code[in.arg].flags |= TARGET;
         break;
       case Op::node: {
         if (in.node->track != NONE) {
-          if (in.node->track >= p.track_pc.size() || p.track_pc[in.node->track] != NONE) malformed("tracked index");
+          if (in.node->track >= p.track_pc.size() || p.track_pc[in.node->track] != NONE)
+            malformed_state("tracked index");
           p.track_pc[in.node->track] = pc;
         }
         uint64_t keys = uint64_t{p.item_keys(in)} + in.node->fields + in.node->slots;
-        if (keys && (in.node->keys > p.keys.size() || keys > p.keys.size() - in.node->keys)) malformed("keys");
+        if (keys && (in.node->keys > p.keys.size() || keys > p.keys.size() - in.node->keys)) malformed_state("keys");
         for (uint64_t k = p.item_keys(in); k < keys; ++k)
-          if (p.statics[p.keys[in.node->keys + k]].how != How::string) malformed("field name");
+          if (p.statics[p.keys[in.node->keys + k]].how != How::string) malformed_state("field name");
         if (in.node->payload != NONE) key_ok(in.node->payload);
         if (in.node->own != NONE) key_ok(in.node->own);
         if ((in.flags & OWN_DICT) &&
             !(in.node->kind->has_dict && in.node->kind->node->keys == Keys::items && in.node->fields == 0))
-          malformed("fields");
-        if (!in.node->kind->node->is_valid(p, in)) malformed("the parts of a node");
+          malformed_state("fields");
+        if (!in.node->kind->node->is_valid(p, in)) malformed_state("the parts of a node");
         if (is_shell_kind(*in.node->kind) && in.node->track == NONE && !(is_outcome && is_root))
-          malformed("a node without an identity");
-        if (in.node->has_extra != (in.node->kind->node->extra != nullptr)) malformed("extra child");
+          malformed_state("a node without an identity");
+        if (in.node->has_extra != (in.node->kind->node->extra != nullptr)) malformed_state("extra child");
         uint64_t children = uint64_t{in.node->has_extra} + in.node->items + in.node->fields + in.node->slots;
-        if (in.node->next <= pc || in.node->next > n || children > n) malformed("subtree end");
+        if (in.node->next <= pc || in.node->next > n || children > n) malformed_state("subtree end");
         open.push_back({in.node->next, static_cast<uint32_t>(children)});
         break;
       }
       case Op::input:
       case Op::forward:
-        if (!is_outcome || in.arg == NONE) malformed("operation");
+        if (!is_outcome || in.arg == NONE) malformed_state("operation");
         break;
     }
   }
   while (!open.empty() && open.back().left == 0) {
-    if (open.back().end != n) malformed("subtree end");
+    if (open.back().end != n) malformed_state("subtree end");
     open.pop_back();
   }
-  if (!open.empty() || roots != p.roots || leaf != p.leaves) malformed("counts");
+  if (!open.empty() || roots != p.roots || leaf != p.leaves) malformed_state("counts");
 }
 
 }  // namespace
@@ -126,14 +121,14 @@ namespace {
 
 nb::object type_state(PyTypeObject* type) {
   if (type && nameless_type(type->tp_name) == type) return text_of(type->tp_name);
-  return borrowed(reinterpret_cast<PyObject*>(type));
+  return or_none(reinterpret_cast<PyObject*>(type));
 }
 
 PyTypeObject* type_from_state(nb::handle state) {
   if (PyType_Check(state.ptr())) return reinterpret_cast<PyTypeObject*>(state.ptr());
   if (nb::isinstance<nb::str>(state))
     if (PyTypeObject* type = nameless_type(utf8(state.ptr()))) return type;
-  malformed("type");
+  malformed_state("type");
 }
 
 }  // namespace
@@ -217,7 +212,7 @@ void read_tables(Program& p, nb::handle state) {
     table.is_changed = field<bool>(t, 6);
     if (pc >= p.code.size() || p.code[pc].op != Op::node || p.code[pc].node->kind->node->keys != Keys::elements ||
         (!p.set_tables.empty() && p.set_tables.back().first >= pc) || !may_be_of(p.code[pc], table))
-      malformed("a set's table");
+      malformed_state("a set's table");
     Owned made;
     try {
       made = made_of_state(p, p.code[pc], table);
@@ -242,7 +237,7 @@ Owned program_state(const Program& p) {
     code.append(nb::make_tuple(static_cast<int>(n.op), n.flags & stored_flags, n.arg, p.after(pc), n.node->track,
                                n.flags & PLAIN_VALUE ? 1u : n.node->items, n.node->fields, n.node->slots,
                                n.node->has_extra, n.node->keys, n.node->payload, type_state(n.node->type),
-                               borrowed(n.node->treedef), n.node->own));
+                               or_none(n.node->treedef), n.node->own));
   }
   for (const Static& s : p.statics) {
     Owned value = s.how == How::input   ? Owned::borrow(Py_None)
@@ -254,11 +249,11 @@ Owned program_state(const Program& p) {
       Owned named = hooks::named_function(value.get());
       if (named.get() != Py_None) value = std::move(named);
     }
-    statics.append(nb::make_tuple(static_cast<int>(s.how), borrowed(value.get()), s.first, s.count));
+    statics.append(nb::make_tuple(static_cast<int>(s.how), or_none(value.get()), s.first, s.count));
   }
   for (uint32_t k : p.keys) keys.append(k);
   for (uint32_t e : p.elements) elements.append(e);
-  nb::tuple out = nb::make_tuple(1, p.roots, p.leaves, borrowed(p.layout), nb::tuple(code), nb::tuple(statics),
+  nb::tuple out = nb::make_tuple(1, p.roots, p.leaves, or_none(p.layout), nb::tuple(code), nb::tuple(statics),
                                  nb::tuple(keys), nb::tuple(elements));
   nb::list tables = state_of_tables(p, end);
   if (nb::len(tables) == 0) return Owned::steal(out.release().ptr());
@@ -267,12 +262,12 @@ Owned program_state(const Program& p) {
 
 static Program read_program(PyObject* state_obj, bool is_outcome) {
   nb::tuple state = as_tuple(state_obj);
-  if ((state.size() != 8 && state.size() != 9) || field<int>(state, 0) != 1) malformed("unknown version");
+  if ((state.size() != 8 && state.size() != 9) || field<int>(state, 0) != 1) malformed_state("unknown version");
   Program p;
   p.roots = field<uint32_t>(state, 1);
   p.leaves = field<uint32_t>(state, 2);
   if (!nb::object(state[3]).is_none()) {
-    if (!nb::isinstance<nb::tuple>(state[3])) malformed("layout");
+    if (!nb::isinstance<nb::tuple>(state[3])) malformed_state("layout");
     p.layout = p.keep(Owned::borrow(nb::object(state[3]).ptr()));
   }
   for (nb::handle h : as_tuple(state[7])) p.elements.push_back(as_number(h));
@@ -280,9 +275,9 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
     nb::tuple t = as_tuple(h);
     int how = field<int>(t, 0);
     nb::object value = field<nb::object>(t, 1);
-    if (how < 0 || how > static_cast<int>(How::hashed)) malformed("static");
+    if (how < 0 || how > static_cast<int>(How::hashed)) malformed_state("static");
     if (static_cast<How>(how) == How::input) {
-      if (!is_outcome) malformed("static");
+      if (!is_outcome) malformed_state("static");
       Static s;
       s.how = How::input;
       s.type = Py_TYPE(Py_None);
@@ -292,32 +287,32 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
       continue;
     }
     if (static_cast<How>(how) == How::function) {
-      if (!PyFunction_Check(value.ptr())) malformed("function");
+      if (!PyFunction_Check(value.ptr())) malformed_state("function");
       p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));
     } else if (static_cast<How>(how) == How::tuple) {
       Static s;
       s.how = How::tuple;
       s.type = &PyTuple_Type;
-      if (!PyTuple_CheckExact(value.ptr())) malformed("tuple key");
+      if (!PyTuple_CheckExact(value.ptr())) malformed_state("tuple key");
       s.obj = p.keep(Owned::borrow(value.ptr()));
       s.first = field<uint32_t>(t, 2);
       s.count = field<uint32_t>(t, 3);
       if (uint64_t{s.first} + s.count > p.elements.size() || s.count != PyTuple_GET_SIZE(value.ptr()))
-        malformed("tuple key");
+        malformed_state("tuple key");
       s.hash = 17;
       for (uint32_t i = 0; i < s.count; ++i) {
         uint32_t e = p.elements[s.first + i];
-        if (e >= p.statics.size()) malformed("tuple key");
+        if (e >= p.statics.size()) malformed_state("tuple key");
         s.hash = static_cast<Py_hash_t>(static_cast<size_t>(s.hash) * 31 + static_cast<size_t>(p.statics[e].hash));
       }
       p.statics.push_back(s);
     } else {
       const Kind& kind = kind_of(value.ptr());
       if (static_cast<How>(how) == How::copied) {
-        if (!is_outcome || kind.leaf != Leaf::numpy) malformed("static");
+        if (!is_outcome || kind.leaf != Leaf::numpy) malformed_state("static");
         add_static(p, value.ptr(), kind, true);
       } else if (static_cast<How>(how) == How::context && kind.how != How::context) {
-        if (!PyCallable_Check(value.ptr())) malformed("static");
+        if (!PyCallable_Check(value.ptr())) malformed_state("static");
         add_context_field(p, value.ptr());
       } else if (kind.leaf == Leaf::statics || kind.leaf == Leaf::numpy) add_static(p, value.ptr(), kind);
       else if (static_cast<How>(how) == How::hashed && kind.own_equality) add_hashed(p, value.ptr());
@@ -330,7 +325,7 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
     nb::tuple t = as_tuple(h);
     Instr n;
     int op = field<int>(t, 0);
-    if (op < 0 || op > static_cast<int>(Op::forward)) malformed("operation");
+    if (op < 0 || op > static_cast<int>(Op::forward)) malformed_state("operation");
     n.op = static_cast<Op>(op);
     n.flags = static_cast<uint16_t>(field<int>(t, 1) & (HANDED_OVER | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
     n.arg = field<uint32_t>(t, 2);
@@ -349,7 +344,7 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
       node.type = p.keep_type(type_from_state(type));
       node.kind = node.type == runtime.ndarray_type ? &text_array_kind() : &kind_of_type(node.type);
       p.keep_kind(*node.kind);
-      if (!node.kind->is_node()) malformed("a type is not a node any more");
+      if (!node.kind->is_node()) malformed_state("a type is not a node any more");
       node.own = field<uint32_t>(t, 13);
       if (!treedef.is_none()) node.treedef = p.keep(Owned::borrow(treedef.ptr()));
       n.node = p.nodes.add(node);
@@ -378,7 +373,7 @@ Program program_from_state(PyObject* state, bool is_outcome) {
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_RecursionError)) throw;
   }
-  malformed("nested too deeply");
+  malformed_state("nested too deeply");
 }
 
 }  // namespace graftax

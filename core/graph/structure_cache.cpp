@@ -125,7 +125,7 @@ std::array<Bucket, 8>& buckets() {
 Bucket& bucket_of(PyTypeObject* type) { return buckets()[(reinterpret_cast<uintptr_t>(type) >> 4) % buckets().size()]; }
 
 // A full collection begins: what is kept would hide from it which classes nobody else holds.
-void let_go(const char* phase, nb::handle info) {
+void let_go_of_kept(const char* phase, nb::handle info) {
   if (strcmp(phase, "start") != 0 || nb::cast<int>(info["generation"]) < 2) return;
   std::vector<nb::object> gone;  // what it holds may have code
   for (Bucket& bucket : buckets())
@@ -163,7 +163,7 @@ nb::tuple flatten(nb::handle obj) {
 }
 
 void bind_kept(nb::module_& m) {
-  m.def("let_go_of_kept", &let_go, nb::arg("phase"), nb::arg("info"),
+  m.def("let_go_of_kept", &let_go_of_kept, nb::arg("phase"), nb::arg("info"),
         nb::sig("def let_go_of_kept(phase: str, info: dict[str, int]) -> None"),
         "For `gc.callbacks`: a full collection finds no structure kept with a class that no module holds.");
   m.def(

@@ -46,7 +46,7 @@ void exchange_versions(uint64_t& a, uint64_t& b) {
   b = (b & ~watchers) | of_b;
 }
 
-uint64_t& version(PyDictObject* dict) {
+uint64_t& version_tag(PyDictObject* dict) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   return dict->ma_version_tag;
@@ -71,7 +71,7 @@ bool is_watched(PyObject* dict) {
 #if PY_VERSION_HEX >= 0x030E0000
   return reinterpret_cast<PyDictObject*>(dict)->_ma_watcher_tag & 0xFF;
 #elif PY_VERSION_HEX >= 0x030C0000
-  return version(reinterpret_cast<PyDictObject*>(dict)) & 0xFF;
+  return version_tag(reinterpret_cast<PyDictObject*>(dict)) & 0xFF;
 #else
   (void)dict;
   return false;
@@ -85,7 +85,7 @@ void exchange_dicts(PyObject* a, PyObject* b) {
   std::swap(x->ma_used, y->ma_used);
   std::swap(x->ma_keys, y->ma_keys);
 #if PY_VERSION_HEX < 0x030E0000
-  exchange_versions(version(x), version(y));
+  exchange_versions(version_tag(x), version_tag(y));
 #endif
   // A dict of plain values is not known to the collector until it holds more.
   bool of_a = PyObject_GC_IsTracked(a), of_b = PyObject_GC_IsTracked(b);

@@ -21,7 +21,7 @@ struct Kept {
 };
 
 bool told_of_changes = false;  // does JAX tell of each?
-uint64_t version = 1;          // one more with each change
+uint64_t times_changed = 1;    // one more with each change
 
 Kept& kept() {
   static Kept* const out = new Kept;  // never destroyed: at the end of the process there is no interpreter
@@ -75,8 +75,8 @@ Shared<SettingsNow> settings_now() {
   if (!told_of_changes) return ask();
   Kept& last = kept();
   uint64_t thread = PyThreadState_GetID(PyThreadState_Get());  // never used again, as an address may be
-  if (last.thread == thread && last.version == version) return last.now;
-  uint64_t before = version;
+  if (last.thread == thread && last.version == times_changed) return last.now;
+  uint64_t before = times_changed;
   Shared<SettingsNow> now = ask();
   // Let go of after the assignment: what is released may run anything.
   Shared<SettingsNow> released = std::exchange(last.now, now);
@@ -92,7 +92,7 @@ void bind_settings(nb::module_& m) {
         asked.disable_jit = Question::of_parts(disable_jit);
         asked.prng_impl = Question::of_parts(prng_impl);
         asked.others = questions(others);
-        ++version;
+        ++times_changed;
       },
       nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
       nb::sig("def use_settings(disable_jit: tuple[Any, Any], prng_impl: tuple[Any, Any], others: list[tuple[Any, "
@@ -103,14 +103,15 @@ void bind_settings(nb::module_& m) {
       [](nb::list off, nb::list in_jits_key) {
         asked.off = questions(off);
         asked.in_jits_key = questions(in_jits_key);
-        ++version;
+        ++times_changed;
       },
       nb::arg("off"), nb::arg("in_jits_key"),
       nb::sig("def use_direct_settings(off: list[tuple[Any, Any, Any]], in_jits_key: list[tuple[Any, Any]]) -> None"),
       "The settings that direct calls depend on: those with one answer that lets them through, those of jax.jit's "
       "key.");
   m.def(
-      "settings_changed", [](nb::args) { return ++version; }, nb::sig("def settings_changed(*args: object) -> int"),
+      "settings_changed", [](nb::args) { return ++times_changed; },
+      nb::sig("def settings_changed(*args: object) -> int"),
       "One of the settings may have changed: all are asked again.");
   m.def(
       "use_told_settings", [](bool told) { told_of_changes = told; }, nb::arg("told"),

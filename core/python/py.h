@@ -247,6 +247,8 @@ inline bool equal(PyObject* a, PyObject* b) {
   return answer;
 }
 
+inline nb::object or_none(PyObject* obj) { return obj ? nb::borrow(obj) : nb::none(); }
+
 // Do both tuples hold the same objects, by pointer?
 inline bool same_items(PyObject* a, PyObject* b) {
   if (a == b) return true;

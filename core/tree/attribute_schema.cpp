@@ -5,9 +5,9 @@ namespace graftax {
 
 namespace {
 
-constexpr size_t most_schemas = 16;       // of one class: instances with ever new names are not worth it
-constexpr size_t most_kept = 16;          // node data of one schema
-constexpr Py_ssize_t longest_kept = 256;  // characters, bytes or elements that are kept alive for it
+constexpr size_t most_schemas = 16;            // of one class: instances with ever new names are not worth it
+constexpr size_t most_data_kept = 16;          // node data of one schema
+constexpr Py_ssize_t longest_data_kept = 256;  // characters, bytes or elements that are kept alive for it
 
 std::vector<uint32_t> numbers(PyObject* tuple, size_t below) {
   std::vector<uint32_t> out;
@@ -83,15 +83,15 @@ bool never_changes(PyObject* p, int depth = 4) {
     return true;
   if (PyType_Check(p)) return true;
   if (PyCFunction_Check(p)) return !PyCFunction_GET_SELF(p) || PyModule_Check(PyCFunction_GET_SELF(p));
-  if (PyUnicode_CheckExact(p)) return PyUnicode_GET_LENGTH(p) <= longest_kept;
-  if (PyBytes_CheckExact(p)) return PyBytes_GET_SIZE(p) <= longest_kept;
-  if (!PyTuple_CheckExact(p) || depth == 0 || PyTuple_GET_SIZE(p) > longest_kept) return false;
+  if (PyUnicode_CheckExact(p)) return PyUnicode_GET_LENGTH(p) <= longest_data_kept;
+  if (PyBytes_CheckExact(p)) return PyBytes_GET_SIZE(p) <= longest_data_kept;
+  if (!PyTuple_CheckExact(p) || depth == 0 || PyTuple_GET_SIZE(p) > longest_data_kept) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(p); ++i)
     if (!never_changes(PyTuple_GET_ITEM(p, i), depth - 1)) return false;
   return true;
 }
 
-bool same_value(PyObject* before, PyObject* p) {
+bool same_node_data(PyObject* before, PyObject* p) {
   if (before == p) return true;
   return PyUnicode_CheckExact(before) && PyUnicode_CheckExact(p) && PyUnicode_Compare(before, p) == 0;
 }
@@ -127,7 +127,7 @@ Owned data_by_schema(const TreeKind& kind, Schema& schema, const AttributeValues
   for (const Schema::Kept& kept : schema.kept) {
     bool same = true;
     for (size_t i = 0; same && i < schema.others.size(); ++i)
-      same = same_value(PyTuple_GET_ITEM(kept.others.get(), static_cast<Py_ssize_t>(i)), values[schema.others[i]]);
+      same = same_node_data(PyTuple_GET_ITEM(kept.others.get(), static_cast<Py_ssize_t>(i)), values[schema.others[i]]);
     if (same) return Owned::borrow(kept.data.get());
   }
   OwnedList held;  // a new tuple may run the collector
@@ -137,8 +137,8 @@ Owned data_by_schema(const TreeKind& kind, Schema& schema, const AttributeValues
   Owned data = own(PyObject_CallFunctionObjArgs(kind.schemas->aux.get(), schema.data.get(), others.get(), nullptr));
   if (!never_changes(others.get())) return data;
   Schema::Kept fresh{Owned::borrow(others.get()), Owned::borrow(data.get())};
-  if (schema.kept.size() < most_kept) schema.kept.push_back(std::move(fresh));
-  else std::swap(schema.kept[schema.replaced++ % most_kept], fresh);  // what it replaces is released last
+  if (schema.kept.size() < most_data_kept) schema.kept.push_back(std::move(fresh));
+  else std::swap(schema.kept[schema.replaced++ % most_data_kept], fresh);  // what it replaces is released last
   return data;
 }
 

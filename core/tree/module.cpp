@@ -35,7 +35,7 @@ void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const
 
 PyObject* or_null(nb::handle h) { return h.is_none() ? nullptr : h.ptr(); }
 
-nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
+nb::tuple flatten_tree(nb::handle tree, nb::handle is_leaf) {
   Walking walking;
   TreeDef def;
   OwnedList leaves;
@@ -119,7 +119,7 @@ nb::object tree_unflatten(nb::handle treedef, nb::handle leaves) {
   return unflatten(nb::cast<const TreeDef&>(ours), leaves);
 }
 
-nb::object walk(const TreeDef& def, nb::handle f_node, nb::handle f_leaf, nb::handle leaves) {
+nb::object walk_treedef(const TreeDef& def, nb::handle f_node, nb::handle f_leaf, nb::handle leaves) {
   GivenLeaves given(def, leaves);
   OwnedList values;
   for (size_t i = 0; i < given.size(); ++i) {
@@ -221,12 +221,12 @@ void bind_tree(nb::module_& m) {
       nb::scope(cls), nb::name("flatten_up_to"), nb::is_method(), nb::arg("tree").none(),
       nb::sig("def flatten_up_to(self, tree: Any) -> list[Any]"),
       "The subtrees that stand where this structure has leaves.");
-  nb::cpp_function_def(&walk, nb::scope(cls), nb::name("walk"), nb::is_method(), nb::arg("f_node"),
+  nb::cpp_function_def(&walk_treedef, nb::scope(cls), nb::name("walk"), nb::is_method(), nb::arg("f_node"),
                        nb::arg("f_leaf").none(), nb::arg("leaves"),
                        nb::sig("def walk(self, f_node: Callable[[tuple[Any, ...], Any], Any], "
                                "f_leaf: Callable[[Any], Any] | None, leaves: Iterable[Any], /) -> Any"),
                        "Calls f_node(children, node data) at nodes and f_leaf at leaves, from below.");
-  m.def("tree_flatten", &flatten, nb::arg("tree").none(), nb::arg("is_leaf").none() = nb::none(),
+  m.def("tree_flatten", &flatten_tree, nb::arg("tree").none(), nb::arg("is_leaf").none() = nb::none(),
         nb::sig(
             "def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], PyTreeDef]"),
         R"doc(The leaves of a tree, and its structure.

@@ -18,7 +18,7 @@ struct KeyOrder {
 };
 
 constexpr size_t orders = 64;
-constexpr Py_ssize_t longest_kept = 16384;
+constexpr Py_ssize_t longest_key = 16384;
 
 std::array<KeyOrder, orders>& known_orders() {
   static auto* known = new std::array<KeyOrder, orders>();
@@ -129,7 +129,7 @@ Owned sorted_items(PyObject* dict, OwnedList& values) {
     PyTuple_SET_ITEM(sorted.get(), i, Py_NewRef(keys[from]));
     values.push(found[from]);
   }
-  if (type == KeyType::text && size <= longest_kept) {
+  if (type == KeyType::text && size <= longest_key) {
     KeyOrder fresh;
     fresh.sorted = sorted;
     if (!in_order) {

@@ -133,7 +133,7 @@ Py_hash_t structure_hash(const Structure& t) {
 }
 
 std::string text(PyObject* obj) { return utf8(own(PyObject_Str(obj)).get()); }
-std::string repr(PyObject* obj) { return utf8(own(PyObject_Repr(obj)).get()); }
+std::string repr_of(PyObject* obj) { return utf8(own(PyObject_Repr(obj)).get()); }
 
 std::string type_name(const TreeNode& n) {
   return utf8(own(attribute(reinterpret_cast<PyObject*>(n.kind->type), "__name__")).get());
@@ -165,7 +165,7 @@ std::string structure_repr(const Structure& t) {
     Open& top = stack.back();
     if (top.child) out += ", ";
     const TreeNode& n = t.nodes[top.node];
-    if (n.role == Role::dict) out += repr(PyTuple_GET_ITEM(n.data, top.child)) + ": ";
+    if (n.role == Role::dict) out += repr_of(PyTuple_GET_ITEM(n.data, top.child)) + ": ";
     ++top.child;
   };
   for (uint32_t i = 0; i < t.nodes.size(); ++i) {
