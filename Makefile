@@ -199,7 +199,7 @@ $(VENV)/.docs: $(VENV)/.python pyproject.toml
 	$(PIP) --group docs
 	@touch $@
 
-# Not isolated, and one build folder for each environment: a changed source compiles alone.
+# Not isolated, and one build folder for each environment: only what a change reaches is compiled again.
 $(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(VENV)/.build $(SOURCES)
 	@echo "Building graftax and installing it with what '$*' needs; the first time takes a few minutes."
 	$(PIP) --no-build-isolation -C build-dir=build/$(notdir $(VENV)) '.[$*]' $(JAX:%='jax==%')
