@@ -28,7 +28,7 @@ SUPPORT = Path(shipped_functions.__file__).parent
 
 RUNNING = """
 import json, sys, warnings
-from graftax._jax.compat import compile_stage, on_compile_stages
+from graftax._jax.compilation import compile_stage, on_compile_stages
 stages = []
 def note(event, seconds, **about):
     if found := compile_stage(event, about):

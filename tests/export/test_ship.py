@@ -28,7 +28,7 @@ FUNCTIONS = ["step", "donating", "wide", "by_value", "with_closure", "with_senti
 
 LOADING = """
 import json, sys, warnings
-from graftax._jax.compat import compile_stage, on_compile_stages
+from graftax._jax.compilation import compile_stage, on_compile_stages
 stages = []
 def note(event, seconds, **about):
     if found := compile_stage(event, about):

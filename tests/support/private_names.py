@@ -64,8 +64,8 @@ def names_in(source: str) -> set[Name]:
 def private_names() -> list[Name]:
     """Those of this JAX: what it does not have is missing already."""
     found = set[Name]()
-    for file in ("_jax/fast_dispatch.py", "_jax/compat.py"):
-        found |= names_in((PACKAGE / file).read_text(encoding="utf-8"))
+    for file in (PACKAGE / "_jax").glob("*.py"):
+        found |= names_in(file.read_text(encoding="utf-8"))
     return sorted(name for name in found if hasattr(importlib.import_module(name.module), name.attribute))
 
 

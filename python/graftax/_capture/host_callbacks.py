@@ -17,7 +17,9 @@ from graftax import _core
 from graftax._base.errors import GraftaxError, LostChangeWarning
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.signature import global_names, resolve
-from graftax._jax.compat import equations, inner_frames, user_callback
+from graftax._jax.equations import user_callback
+from graftax._jax.inner_frames import inner_frames
+from graftax._jax.running_traces import equations
 from graftax._jax.tracebacks import caller_level
 
 COPY_CHANGED = (

@@ -24,7 +24,7 @@ from graftax._capture.impure_functions import VARS_OF_MODULE
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
-from graftax._jax.compat import inner_frames
+from graftax._jax.inner_frames import inner_frames
 
 
 class _SeenAttribute(Shown):

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import graftax
 from graftax import _core
 from graftax._capture.unknown_interpreter import unknown_interpreter
-from graftax._jax import compat, fast_dispatch
+from graftax._jax import fast_dispatch
+from graftax._jax.frame_filter import filtering_mode
+from graftax._jax.private_names import lacking
 from graftax._jit import multihost_rendezvous
 
 REPORT = (
@@ -131,7 +133,7 @@ def _in_force() -> list[tuple[str, str]]:
         ("direct calls", fast_dispatch.status()),
         (
             "off",
-            "; ".join(f"{feature}: JAX has no {name}" for feature, name in compat.lacking.items()) or "nothing else",
+            "; ".join(f"{feature}: JAX has no {name}" for feature, name in lacking.items()) or "nothing else",
         ),
         ("reads of helpers", _core.frames_unknown() or "seen"),
         ("comparing hosts", multihost_rendezvous.status()),
@@ -144,7 +146,7 @@ def _in_force() -> list[tuple[str, str]]:
 
 def _tracebacks() -> str:
     shown = "all frames" if os.environ.get("GRAFTAX_TRACEBACK") == "full" else "the user's frames"
-    return f"{shown}; JAX: {compat.filtering_mode()}"
+    return f"{shown}; JAX: {filtering_mode()}"
 
 
 def _unusual_settings() -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import jax.core
 import numpy as np
 
 from graftax._explain.cause import Cause
-from graftax._jax.compat import array_class
+from graftax._jax.arrays import array_class
 
 _ARRAY = array_class()
 

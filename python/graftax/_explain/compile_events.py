@@ -14,7 +14,7 @@ from graftax._capture.read_set import ReadSet
 from graftax._explain import frozen
 from graftax._explain.history import History
 from graftax._explain.variant import Variant
-from graftax._jax import compat
+from graftax._jax.compilation import compile_stage, is_cache_retrieval, on_compile_stages
 
 
 class Entries(Protocol):
@@ -55,7 +55,7 @@ def listen() -> None:
     global _is_listening
     with _listen_lock:
         if not _is_listening:
-            compat.on_compile_stages(_on_stage)
+            on_compile_stages(_on_stage)
             _is_listening = True
 
 
@@ -120,8 +120,8 @@ def _add(pending: _Pending) -> None:
 
 def _on_stage(event: str, seconds: float, **metadata: Any) -> None:
     """JAX calls this at the end of each stage of every compilation in the process."""
-    _thread.was_retrieved |= compat.is_cache_retrieval(event)
-    stage_and_name = compat.compile_stage(event, metadata)
+    _thread.was_retrieved |= is_cache_retrieval(event)
+    stage_and_name = compile_stage(event, metadata)
     if stage_and_name is None:
         return
     stage, name = stage_and_name

@@ -24,7 +24,9 @@ from graftax._capture.signature import Signature
 from graftax._graph.patterns import argument_pattern
 from graftax._graph.structure import Op, Structure, place_name
 from graftax._graph.structure_diff import differences_text, short_text
-from graftax._jax.compat import as_weak, is_dimension, is_of_exported_callback, own_jit
+from graftax._jax.arrays import as_weak, is_dimension
+from graftax._jax.compilation import own_jit
+from graftax._jax.error_texts import is_of_exported_callback
 from graftax._jax.tracebacks import boundary
 from graftax._jit.build_entry import build_entry
 from graftax._jit.call_plan import Plan, number_test

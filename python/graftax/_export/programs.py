@@ -13,7 +13,7 @@ import jax.core
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, settings_texts
 from graftax._jax import fast_dispatch
-from graftax._jax.compat import pickling_avals
+from graftax._jax.compilation import pickling_avals
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 from graftax._jit.trace import encode
 

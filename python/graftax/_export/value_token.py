@@ -19,7 +19,7 @@ from graftax._base.missing import MISSING
 from graftax._capture.abstract_classes import registered_classes
 from graftax._capture.bytecode import is_users_class, is_users_scope
 from graftax._export.digest import Nameless, token
-from graftax._jax.compat import tree_functions
+from graftax._jax.tree_registry import tree_functions
 
 _MAX_PARTS = 10_000  # parts of one value
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.CodeType)

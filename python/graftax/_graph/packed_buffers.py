@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from graftax._base.errors import StructureError
-from graftax._jax.compat import ref_types
+from graftax._jax.arrays import ref_types
 
 PACK_RESHAPED = (
     "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or "

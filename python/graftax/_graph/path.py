@@ -17,7 +17,7 @@ from graftax._base.key_path import KeyPath, entry_text, is_entry, keystr
 from graftax._graph.patterns import NAME, QUOTED, Pattern, PatternVisits, Positions, literal, unquoted
 from graftax._graph.structure import Chain, is_hidden_entry, walk
 from graftax._graph.types.describe import static_classes
-from graftax._jax.compat import one_level_with_keys
+from graftax._jax.tree_registry import one_level_with_keys
 
 NOT_MUTABLE = (
     "{paths} cannot be written to: every object from the root (a {cls}) down to it is immutable. "

@@ -15,7 +15,7 @@ from graftax._base.key_path import keystr
 from graftax._graph.array_aliases import record_alias_sources
 from graftax._graph.module import Module
 from graftax._graph.structure_diff import differences_text
-from graftax._jax.compat import tree_functions
+from graftax._jax.tree_registry import tree_functions
 
 NOTHING = "graftax.stack takes at least one object."
 OTHER_STRUCTURE = (

@@ -16,7 +16,7 @@ from graftax._base.errors import GraftaxError
 from graftax._base.handles import HandleLayout
 from graftax._base.key_path import keystr
 from graftax._graph.structure import Op, Row, Structure, place_name, plain_key
-from graftax._jax.compat import is_jaxpr
+from graftax._jax.equations import is_jaxpr
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -27,7 +27,7 @@ from graftax._base.marks import Dynamic, Static
 from graftax._graph.module import Module
 from graftax._graph.path import Graph
 from graftax._graph.types.describe import by_fields, static_classes
-from graftax._jax.compat import is_tree_node
+from graftax._jax.tree_registry import is_tree_node
 
 MISSING: Any = object()
 

@@ -42,7 +42,7 @@ from graftax._io.same_value import (
 )
 from graftax._io.tensor import LOGICAL, Leaf
 from graftax._io.tensor_names import Renaming, tensor_path
-from graftax._jax.compat import ref_types
+from graftax._jax.arrays import ref_types
 
 N = TypeVar("N")
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from graftax._io.tensor import LOGICAL, ArrayToSave, ExternalArray
-from graftax._jax.compat import own_jit
+from graftax._jax.compilation import own_jit
 
 _MAX_INLINE = 64 * 1024  # bytes; smaller arrays are in the graph's file
 # The dtypes that Orbax writes. Other arrays are in the graph's file, or saved as bytes if each process has a part.

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey
 
-from graftax._jax.compat import ref_types
+from graftax._jax.arrays import ref_types
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *ref_types)
 

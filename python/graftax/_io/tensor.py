@@ -16,7 +16,7 @@ import numpy as np
 from graftax._base.errors import UnsupportedValueError
 from graftax._io.errors import LoadError, Malformed
 from graftax._io.safetensors import DTYPES, Tensor, is_addressable
-from graftax._jax.compat import as_weak, ref_types
+from graftax._jax.arrays import as_weak, ref_types
 
 DELETED = "it was deleted or donated: there is nothing left to save"
 NO_DATA = "a {cls} has no data to save"

@@ -13,7 +13,7 @@ from typing import Any, cast
 import jax.core
 
 from graftax._base.errors import GraftaxError, some
-from graftax._jax import compat
+from graftax._jax.error_texts import is_concretization_error, is_format_of_tracer, is_item_assignment, refused_class
 from graftax._jax.tracebacks import FULL, HIDDEN_FOLDERS
 
 OPERANDS = "Of its operands, {operands}."
@@ -82,7 +82,7 @@ def clarify(error: BaseException, leaves: Sequence[Any], names: Callable[[], Seq
     """
     if FULL or isinstance(error, GraftaxError) or getattr(error, "_has_notes", False):
         return
-    is_concretization = compat.is_concretization_error(error)
+    is_concretization = is_concretization_error(error)
     if is_concretization:
         _shorten_arguments(error, names)
     operands = "" if is_concretization else _operands_text(error, leaves, names)
@@ -104,12 +104,12 @@ def _shorten_arguments(error: BaseException, names: Callable[[], Sequence[str]])
 
 
 def _remedy(error: BaseException) -> str:
-    refused = compat.refused_class(error)
+    refused = refused_class(error)
     if refused is not None:
         return _unopened_text(error, refused.rpartition(".")[2])
-    if compat.is_format_of_tracer(error):
+    if is_format_of_tracer(error):
         return TEXT_OF_TRACED_VALUE
-    if compat.is_item_assignment(error) or _writes_in_place(error):
+    if is_item_assignment(error) or _writes_in_place(error):
         return WRITTEN_IN_PLACE
     return REMEDIES.get(type(error).__name__, "") if type(error).__module__.partition(".")[0] == "jax" else ""
 

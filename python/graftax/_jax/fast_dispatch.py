@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier B: runs a compiled executable on the leaves of a call directly, without `jax.jit`.
+"""Direct calls: a compiled executable runs on the leaves of a call, without `jax.jit`.
 
-Only this module and `compat` use private names of JAX. Each is looked up once, at import. If one is missing, or if the
-self-test before the first direct call finds a difference to `jax.jit`, all calls stay with `jax.jit`.
-`GRAFTAX_DIRECT_DISPATCH=0` in the environment turns direct calls off. The calls run in `core/call/fast_dispatch.cpp`.
+Private names are looked up once, at import. If one is missing, or if the self-test before the first direct call finds a
+difference to `jax.jit`, all calls stay with `jax.jit`. `GRAFTAX_DIRECT_DISPATCH=0` in the environment turns direct calls
+off. The calls run in `core/call/fast_dispatch.cpp`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import numpy as np
 from jax import dtypes, tree_util
 
 from graftax import _core
-from graftax._jax import compat
-from graftax._jax.compat import own_jit
+from graftax._jax.arrays import array_class, key_class
+from graftax._jax.compilation import own_jit
+from graftax._jax.error_texts import is_of_a_timeout, is_of_refused_arguments
 
 _RING_SLOTS = 40  # host input buffers of one executable: more than JAX queues calls on the CPU
 _ALIGNMENT = 64  # bytes
@@ -126,7 +127,7 @@ def _private_names() -> tuple[Any, ...]:
     from jax._src import config, core, profiler
     from jax._src.interpreters import pxla
 
-    array, key = compat.array_class(), compat.key_class()
+    array, key = array_class(), key_class()
     getters = tuple(vars(array)[name].fget for name in ("aval", "_sharding", "_committed", "_pjrt_layout"))
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
     state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
@@ -144,7 +145,7 @@ def _private_names() -> tuple[Any, ...]:
         _required_off(shown=True),
         (config.trace_context, None),
         _device_put(),
-        compat.is_of_refused_arguments,
+        is_of_refused_arguments,
     )
 
 
@@ -239,7 +240,7 @@ def _parts_of_stage(stage: Any, leaves: tuple[Any, ...], number: int, inputs: in
                 return None
             hosts.append((i, *host))
             continue
-        array = leaves[i] if type(leaves[i]) is compat.array_class() else leaves[i]._base_array
+        array = leaves[i] if type(leaves[i]) is array_class() else leaves[i]._base_array
         if leaves[i].shape != aval.shape or leaves[i].dtype != aval.dtype:
             return None
         physical = sharding if array is leaves[i] else _physical(aval, sharding)
@@ -393,7 +394,7 @@ def _self_test() -> None:
     b: Any
     for a, b in zip((*expected[0], *expected[1]), results, strict=True):
         _expect(type(a) is type(b) and a.aval == b.aval and a.sharding == b.sharding, (a, b))
-        if isinstance(a, compat.key_class()):
+        if isinstance(a, key_class()):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         _expect(a._committed == b._committed and a.weak_type == b.weak_type and a.tolist() == b.tolist(), (a, b))
 
@@ -570,7 +571,7 @@ class Coordinator(NamedTuple):
         try:
             return self.client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
         except jax.errors.JaxRuntimeError as error:
-            if compat.is_of_a_timeout(error):
+            if is_of_a_timeout(error):
                 return None
             raise
 

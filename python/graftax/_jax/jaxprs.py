@@ -12,7 +12,7 @@ import jax
 import jax.extend.core
 import numpy as np
 
-from graftax._jax.compat import is_jaxpr, with_constants, without_constants
+from graftax._jax.equations import is_jaxpr, with_constants, without_constants
 
 # From a Jaxpr with constants to the canonical one without.
 _BARE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from graftax._jax.compat import current_trace, enclosing_jits, forget_traces
+from graftax._jax.running_traces import current_trace, enclosing_jits, forget_traces
 from graftax._jax.tracers import live_traces, traced_for
 
 # A part of JAX's cache keys. A JAX without it shares one cache, and raises UnexpectedTracerError.

@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from graftax._jax.compat import is_jaxpr, own_jit
+from graftax._jax.compilation import own_jit
+from graftax._jax.equations import is_jaxpr
 
 _OWN = ("jax.", "jaxlib.", "numpy.", "builtins")
 _HELD = ("f", "f_transformed", "transforms")  # of what JAX wraps functions in

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 
-from graftax._jax import compat
+from graftax._jax.frame_filter import filtering_mode, hide_frames, is_hidden_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +59,7 @@ def call_site() -> tuple[str, int]:
 def setup() -> None:
     """Tells JAX to hide the frames of this package."""
     if not FULL:
-        compat.hide_frames(HIDDEN_FOLDERS[0])
+        hide_frames(HIDDEN_FOLDERS[0])
 
 
 def boundary(function: F) -> F:
@@ -81,7 +81,7 @@ def boundary(function: F) -> F:
 
 def hide(error: BaseException) -> None:
     """Removes hidden frames from the tracebacks of an error and of its causes."""
-    mode = "off" if FULL else compat.filtering_mode()
+    mode = "off" if FULL else filtering_mode()
     if mode == "off" or mode == "remove_frames":  # the latter shows all frames as the error's cause
         return
     current: BaseException | None = error
@@ -112,4 +112,4 @@ def _without_hidden(tb: types.TracebackType) -> types.TracebackType | None:
 
 @functools.lru_cache(maxsize=4096)
 def _hidden(filename: str) -> bool:
-    return compat.is_hidden_file(filename)
+    return is_hidden_file(filename)

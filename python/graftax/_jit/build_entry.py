@@ -11,7 +11,7 @@ from jax.tree_util import SequenceKey
 from graftax import _core
 from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
-from graftax._jax.compat import own_jit
+from graftax._jax.compilation import own_jit
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
 from graftax._jit.donor import Donor

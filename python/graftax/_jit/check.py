@@ -21,7 +21,7 @@ from graftax._base.errors import CheckError, GraftaxError
 from graftax._capture.namespaces import Rebuilt
 from graftax._graph.object_diff import equal_numbers, numbers_of
 from graftax._graph.structure_diff import Difference, differences
-from graftax._jax.compat import ref_types
+from graftax._jax.arrays import ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.call_plan import number_test
 from graftax._jit.jitted import Jitted

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from graftax._jax.compat import compile_stage, on_compile_stages
+from graftax._jax.compilation import compile_stage, on_compile_stages
 
 ProgressCallback = Callable[[str, float], Any]  # (stage that has finished, seconds)
 

@@ -16,7 +16,8 @@ import jax.extend.core
 
 from graftax import _core
 from graftax._base.errors import some
-from graftax._jax.compat import array_class, own_jit
+from graftax._jax.arrays import array_class
+from graftax._jax.compilation import own_jit
 from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users
 from graftax._jit.leaf_names import leaf_names
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftax._capture.numbers.symbols import is_symbol
-from graftax._jax.compat import ref_types
+from graftax._jax.arrays import ref_types
 
 _RETURNED_AS_ARRAYS = (int, float, complex, np.ndarray, np.generic)
 

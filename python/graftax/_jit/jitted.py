@@ -33,14 +33,14 @@ from graftax._capture.retrace_signals import MOST_RESTARTS, NewReads
 from graftax._capture.signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
 from graftax._explain import compile_events, frozen
-from graftax._jax.compat import (
+from graftax._jax.error_texts import (
     is_deleted_array_error,
     is_mismatched_leaf,
     is_out_of_memory,
     is_placement_error,
     is_sharding_mismatch,
-    lacks_symbols,
 )
+from graftax._jax.symbolic_numbers import lacks_symbols
 from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jit import program_store
 from graftax._jit.advice import note_comparison

@@ -21,7 +21,9 @@ from graftax._graph.patterns import root_entries
 from graftax._graph.prefix_tree import ABSENT
 from graftax._graph.structure import RootPath, Structure, path_text, place_name
 from graftax._jax import fast_dispatch
-from graftax._jax.compat import array_class, is_output_error, own_jit
+from graftax._jax.arrays import array_class
+from graftax._jax.compilation import own_jit
+from graftax._jax.error_texts import is_output_error
 from graftax._jax.tracebacks import hide
 from graftax._jit.call_plan import Layout, Plan
 from graftax._sharding.frozen_specs import FrozenDict, UnhashableSpec

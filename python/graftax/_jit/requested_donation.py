@@ -15,7 +15,7 @@ from graftax._base.errors import StructureError
 from graftax._base.handles import is_donated_place
 from graftax._capture.signature import Signature
 from graftax._graph.structure import Structure, place_name
-from graftax._jax.compat import DONATION_UNUSED
+from graftax._jax.error_texts import DONATION_UNUSED
 from graftax._jax.tracebacks import boundary
 from graftax._jit.call_plan import Layout, Plan, covered_leaves
 

@@ -34,15 +34,12 @@ from graftax._explain import compile_events, frozen
 from graftax._graph.array_aliases import alias_groups, recording_aliases
 from graftax._graph.types.ignored import refusing_uses
 from graftax._graph.types.opaque_values import allow_new_objects
-from graftax._jax.compat import (
-    equations,
-    inner_frames,
-    is_concretization_error,
-    ref_types,
-    silence_callback_logging,
-)
+from graftax._jax.arrays import ref_types
 from graftax._jax.error_notes import clarify
+from graftax._jax.error_texts import is_concretization_error, silence_callback_logging
+from graftax._jax.inner_frames import inner_frames
 from graftax._jax.nested_jit import private_caches
+from graftax._jax.running_traces import equations
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.jax_results import as_jax_returns

@@ -33,7 +33,7 @@ from graftax._export.programs import settings_tokens
 from graftax._graph.pickling import NAMELESS
 from graftax._graph.structure import Structure, place_name
 from graftax._io import save
-from graftax._jax.compat import ref_types
+from graftax._jax.arrays import ref_types
 from graftax._jit.leaf_names import leaf_names
 from graftax._record.code_pickle import Template, dumps, main_file, source_of
 from graftax._record.snapshot import Snapshot

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graftax._jax.compat import name_scopes
+from graftax._jax.equations import name_scopes
 from graftax._record.origin import Enclosing
 
 

@@ -10,7 +10,9 @@ import jax
 import jax.extend.core
 import numpy as np
 
-from graftax._jax.compat import own_jit, ref_types, run_equation, scan_parts
+from graftax._jax.arrays import ref_types
+from graftax._jax.compilation import own_jit
+from graftax._jax.equations import run_equation, scan_parts
 from graftax._record.consumers import is_of_derivative
 from graftax._record.marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
 from graftax._record.origin import Enclosing, Origin, origin_of_constant, origin_of_equation

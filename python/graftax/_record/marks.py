@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftax._jax.compat import ref_types
+from graftax._jax.arrays import ref_types
 
 MOST_BITS = 31  # further origins share the last one
 

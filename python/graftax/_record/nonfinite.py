@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from graftax._jax.compat import new_ref, ref_types
+from graftax._jax.arrays import new_ref, ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.api import jit
 from graftax._jit.jitted import Jitted

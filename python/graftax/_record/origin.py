@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graftax._jax.compat import name_scopes, source_frames
+from graftax._jax.equations import name_scopes, source_frames
 from graftax._record.marks import Value, is_elementwise, is_floating
 
 

@@ -12,7 +12,9 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from graftax._jax.compat import closed, own_jit, ref_types, run_equation, scan_parts
+from graftax._jax.arrays import ref_types
+from graftax._jax.compilation import own_jit
+from graftax._jax.equations import closed, run_equation, scan_parts
 from graftax._record.interpreter import CALLS, WITH_RULES, first_param, is_literal
 from graftax._record.marks import are_finite, is_elementwise
 

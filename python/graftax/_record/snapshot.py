@@ -14,7 +14,7 @@ import numpy as np
 
 from graftax import _core
 from graftax._graph.patterns import Pattern, coverage_test
-from graftax._jax.compat import array_class, new_ref, ref_types
+from graftax._jax.arrays import array_class, new_ref, ref_types
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.options import Options
 from graftax._jit.requested_donation import donated_leaves

@@ -14,13 +14,15 @@ from jax import tree_util
 from graftax import _core
 from graftax._capture.bytecode import Shown
 from graftax._capture.retrace_signals import NewReads
-from graftax._jax import compat, fast_dispatch, tracebacks
+from graftax._jax import fast_dispatch, tracebacks
+from graftax._jax.arrays import array_class
+from graftax._jax.tree_registry import tree_registry
 from graftax._setup import core_hooks
 
 
 def setup() -> None:
-    registry = compat.tree_registry()
-    _core.setup(core_hooks, registry, tree_util.default_registry.flatten_one_level, compat.array_class())
+    registry = tree_registry()
+    _core.setup(core_hooks, registry, tree_util.default_registry.flatten_one_level, array_class())
     _core.use_settings(
         disable_jit=fast_dispatch.setting("disable_jit", False),
         prng_impl=fast_dispatch.setting("default_prng_impl", "threefry2x32"),

@@ -22,9 +22,10 @@ from graftax._graph.types.opaque_values import check_opaque, is_module_level
 from graftax._graph.types.pytree_nodes import dict_key, is_leaf, is_tracer, one_level_treedef
 from graftax._graph.types.recomputed_leaves import equal_leaves
 from graftax._graph.types.static_values import copied_value, text_array, write_text_array
-from graftax._jax.compat import new_ref, open_first
-from graftax._jax.compat import one_level_with_keys as open_with_keys
+from graftax._jax.arrays import new_ref
 from graftax._jax.jaxprs import open_jaxpr
+from graftax._jax.tree_registry import one_level_with_keys as open_with_keys
+from graftax._jax.tree_registry import open_first
 from graftax.interop import UNSPOKEN
 from graftax.tree._core_hooks import (
     Mark,

@@ -22,7 +22,8 @@ from graftax._graph.filters import as_filter
 from graftax._graph.path import Graph, Path
 from graftax._graph.patterns import nearest
 from graftax._graph.types.register import register_static
-from graftax._jax.compat import as_weak, is_trace
+from graftax._jax.arrays import as_weak
+from graftax._jax.running_traces import is_trace
 from graftax._jax.tracebacks import caller_level
 from graftax._training.array_maps import array_numbers, is_inexact
 from graftax._training.labels import use_for_labels

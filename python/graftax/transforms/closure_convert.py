@@ -16,7 +16,7 @@ from graftax import _core
 from graftax._base.errors import StructureError
 from graftax._graph.structure_diff import differences_text
 from graftax._graph.types.register import register_static
-from graftax._jax.compat import without_constants
+from graftax._jax.equations import without_constants
 from graftax._jax.jaxprs import canonical_jaxpr, run_jaxpr
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.lift import Output, by_value, call_first, name_of, named

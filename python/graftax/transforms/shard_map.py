@@ -12,7 +12,8 @@ import jax
 from jax.sharding import AxisType, PartitionSpec
 
 from graftax._base.errors import MutationError, rename_leaves
-from graftax._jax.compat import inferred_specs, is_of_specs, name_argument_of_specs, varying_axes
+from graftax._jax.arrays import inferred_specs, varying_axes
+from graftax._jax.error_texts import is_of_specs, name_argument_of_specs
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.leaf_specs import OutputLeaf, Outputs, broadcast_of
 from graftax.transforms._engine.lift import name_of, named, wraps

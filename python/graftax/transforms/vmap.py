@@ -18,7 +18,7 @@ from graftax import interop
 from graftax._base.errors import MutationError
 from graftax._capture.numbers.symbols import NUMBERS
 from graftax._graph.stack import Each
-from graftax._jax.compat import ref_types
+from graftax._jax.arrays import ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import preserves_pytree
 from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked, with_lists_as_each

@@ -22,9 +22,9 @@ from jax.tree_util import register_pytree_with_keys_class as register_pytree_wit
 from jax.tree_util import register_static as register_static
 
 from graftax._core import PyTreeDef as PyTreeDef
-from graftax._jax.compat import flatten_one_level as flatten_one_level
-from graftax._jax.compat import flatten_one_level_with_keys as flatten_one_level_with_keys
-from graftax._jax.compat import is_tree_node as is_tree_node
+from graftax._jax.tree_registry import flatten_one_level as flatten_one_level
+from graftax._jax.tree_registry import flatten_one_level_with_keys as flatten_one_level_with_keys
+from graftax._jax.tree_registry import is_tree_node as is_tree_node
 from graftax.tree._core_hooks import from_jax as from_jax
 from graftax.tree._core_hooks import to_jax as to_jax
 from graftax.tree.functions import all_leaves as all_leaves

@@ -19,13 +19,7 @@ from graftax._base.type_record import TreeDescription
 from graftax._graph.node_text import keys_of, list_text, node_text, value_text
 from graftax._graph.structure_diff import Difference, LinkedPath, linked_entries, lockstep, short_text
 from graftax._graph.types.describe import schemas
-from graftax._jax.compat import (
-    data_fields,
-    is_tree_node,
-    names_function,
-    tree_functions,
-    treedef_of_node,
-)
+from graftax._jax.tree_registry import data_fields, is_tree_node, names_function, tree_functions, treedef_of_node
 
 # (node data, number of children) of each node in pre-order; of leaves: (None, how many stand side by side).
 Records = list[tuple[tuple[type, Any] | None, int]]

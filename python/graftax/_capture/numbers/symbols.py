@@ -24,14 +24,14 @@ from graftax._capture.numbers import ufuncs
 from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item
 from graftax._capture.numbers.left_symbols import put_in_place
 from graftax._graph.types.describe import Symbolic, register_symbol
-from graftax._jax.compat import (
+from graftax._jax.arrays import weak_scalar
+from graftax._jax.symbolic_numbers import (
     makes_seed,
     only_checks_dtype,
     reads_exponent,
     register_symbols,
     tries_static_slice,
     wanted_dtype,
-    weak_scalar,
 )
 from graftax._jax.tracebacks import call_site
 

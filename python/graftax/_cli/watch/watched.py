@@ -20,7 +20,7 @@ from graftax import _core
 from graftax._cli.watch.record import Compilation, Record
 from graftax._cli.watch.signature import CallSignature, Parameters, cause
 from graftax._cli.watch.snapshot import Snapshot, captured
-from graftax._jax import compat
+from graftax._jax.compilation import compile_stage, on_compile_stages
 from graftax.replace import Request, StandsForCompiled, patch_names, restore_names
 
 _KEPT_PROGRAMS = 64  # programs of one function whose snapshots are kept
@@ -48,7 +48,7 @@ class Watch:
     def start(self) -> None:
         """Puts watched names in place of `jit` and its likes."""
         self._is_running = True
-        compat.on_compile_stages(self._on_stage)
+        on_compile_stages(self._on_stage)
         patch_names(lambda function, request: Watched(self, function, request))
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class Watch:
         return self._probes[id(function)][1]
 
     def _on_stage(self, event: str, seconds: float, **metadata: Any) -> None:
-        stage = compat.compile_stage(event, metadata)
+        stage = compile_stage(event, metadata)
         if self._is_running and stage is not None and self.thread.running and not self.thread.traces:
             stages = self.thread.running[-1].stages
             stages[stage[0]] = stages.get(stage[0], 0.0) + seconds

@@ -41,7 +41,8 @@ from graftax._graph.types import static_values
 from graftax._graph.types.ignored import Ignored
 from graftax._graph.types.observers import is_observer
 from graftax._graph.types.unsupported import IN_C, ITERATOR, hides_state, why_refused
-from graftax._jax.compat import data_fields, is_registered_static, ref_types, tree_functions, typed_array_types
+from graftax._jax.arrays import ref_types, typed_array_types
+from graftax._jax.tree_registry import data_fields, is_registered_static, tree_functions
 
 _BY_PICKLE = (
     datetime.date,

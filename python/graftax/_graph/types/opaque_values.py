@@ -22,7 +22,7 @@ import jax.core
 from graftax._base.errors import UnsupportedValueError
 from graftax._graph.types.describe import MUTABLE_OPAQUE, static_classes
 from graftax._graph.types.static_values import PLAIN
-from graftax._jax.compat import holds_tracers, is_jaxpr
+from graftax._jax.equations import holds_tracers, is_jaxpr
 
 MADE_INSIDE = (
     "this {type} was made inside the function, where it would be one object for all calls. Make it outside, and pass "

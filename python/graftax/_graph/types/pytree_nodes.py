@@ -8,8 +8,9 @@ from typing import Any
 import jax.core
 from jax import tree_util
 
-from graftax._jax.compat import is_jaxpr, treedef_of_node
+from graftax._jax.equations import is_jaxpr
 from graftax._jax.jaxprs import JaxprTreeDef
+from graftax._jax.tree_registry import treedef_of_node
 
 _LEAF = tree_util.tree_structure(0)
 

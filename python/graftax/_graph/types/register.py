@@ -21,7 +21,7 @@ from graftax._base.errors import UnsupportedValueError
 from graftax._base.marks import Static
 from graftax._base.type_record import Description
 from graftax._graph.types.describe import by_fields, child_names, is_frozen, schemas, static_classes
-from graftax._jax.compat import is_tree_node
+from graftax._jax.tree_registry import is_tree_node
 
 REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
 REGISTERED_NAMES = "{cls} has no field {names}. It has {known}."

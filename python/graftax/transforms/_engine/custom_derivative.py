@@ -16,7 +16,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from graftax._base.errors import MutationError
-from graftax._jax.compat import ClosedOver
+from graftax._jax.error_texts import ClosedOver
 from graftax._jax.tracebacks import caller_level
 from graftax.transforms._engine.custom_derivative_call import CustomCall
 from graftax.transforms._engine.graph_after import type_text

@@ -17,7 +17,8 @@ from graftax._base.errors import MutationError, StructureError
 from graftax._capture.numbers.symbols import NUMBERS, FloatSymbol
 from graftax._graph.structure import path_text, place_name
 from graftax._graph.structure_diff import differ_only_in_jaxprs, differences_text
-from graftax._jax.compat import is_of_differentiated_callback, is_of_symbolic_zeros, own_jit
+from graftax._jax.compilation import own_jit
+from graftax._jax.error_texts import is_of_differentiated_callback, is_of_symbolic_zeros
 from graftax.transforms._engine.dce import without_dead_code
 from graftax.transforms._engine.lift import Output, call_first, named
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values

@@ -13,7 +13,7 @@ from graftax import _core
 from graftax._base.errors import UnsupportedValueError
 from graftax._graph.edit import copy
 from graftax._graph.structure import path_text
-from graftax._jax.compat import is_of_reverse_loop
+from graftax._jax.error_texts import is_of_reverse_loop
 from graftax.transforms._engine.lift import Make, Output, named
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import TangentType, is_float0, match_tangents

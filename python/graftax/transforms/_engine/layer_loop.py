@@ -16,8 +16,9 @@ from graftax._graph.edit import update
 from graftax._graph.stack import Each, Flat, is_layer, mismatch_text, stack_flat, stack_named
 from graftax._graph.structure import Structure
 from graftax._graph.structure_diff import differences_text
-from graftax._jax.compat import ref_types, tree_functions
+from graftax._jax.arrays import ref_types
 from graftax._jax.tracers import read_in_trace
+from graftax._jax.tree_registry import tree_functions
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.slices import as_pair
 

@@ -11,7 +11,7 @@ from graftax import _core
 from graftax._base.handles import handle_classes
 from graftax._graph.module import Module
 from graftax._graph.structure import Op, Row, Structure
-from graftax._jax.compat import is_tree_node
+from graftax._jax.tree_registry import is_tree_node
 
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)
 

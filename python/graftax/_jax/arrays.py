@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of arrays, references and keys, and weakly typed arrays: what JAX keeps private of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from typing import Any
+
+import jax
+from jax._src.lax import lax as _lax
+
+from graftax._jax.private_names import lacking
+
+try:
+    from jax._src.array import ArrayImpl
+except ImportError:  # asks JAX for an array, which starts its backend
+    ArrayImpl: type = type(jax.numpy.zeros(()))  # pyright: ignore[reportUnknownMemberType, reportConstantRedefinition]
+    lacking["import without a device"] = "jax._src.array.ArrayImpl"
+
+
+def array_class() -> type:
+    """The concrete class behind `jax.Array`: its instances are recognised by one pointer comparison."""
+    return ArrayImpl
+
+
+@functools.cache
+def key_class() -> type:
+    """The class of arrays of typed PRNG keys. JAX 0.10 moved it; the old place goes with JAX 0.9."""
+    for module in ("jax._src.random.prng", "jax._src.prng"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(module).PRNGKeyArray
+    raise ImportError("this JAX has no PRNGKeyArray where it is known")
+
+
+def weak_scalar(vector: Any, index: int) -> Any:
+    """One element, with the weak type of a Python number. There is no public function for that."""
+    return _lax._convert_element_type(jax.lax.index_in_dim(vector, index, keepdims=False), weak_type=True)
+
+
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The mesh axes along which a value inside `jax.shard_map` differs. JAX 0.10 moved it: `vma` goes with 0.9."""
+    aval: Any = jax.typeof(x)
+    return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
+
+
+def is_dimension(cls: type) -> bool:
+    """The class of what `jax.export.symbolic_shape` makes, and of expressions of that? It is private."""
+    return cls.__module__.endswith("export.shape_poly")
+
+
+# NumPy arrays that know their JAX type, as which JAX 0.9 and later return derivatives by integers.
+typed_array_types: tuple[type, ...] = ()
+
+with contextlib.suppress(ImportError, AttributeError):
+    typed_array_types = (importlib.import_module("jax._src.literals").TypedNdArray,)
+
+# `jax.shard_map` infers specs where it is given this; its repr says jax.sharding.Infer, where no version has it yet.
+inferred_specs: Any = inspect.signature(jax.shard_map).parameters["in_specs"].default
+
+
+# The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
+def new_ref(content: Any) -> Any:
+    """A jax.Ref with this content; itself where it is one, or stands for an array."""
+    return jax.new_ref(content) if isinstance(content, jax.Array) else content
+
+
+ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
+
+
+def as_weak(leaf: Any) -> Any:
+    """The array with a weak type. There is no public conversion."""
+    return leaf if leaf.weak_type else _lax._convert_element_type(leaf, leaf.dtype, weak_type=True)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's compilations: its own `jit`, the events of each stage, and how executables are pickled."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import inspect
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import jax.monitoring
+from jax._src import core as _jax_core
+
+own_jit = jax.jit  # whatever a program or a test puts in its place later
+
+_STAGES = {
+    "/jax/core/compile/jaxpr_trace_duration": "traced",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowered",
+    "/jax/core/compile/backend_compile_duration": "compiled",
+}
+
+
+def on_compile_stages(listener: Any) -> None:
+    """Registers `listener(event, seconds, **metadata)`, called at the end of each stage of a compilation."""
+    jax.monitoring.register_event_duration_secs_listener(listener)
+
+
+def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
+    """(`traced`, `lowered` or `compiled`; name of the function) of an event of JAX; None for other events."""
+    stage, name = _STAGES.get(event), about.get("fun_name")
+    if stage is None or not isinstance(name, str):
+        return None
+    return stage, name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
+
+
+_AVAL_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def pickling_avals() -> Generator[None]:
+    """While entered, the types of arrays are pickled by what they are made of.
+
+    Newer versions compare them by identity, and so a mark in them, of which JAX's pickles of executables hold
+    copies. Functions that are given the results of an executable that was loaded would be traced again.
+    """
+    cls: Any = _jax_core.ShapedArray
+    if not hasattr(cls, "_create"):
+        yield
+        return
+    parameters = inspect.signature(cls.__new__).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    def reduce(aval: Any) -> tuple[Any, ...]:
+        options = {name: getattr(aval, name) for name in defaults if getattr(aval, name) is not defaults[name]}
+        return copyreg.__newobj_ex__, (cls, (aval.shape, aval.dtype, aval.weak_type), options)  # pyright: ignore
+
+    with _AVAL_LOCK:
+        copyreg.pickle(cls, reduce)
+        try:
+            yield
+        finally:
+            del copyreg.dispatch_table[cls]
+
+
+def is_cache_retrieval(event: str) -> bool:
+    """Does this event say that an executable was read from JAX's own cache? The end of its compilation follows."""
+    return event == "/jax/compilation_cache/cache_retrieval_time_sec"

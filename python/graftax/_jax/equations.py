@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jaxprs and their equations, as this version of JAX has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core
+
+from graftax._jax.frame_filter import is_hidden_file
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Is it a Jaxpr, closed or not? JAX 0.12 has one class for both."""
+    return isinstance(value, (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def without_constants(jaxpr: Any) -> Any:
+    """A closed Jaxpr without its constants: until JAX 0.11 what it is made of."""
+    return jaxpr.with_consts(()) if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr
+
+
+def with_constants(cls: Any, bare: Any, constants: tuple[Any, ...]) -> Any:
+    """A Jaxpr of this class, of what `without_constants` returned and these constants."""
+    return bare.with_consts(constants) if hasattr(bare, "with_consts") else cls(bare, constants)
+
+
+def holds_tracers(jaxpr: Any) -> bool:
+    """Does a Jaxpr inside of this one have a tracer among its constants?"""
+    todo = list(jaxpr.eqns)
+    while todo:
+        for value in todo.pop().params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):
+                if is_jaxpr(part):
+                    if any(isinstance(x, jax.core.Tracer) for x in getattr(part, "consts", ())):
+                        return True
+                    todo += part.eqns
+    return False
+
+
+def user_callback(callback: Any) -> Any:
+    """The user's function inside the flat one of a callback's equation."""
+    cells = getattr(callback, "__closure__", None) or ()
+    names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
+    inner = dict(zip(names, cells, strict=True)).get("callback")
+    return getattr(callback, "callback_func", callback) if inner is None else inner.cell_contents
+
+
+def source_frames(equation: Any) -> list[tuple[str, int, str]]:
+    """(file, line, function) of the code that made an equation, innermost first, without that of JAX and graftax."""
+    frames = getattr(equation.source_info.traceback, "frames", None) or ()
+    own = str(Path(jax.__file__).parent)  # of which JAX itself shows some
+    users = [f for f in frames if not is_hidden_file(f.file_name) and not f.file_name.startswith(own)]
+    return [(f.file_name, f.line_num, f.function_name) for f in users]
+
+
+def run_equation(equation: Any, operands: list[Any]) -> list[Any]:
+    """The outputs of one equation. JAX 0.12 has the functions of a custom rule among the parameters."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions, params = params if isinstance(params, tuple) else ([], params)
+    with equation.ctx.manager:
+        outputs = equation.primitive.bind(*functions, *operands, **params)
+    return list(outputs) if equation.primitive.multiple_results else [outputs]
+
+
+def closed(jaxpr: Any) -> Any:
+    """A closed Jaxpr of one without constants."""
+    return jax.extend.core.ClosedJaxpr(jaxpr, ())  # pyright: ignore[reportPrivateImportUsage]
+
+
+def scan_parts(equation: Any) -> tuple[int, int]:
+    """(how many operands of a scan are constants, how many are carried). JAX 0.12 says it with trees."""
+    params = equation.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].update(list(range(len(equation.invars)))).unpack()
+    return len(list(constants)), len(list(carried))
+
+
+def name_scopes(equation: Any) -> tuple[list[str], list[str]]:
+    """(transforms, named scopes) that an equation was made in, outermost first."""
+    stack = getattr(equation.source_info.name_stack, "stack", ())
+    transforms = [part.name for part in stack if type(part).__name__ == "Transform"]
+    return transforms, [part.name for part in stack if type(part).__name__ != "Transform"]

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which frames JAX leaves out of tracebacks, and of what it says of a program's lines."""
+
+from __future__ import annotations
+
+from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
+
+from graftax._jax.private_names import lacking
+
+
+def hide_frames(folder: str) -> None:
+    """JAX treats code below `folder` as its own: in tracebacks, and where a program says which line made it."""
+    for module in (_traceback_util, _source_info_util):
+        if hasattr(module, "register_exclusion"):
+            module.register_exclusion(folder)
+        else:
+            lacking["hiding frames"] = f"{module.__name__}.register_exclusion"
+
+
+def is_hidden_file(filename: str) -> bool:
+    """Does JAX leave frames of this file out of tracebacks?"""
+    return not _traceback_util.include_filename(filename)
+
+
+def filtering_mode() -> str:
+    """How JAX hides frames: `off`, `tracebackhide`, `remove_frames` or `quiet_remove_frames`."""
+    return _traceback_util._filtering_mode()
