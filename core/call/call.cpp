@@ -373,7 +373,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
              !nothing_has_run(error.value().ptr()))) {  // what was donated may be gone
           error.restore();
           raise_explained(self, roots);
-        }  // else Tier A raises with a better message
+        }  // else jax.jit raises with a better message
         direct = nullptr;
         donated = false;
       }

@@ -86,7 +86,7 @@ namespace {
 // What the leaves before were like: most are like one of these.
 class Looker {
  public:
-  // False where this is nothing that Tier B takes.
+  // False where this is nothing that a direct call takes.
   bool look_at(PyObject* leaf, LeafLook& out) {
     if (kind_of(leaf).leaf == Leaf::numpy) return look_at_host(leaf, out);
     Owned array = Owned::borrow(leaf), impl, layout;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tier B: a loaded executable run on the leaves of a call, without jax.jit, where all that jax.jit would look at is as
+// Direct calls: a loaded executable runs on the leaves of a call, without jax.jit, where all that jax.jit would look at is as
 // it was when jax.jit ran. What is private to JAX comes from _jax/fast_dispatch.py; see docs/internals/direct.md.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace graftax {
 
-// What jax.jit looks at besides its arguments and settings. False where it is not as everyday calls have it: then Tier A
+// What jax.jit looks at besides its arguments and settings. False where it is not as everyday calls have it: then jax.jit
 // runs.
 bool gate_is_open();
 
@@ -54,7 +54,7 @@ struct LeafLook {
   Owned sharding;
 };
 
-// What these leaves look like, one after the other; empty where one of them is nothing that Tier B takes.
+// What these leaves look like, one after the other; empty where one of them is nothing that a direct call takes.
 std::vector<LeafLook> looks_of(const OwnedList& leaves);
 
 struct Entry;
@@ -62,7 +62,7 @@ struct Entry;
 class Direct {
  public:
   // Remembers what these leaves look like; `looks` are theirs where they are known. Null where one of them is nothing
-  // that Tier B takes.
+  // that a direct call takes.
   static Shared<Direct> look(const OwnedList& leaves, TraceContext trace_context, std::vector<LeafLook>* looks);
 
   // Are the trace context and these leaves as they were then? Runs no user code.

@@ -2,8 +2,8 @@
 """Direct calls: a compiled executable runs on the leaves of a call, without `jax.jit`.
 
 Private names are looked up once, at import. If one is missing, or if the self-test before the first direct call finds a
-difference to `jax.jit`, all calls stay with `jax.jit`. `GRAFTAX_DIRECT_DISPATCH=0` in the environment turns direct calls
-off. The calls run in `core/call/fast_dispatch.cpp`.
+difference to `jax.jit`, all calls stay with `jax.jit`. `GRAFTAX_DIRECT_DISPATCH=0` in the environment turns direct
+calls off. They run in `core/call/fast_dispatch.cpp`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier A: one `jax.jit` object per structure, over a flat function of arrays. Public JAX only."""
+"""One `jax.jit` object per structure, over a flat function of arrays. Public JAX only."""
 
 from __future__ import annotations
 
