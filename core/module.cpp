@@ -10,7 +10,7 @@
 #include "graph/editor.h"
 #include "graph/rebuild.h"
 #include "graph/record.h"
-#include "graph/rows.h"
+#include "graph/program_rows.h"
 #include "graph/structure_cache.h"
 #include "graph/swap_contents.h"
 #include "python/hooks.h"

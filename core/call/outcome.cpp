@@ -5,7 +5,7 @@
 #include "call/trace.h"
 #include "graph/key_path.h"
 #include "graph/kinds/function.h"
-#include "graph/rows.h"
+#include "graph/program_rows.h"
 #include "graph/static_equality.h"
 #include "python/hooks.h"
 

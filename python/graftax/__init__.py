@@ -42,7 +42,7 @@ from graftax._setup import setup as _setup
 _setup()
 
 from graftax import errors, tree, types
-from graftax._base.marks import Dynamic, Static
+from graftax._base.trace_markers import Dynamic, Static
 from graftax._explain import log_recompiles
 from graftax._export.disk_cache import cache
 from graftax._export.export import export
@@ -51,7 +51,7 @@ from graftax._graph.flat_dict import from_dict, to_dict
 from graftax._graph.flatten import flatten, unflatten
 from graftax._graph.module import Module
 from graftax._graph.object_diff import diff, equal
-from graftax._graph.packed import pack
+from graftax._graph.pack import pack
 from graftax._graph.select import at, find, shared
 from graftax._graph.stack import each, stack, unstack
 from graftax._graph.types.register import field, register, register_static

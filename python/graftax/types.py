@@ -7,7 +7,7 @@ from graftax._core import GraphDef
 from graftax._explain import CallExplanation, Explanation, RecompileLog
 from graftax._export.disk_cache import DiskCache
 from graftax._export.export import Exported
-from graftax._graph.packed import Packed
+from graftax._graph.pack import Packed
 from graftax._graph.path import Path, Ref
 from graftax._jit.cache import CacheInfo
 from graftax._jit.jitted import Jitted

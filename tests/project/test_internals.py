@@ -79,7 +79,7 @@ def known_paths():
 
 
 def file_exists(text):
-    """A file, a folder, or `core/graph/rows` for source and header; from the root or any folder."""
+    """A file, a folder, or `core/graph/program_rows` for source and header; from the root or any folder."""
     text = text.strip("/")
     patterns = [f"*/{text}"] + ([f"*/{text}.*"] if "/" in text and "." not in text else [])
     return any(fnmatch.filter(known_paths(), pattern) for pattern in patterns)

@@ -19,8 +19,8 @@ from graftax._capture.namespaces import Rebuilt
 from graftax._capture.signature import global_names, resolve
 from graftax._jax.equations import user_callback
 from graftax._jax.inner_frames import inner_frames
-from graftax._jax.running_traces import equations
 from graftax._jax.tracebacks import caller_level
+from graftax._jax.traces import equations
 
 COPY_CHANGED = (
     "{name}: its host function {host} seems to change {paths}, which is a copy made for the trace, because {name} "

@@ -24,7 +24,7 @@ from graftax._base.errors import ImpureCallWarning
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names, cells_of, is_never_asked, is_users_code, names_of
 from graftax._capture.caught_errors import FrameEvents
-from graftax._capture.code_set import MetCode
+from graftax._capture.code_by_identity import MetCode
 from graftax._capture.impure_functions import (
     ENVIRON,
     ENVIRON_CODES,

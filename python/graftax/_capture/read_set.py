@@ -62,7 +62,7 @@ from graftax._capture.bytecode import (
     texts_in,
 )
 from graftax._capture.cached_values import CachedValues
-from graftax._capture.code_set import CodeSet, MetCode
+from graftax._capture.code_by_identity import CodeSet, MetCode
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
 from graftax._capture.impure_calls import ImpureCalls

@@ -15,7 +15,7 @@ from graftax._capture.function_attributes import State
 from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin
 from graftax._capture.user_caches import holds_tracer
-from graftax._jax.running_traces import current_trace
+from graftax._jax.traces import current_trace
 
 P = ParamSpec("P")
 R = TypeVar("R")

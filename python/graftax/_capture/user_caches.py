@@ -21,8 +21,8 @@ from graftax._base.errors import MutationError
 from graftax._capture.cache_layout import Cache, has_no_limit, is_known, results_in, table_of
 from graftax._capture.numbers.symbols import Symbol
 from graftax._jax.arrays import array_class
-from graftax._jax.running_traces import current_trace
 from graftax._jax.tracers import is_ended, live_traces, trace_of
+from graftax._jax.traces import current_trace
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 
-from graftax._jax.running_traces import current_trace, is_of_trace
+from graftax._jax.traces import current_trace, is_of_trace
 
 _ACTIVE = threading.local()  # .recorders: those of the running traces, the outermost first
 

@@ -23,7 +23,7 @@ import jax.numpy
 import numpy as np
 
 from graftax import interop
-from graftax._base.marks import Dynamic, Static
+from graftax._base.trace_markers import Dynamic, Static
 from graftax._graph.module import Module
 from graftax._graph.path import Graph
 from graftax._graph.types.describe import by_fields, static_classes

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from graftax._jax.running_traces import current_trace, enclosing_jits, forget_traces
 from graftax._jax.tracers import live_traces, traced_for
+from graftax._jax.traces import current_trace, enclosing_jits, forget_traces
 
 # A part of JAX's cache keys. A JAX without it shares one cache, and raises UnexpectedTracerError.
 _CACHE_CONTEXT = jax.make_user_context(None) if hasattr(jax, "make_user_context") else None

@@ -13,7 +13,7 @@ from weakref import ReferenceType
 from jax.core import Tracer
 from jax.extend.core import Literal
 
-from graftax._jax.running_traces import current_trace
+from graftax._jax.traces import current_trace
 
 _TRANSFORM_NAMES = {  # JAX's internal name: (public names in JAX, name in graftax)
     "BatchTrace": ("jax.vmap", "vmap"),

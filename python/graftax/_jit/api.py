@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from graftax._jax.tracebacks import boundary
-from graftax._jit.check import Checked
+from graftax._jit.compare_with_plain import Checked
 from graftax._jit.jitted import Jitted
 from graftax._jit.jitted_pytree import JittedPytree
 from graftax._jit.options import (

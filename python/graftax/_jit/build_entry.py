@@ -13,8 +13,8 @@ from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
 from graftax._jax.compilation import own_jit
 from graftax._jit import program_store
+from graftax._jit.auto_donation import Donor
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
-from graftax._jit.donor import Donor
 from graftax._jit.leaf_names import LeafNames
 from graftax._jit.multihost_check import CrossHostCheck
 from graftax._jit.multihost_rendezvous import compares_hosts

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from graftax import _core
-from graftax._capture.code_set import CodeSet
+from graftax._capture.code_by_identity import CodeSet
 from graftax._capture.impure_calls import Overheard
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.read_set_numbers import OfSymbols
 from graftax._explain import History, compile_events
-from graftax._jit.advice import Advice
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options
 from graftax._jit.same_function import Sharing, leave, sharing_of
+from graftax._jit.slow_input_warnings import Advice
 
 IDENTITY_COLLECTED = "an object that was compared by identity no longer exists"
 CACHE_FULL = "there were more structures than cache_size={size}"

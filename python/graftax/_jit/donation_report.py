@@ -10,8 +10,8 @@ import types
 import warnings
 from typing import Any
 
-from graftax._base.amounts import count_text, short_bytes
 from graftax._base.errors import MissedDonationWarning
+from graftax._base.size_text import count_text, short_bytes
 from graftax._jax.fast_dispatch import counts_buffer_users
 from graftax._jax.tracebacks import caller_level
 from graftax._jit.leaf_names import leaf_names

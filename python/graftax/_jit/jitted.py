@@ -43,19 +43,19 @@ from graftax._jax.error_texts import (
 from graftax._jax.symbolic_numbers import lacks_symbols
 from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jit import program_store
-from graftax._jit.advice import note_comparison
+from graftax._jit.auto_donation import note_gone
 from graftax._jit.build_entry import build_entry, leaf_options
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.compile_progress import report_stages
 from graftax._jit.donation_report import DonationReport, report_of, warn_of_kept
-from graftax._jit.donor import note_gone
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.out_of_memory import note_largest
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.requested_donation import refuse_static_donation
 from graftax._jit.same_function import keep
+from graftax._jit.slow_input_warnings import note_comparison
 from graftax._jit.stages import Lowered, Staging, Traced
 from graftax._jit.trace import context_of, definition_of, flat_function
 from graftax._jit.warm import warm

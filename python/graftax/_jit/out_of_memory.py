@@ -10,7 +10,7 @@ import jax
 import jax.core
 
 from graftax import _core
-from graftax._base.amounts import count_text, short_bytes
+from graftax._base.size_text import count_text, short_bytes
 from graftax._jit.leaf_names import leaf_names
 
 LARGEST = "{name} takes {arrays} of {size} on a device. The largest:\n{rows}\n{remedy}"

@@ -28,7 +28,7 @@ from graftax._graph.array_aliases import Source, merge_aliases, recording_aliase
 from graftax._jax.arrays import ref_types
 from graftax._jax.nested_jit import tracing_part
 from graftax._jax.part_programs import jit_of_calls, jit_of_part, runs_foreign_code
-from graftax._jax.running_traces import current_trace, is_of_trace, trace_context
+from graftax._jax.traces import current_trace, is_of_trace, trace_context
 from graftax._jit.cache import FunctionTable
 from graftax._jit.repeated_option import Selection
 

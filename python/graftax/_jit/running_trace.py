@@ -10,7 +10,7 @@ from typing import Any
 
 from graftax import _core
 from graftax._capture.numpy_in_place import NumpyWatch
-from graftax._jax.running_traces import current_trace
+from graftax._jax.traces import current_trace
 
 _THREAD = threading.local()  # .traces: outermost first
 

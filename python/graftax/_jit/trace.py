@@ -39,7 +39,7 @@ from graftax._jax.error_notes import clarify
 from graftax._jax.error_texts import is_concretization_error, silence_callback_logging
 from graftax._jax.inner_frames import inner_frames
 from graftax._jax.nested_jit import private_caches
-from graftax._jax.running_traces import equations
+from graftax._jax.traces import equations
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.jax_results import as_jax_returns

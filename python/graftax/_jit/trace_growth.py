@@ -28,7 +28,7 @@ from graftax._capture.namespaces import Rebuilt
 from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import AliasRecorder
-from graftax._jax.running_traces import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
+from graftax._jax.traces import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.requested_donation import donated_leaves
 from graftax._jit.running_trace import RunningTrace, running_traces

@@ -7,7 +7,7 @@ import dataclasses
 import html
 from typing import Any
 
-from graftax._base.amounts import short_bytes
+from graftax._base.size_text import short_bytes
 
 _LARGEST = 10
 

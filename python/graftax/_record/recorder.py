@@ -22,8 +22,8 @@ from graftax import _core
 from graftax._base.errors import RecordedCallWarning
 from graftax._capture.signature import call_opaque, call_partial, is_called_by_its_class
 from graftax._graph.patterns import Pattern, argument_pattern
-from graftax._jax.running_traces import outside_of_traces
 from graftax._jax.tracebacks import boundary, caller_level
+from graftax._jax.traces import outside_of_traces
 from graftax._jit.api import jit
 from graftax._jit.jitted import Jitted
 from graftax._jit.options import Options, several

@@ -28,7 +28,7 @@ from graftax._export.digest import code_digest
 from graftax._export.holders import value_at
 from graftax._graph.pickling import graphdef_from_state
 from graftax._io import LoadError, load, peek
-from graftax._jit.donor import is_gone
+from graftax._jit.auto_donation import is_gone
 from graftax._jit.jitted import Jitted
 from graftax._record.call_file import FORMAT, environment, leaf_digests, results_data, unique_names
 from graftax._record.code_pickle import CodeName, find_code, loads, main_file

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from graftax import _core
-from graftax._base.amounts import count_text, short_bytes, short_number
 from graftax._base.errors import GraftaxError
+from graftax._base.size_text import count_text, short_bytes, short_number
 from graftax._graph.path import Graph
 from graftax._graph.structure import Op, Row, Structure
 from graftax._jit.jitted import Jitted

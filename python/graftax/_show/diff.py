@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graftax._base.amounts import count_text
+from graftax._base.size_text import count_text
 from graftax._graph.object_diff import diff
 from graftax._graph.path import Graph
 from graftax._show.format import cut, type_text

@@ -6,7 +6,7 @@ from __future__ import annotations
 import html
 from typing import NamedTuple
 
-from graftax._base.amounts import short_bytes
+from graftax._base.size_text import short_bytes
 from graftax._show.format import cut
 from graftax._show.model import Picture
 

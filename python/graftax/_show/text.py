@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from graftax._base.amounts import short_bytes, short_number
+from graftax._base.size_text import short_bytes, short_number
 from graftax._show.model import Picture
 
 _MAX_ITEMS, _MAX_ATTRIBUTES = 12, 24  # children of one row that are shown: by number, and by name

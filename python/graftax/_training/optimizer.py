@@ -23,8 +23,8 @@ from graftax._graph.path import Graph, Path
 from graftax._graph.patterns import nearest
 from graftax._graph.types.register import register_static
 from graftax._jax.arrays import as_weak
-from graftax._jax.running_traces import is_trace
 from graftax._jax.tracebacks import caller_level
+from graftax._jax.traces import is_trace
 from graftax._training.array_maps import array_numbers, is_inexact
 from graftax._training.labels import use_for_labels
 from graftax._training.match_gradients import gradients_in, require_shapes, shape_message

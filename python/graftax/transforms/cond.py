@@ -17,7 +17,8 @@ from graftax._graph.structure_diff import differ_only_in_order, differences, dif
 from graftax._jax.tracebacks import boundary
 from graftax._jit.running_trace import note_copy
 from graftax.transforms._engine.eager_compile import run_compiled
-from graftax.transforms._engine.graph_after import (
+from graftax.transforms._engine.lift import name_of, named
+from graftax.transforms._engine.loop_state import (
     EndedTracer,
     Provenance,
     StateAfter,
@@ -32,7 +33,6 @@ from graftax.transforms._engine.graph_after import (
     with_arrays,
     with_copies,
 )
-from graftax.transforms._engine.lift import name_of, named
 from graftax.transforms._engine.merge_objects import BranchObjects, BranchWriter
 from graftax.transforms._engine.program import Program, Recipe
 from graftax.transforms._engine.retrace import Fixpoint

@@ -20,8 +20,8 @@ from graftax.transforms._engine.custom_derivative import (
 )
 from graftax.transforms._engine.custom_derivative_call import CustomCall, Saved
 from graftax.transforms._engine.deferred_rules import DeferredRule
-from graftax.transforms._engine.graph_after import type_text
 from graftax.transforms._engine.lift import MISSING, by_value
+from graftax.transforms._engine.loop_state import type_text
 from graftax.transforms._engine.snapshot import Snapshot
 
 P = ParamSpec("P")

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from graftax import _core
-from graftax._jax.running_traces import in_same_trace
 from graftax._jax.tracebacks import boundary
+from graftax._jax.traces import in_same_trace
 from graftax.transforms._engine.derivative import Differentiated, arrays_only
 from graftax.transforms._engine.lift import MISSING, Output, by_value, call_first, name_of, named
 from graftax.transforms._engine.program import Program

@@ -13,9 +13,9 @@ from graftax._graph.stack import Each
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.carry import Loop, LoopAttempt, call_pure, rows_signature
 from graftax.transforms._engine.eager_compile import run_compiled
-from graftax.transforms._engine.graph_after import with_arrays
 from graftax.transforms._engine.layer_loop import Layers, layers_in
 from graftax.transforms._engine.lift import name_of, named
+from graftax.transforms._engine.loop_state import with_arrays
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.slices import Slices, plain_scan
 from graftax.transforms.scan import scan_layers

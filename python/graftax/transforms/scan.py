@@ -16,10 +16,10 @@ from graftax._graph.stack import Each
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.carry import Loop, LoopAttempt, rows_signature
 from graftax.transforms._engine.eager_compile import run_compiled
-from graftax.transforms._engine.graph_after import with_arrays
 from graftax.transforms._engine.layer_loop import Layers, layers_in, require_length
 from graftax.transforms._engine.lift import MISSING, name_of
 from graftax.transforms._engine.loop_progress import Progress, reporter
+from graftax.transforms._engine.loop_state import with_arrays
 from graftax.transforms._engine.scan_axes import Carry, scan_by_axes
 from graftax.transforms._engine.slices import Slices, as_pair, plain_scan, plain_scan_of_objects
 

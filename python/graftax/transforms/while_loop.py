@@ -17,8 +17,8 @@ from graftax._base.handles import is_handle, run_inside
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.carry import Loop, LoopAttempt, carry_signature, index_signature
 from graftax.transforms._engine.eager_compile import run_compiled
-from graftax.transforms._engine.graph_after import type_of, with_arrays
 from graftax.transforms._engine.lift import name_of
+from graftax.transforms._engine.loop_state import type_of, with_arrays
 
 WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
 

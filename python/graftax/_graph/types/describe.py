@@ -35,7 +35,7 @@ from jax import tree_util
 from graftax import _core, interop
 from graftax._base.errors import UnsupportedValueError
 from graftax._base.handles import HandleLayout, handle_classes
-from graftax._base.marks import Dynamic, Static
+from graftax._base.trace_markers import Dynamic, Static
 from graftax._base.type_record import Description
 from graftax._graph.types import static_values
 from graftax._graph.types.ignored import Ignored

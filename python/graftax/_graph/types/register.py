@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from graftax import _core
 from graftax._base.errors import UnsupportedValueError
-from graftax._base.marks import Static
+from graftax._base.trace_markers import Static
 from graftax._base.type_record import Description
 from graftax._graph.types.describe import by_fields, child_names, is_frozen, schemas, static_classes
 from graftax._jax.tree_registry import is_tree_node

@@ -15,7 +15,7 @@ from graftax._base.errors import MutationError, StructureError, rename_leaves
 from graftax._graph.array_aliases import Source
 from graftax._graph.structure_diff import differences, differences_text
 from graftax._jax.arrays import ref_types
-from graftax.transforms._engine.graph_after import (
+from graftax.transforms._engine.loop_state import (
     StateAfter,
     elements,
     node_name,

@@ -19,8 +19,8 @@ from graftax._base.errors import MutationError
 from graftax._jax.error_texts import ClosedOver
 from graftax._jax.tracebacks import caller_level
 from graftax.transforms._engine.custom_derivative_call import CustomCall
-from graftax.transforms._engine.graph_after import type_text
 from graftax.transforms._engine.lift import MISSING, Make, name_of
+from graftax.transforms._engine.loop_state import type_text
 from graftax.transforms._engine.program import NO_SUCH_OPERAND, NOT_CALLABLE, Program
 from graftax.transforms._engine.snapshot import Snapshot
 from graftax.transforms._engine.tangents import is_inexact

@@ -20,7 +20,7 @@ from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import Signature, global_names, resolve
 from graftax._jax.compilation import own_jit
-from graftax._jax.running_traces import equations, outside_of_traces
+from graftax._jax.traces import equations, outside_of_traces
 from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import RecordedCall
 from graftax._jit.jitted import Jitted

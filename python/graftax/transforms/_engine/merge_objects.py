@@ -8,7 +8,7 @@ from typing import Any
 
 from graftax import _core
 from graftax._graph.structure import Structure
-from graftax.transforms._engine.graph_after import Provenance, StateAfter
+from graftax.transforms._engine.loop_state import Provenance, StateAfter
 from graftax.transforms._engine.program import Program
 
 

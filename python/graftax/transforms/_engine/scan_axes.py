@@ -15,9 +15,9 @@ from graftax import _core, interop
 from graftax._base.errors import StructureError
 from graftax._graph.structure_diff import differ_only_in_order, differences_text
 from graftax.transforms._engine.carry import LOOP_STRUCTURE, MOVED
-from graftax.transforms._engine.graph_after import StateAfter, node_name, state_after, type_text, with_arrays
 from graftax.transforms._engine.leaf_specs import OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.lift import call_first, name_of, named, wraps
+from graftax.transforms._engine.loop_state import StateAfter, node_name, state_after, type_text, with_arrays
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.retrace import Retrace
 from graftax.transforms._engine.specs import SpecOption

@@ -18,7 +18,7 @@ from graftax._graph.stack import is_layer
 from graftax._graph.structure import RootPath, place_name
 from graftax._graph.structure_diff import differences, differences_text
 from graftax._jax.arrays import is_dimension
-from graftax.transforms._engine.graph_after import type_text, with_arrays
+from graftax.transforms._engine.loop_state import type_text, with_arrays
 from graftax.transforms._engine.program import Program
 
 NOT_A_PAIR = (

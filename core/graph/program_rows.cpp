@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "graph/rows.h"
+#include "graph/program_rows.h"
 
 #include "graph/key_path.h"
 #include "graph/static_equality.h"
