@@ -433,7 +433,7 @@ Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ri
   if (!results) return {};
   Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), jax.consume, handlers.get()));
   if (outputs && !PyList_CheckExact(outputs.get()))
-    raise_error(PyExc_SystemError, "the results of an executable are no list");
+    raise_error(PyExc_SystemError, "the results of an executable are not a list");
   if (outputs) expect(outputs.get());
   if (outputs && slot) ring_->give_back(*slot, outputs.get());
   if (donation_) donation_->note_call(leaves, donated);

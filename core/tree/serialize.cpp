@@ -26,7 +26,7 @@ void check_data(const TreeKind& kind, PyObject* data, size_t arity) {
     good = data && PyTuple_Check(data) && arity == kind.children.size() &&
            PyTuple_GET_SIZE(data) == static_cast<Py_ssize_t>(kind.others.size() + (kind.absent ? 1 : 0));
   if (!good)
-    raise_error(PyExc_ValueError, std::string("these node data are none of a ") + kind.type->tp_name + " with " +
+    raise_error(PyExc_ValueError, std::string("these are not the node data of a ") + kind.type->tp_name + " with " +
                                       std::to_string(arity) + " children: " + (data ? short_repr(data) : "nothing"));
 }
 
@@ -50,7 +50,7 @@ Owned with_mark(const TreeKind& kind, PyObject* data, bool back) {
   return Owned::steal(out.release().ptr());
 }
 
-[[noreturn]] void refuse_records() { raise_error(PyExc_ValueError, "this is no pickled tree structure"); }
+[[noreturn]] void refuse_records() { raise_error(PyExc_ValueError, "this is not a pickled tree structure"); }
 
 // A structure made of its records, given in pre-order.
 class FromRecords {

@@ -369,7 +369,7 @@ class Model:
         ("layers[2]", graftax.StructureError, r"the list at .layers has no \[2\]. It has \[1\], \[0\]"),
         ("layers[0].a.x", graftax.StructureError, r"the int at .layers\[0\].a has no .x. It has nothing below"),
         ("**.c", graftax.StructureError, r"nothing in this Model matches '\*\*.c'. It has .*layers"),
-        ("layers..a", ValueError, r"is no path: it makes no sense from '..a' on"),
+        ("layers..a", ValueError, r"is not a path: it cannot be read from '..a' on"),
         ("**.layers[*]a", ValueError, r"is not a pattern: it cannot be read from 'a' on"),
         (3, TypeError, r"at\(\) takes a path, a pattern, a function or several of those, got 3"),
         ((), TypeError, r"got \(\)"),

@@ -103,7 +103,7 @@ def test_parse(text: str, path: list[Any]):
 
 @pytest.mark.parametrize("text", ["a..b", "a[", "a]", "[a", "a[0]b", ".", "a.", "['a]", "[[0]]"])
 def test_what_is_no_path(text: str):
-    with pytest.raises(ValueError, match=r"is no path: it makes no sense from .* on. Write layers\[0\].w"):
+    with pytest.raises(ValueError, match=r"is not a path: it cannot be read from .* on. Write layers\[0\].w"):
         Path.parse(text)
 
 
@@ -286,7 +286,7 @@ def test_a_pattern_of_many_stars_within_a_step_takes_no_more_than_its_length(sta
 @pytest.mark.parametrize("text", ["-" * 10_000 + "1", "(" * 150, "(" * 10_000, "[" * 500, "not " * 3000 + "1"])
 def test_what_is_too_deep_for_the_parser_is_a_text(text: str):
     if "[" in text:
-        with pytest.raises(ValueError, match="is no path"):
+        with pytest.raises(ValueError, match="is not a path"):
             Path.parse(f"a[{text}]")
     else:
         assert Path.parse(f"a[{text}]")[1] == DictKey(text) and Path([DictKey(text)]).matches(f"[{text}]")

@@ -387,5 +387,5 @@ def test_a_pattern_of_everything_means_nothing_in_particular():
 
 
 def test_a_path_with_an_escape_that_is_none_is_no_path():
-    with pytest.raises(ValueError, match="is no path"):
+    with pytest.raises(ValueError, match="is not a path"):
         Path.parse("['\\x']")

@@ -156,7 +156,7 @@ def test_empty_slots_and_attributes_beside_the_fields():
         (
             lambda: graftax.register(type("X", (), {}), flatten=len, unflatten=len, names=["a", "a"]),
             TypeError,
-            "a different text for each child",
+            "a different string for each child",
         ),
         (lambda: graftax.register(type("X", (), {}), names=["a"]), TypeError, "names= names the children of flatten="),
         (lambda: graftax.register(type("X", (), {}), static="ab"), TypeError, r"give a list of names: \['ab'\]"),

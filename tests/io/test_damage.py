@@ -207,7 +207,7 @@ EMPTY = {"__metadata__": {}}
         ({"__metadata__": {"graftax": '{"needs":1,"parts":["../x"]}'}}, b"", "no names"),
         ({"__metadata__": {"graftax": '{"needs":1,"names":[],"arrays":[],"rows":[]}'}}, b"", "missing"),
         ({"__metadata__": {"graftax": '{"needs":1,"names":["builtins:list"],"arrays":[],"rows":[["n",0,99999]]}'}}, b"",
-         "do not come"),
+         "more children than there are rows"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(tmp_path, header, data, message):

@@ -161,7 +161,7 @@ class GraphBuilder:
             items.sort(key=lambda item: parts.index(item[0].name))
         elif not parts and base in ("list", "tuple", "deque"):
             if not all(isinstance(entry, SequenceKey) for entry, _ in items):
-                raise StructureError(f"the items of {self._name(number)} have keys that are no numbers")
+                raise StructureError(f"the items of {self._name(number)} have keys that are not numbers")
             items.sort(key=lambda item: item[0].idx)
             if [entry.idx for entry, _ in items] != list(range(len(items))):
                 entries = [entry for entry, _ in items]

@@ -68,7 +68,7 @@ class _Pickler(pickle.Pickler):
 def _device(platform: str, number: int) -> Any:
     devices = {device.id: device for device in jax.devices(platform)}
     if number not in devices:
-        raise pickle.UnpicklingError(f"the pickle means device {number} of platform {platform}, and there is none")
+        raise pickle.UnpicklingError(f"the pickle refers to device {number} of platform {platform}, which is not here")
     return devices[number]
 
 

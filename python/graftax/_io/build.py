@@ -144,7 +144,7 @@ class ObjectBuilder:
     def _registered(self, number: int, cls: type, children: list[tuple[Any, int]]) -> Node | None:
         """Describes a registered node. Its aux data are built first: the class must not see them unfinished."""
         if number in self._aux_in_progress:
-            raise LoadError(f"the aux data of {self._file.path(number)!r} reach the object itself")
+            raise LoadError(f"the aux data of {self._file.path(number)!r} contain the object itself")
         position = next((i for i, (entry, _) in enumerate(children) if entry == GetAttrKey("aux_data")), None)
         if position is None:
             raise LoadError(f"what the file has at {self._file.path(number)!r} has no aux data")
@@ -174,11 +174,11 @@ def _check_text_array(detail: Any) -> None:
     size = math.prod(shape)
     # The dtype may be anything in a damaged file, and decides how the bytes are read.
     if dtype != "|V0" and (numpy_dtype.kind not in "USMm" or numpy_dtype.itemsize * size != len(data)):
-        raise LoadError("a text array that holds something else")
+        raise LoadError("a text array whose bytes do not fit its dtype and shape")
     if not are_characters(numpy_dtype, data):
-        raise LoadError("a text array of what are no characters")
+        raise LoadError("a text array with invalid characters")
     if dtype == "|V0" and size > 1 << 32:
-        raise LoadError("an array of nothing that is too large")
+        raise LoadError("an array of void that is too large")
 
 
 def unknown_names(unknown: Iterable[str], path: str) -> LoadError:

@@ -119,7 +119,7 @@ class FileGraph:
         if op == "r" and type(arg) is int and 0 <= arg < number and self.rows[arg].op in "ns":
             return FileRow("r", arg, [], None, parent)
         if op != "n" or len(row) < 3:
-            raise Malformed(f"row {number} is none of this format")
+            raise Malformed(f"row {number} does not have the form of a row")
         entries: Any = row[2]
         if type(entries) is int:
             self._expect_children(entries)
@@ -134,7 +134,7 @@ class FileGraph:
         """Counts children against the rows that are there, before memory is allocated for them."""
         self._children_to_come -= children
         if children < 0 or self._children_to_come < 0:
-            raise Malformed("a number of children that do not come")
+            raise Malformed("a node announces more children than there are rows")
 
     def _entry(self, entry: Any) -> Any:
         if type(entry) is str:
@@ -147,14 +147,14 @@ class FileGraph:
             try:
                 hash(key)
             except TypeError as error:
-                raise Malformed(f"a key without a hash: {error}") from None
+                raise Malformed(f"an unhashable key: {error}") from None
             return dict_key(UnknownKey(str(entry[0])) if key is MISSING else key)
         form: dict[str, Any] = entry if type(entry) is dict else {}
         if type(form.get("flat")) is int and 0 <= form["flat"] < _MAX_INDEX:
             return FlattenedIndexKey(form["flat"])
         if type(form.get("text")) is str:
             return OtherKey(form["text"])
-        raise Malformed(f"a key that is none: {entry!r}")
+        raise Malformed(f"an invalid key: {entry!r}")
 
     def _opaque_key(self, data: Any) -> OpaqueKey | None:
         form: dict[str, Any] = data if type(data) is dict else {}

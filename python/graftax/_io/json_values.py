@@ -233,22 +233,22 @@ class Decoder:
         """
         if type(data) is not dict:
             if type(data) is list:
-                raise Malformed("a list where a value is to be")
+                raise Malformed("a list in place of a value")
             return data
         if depth > _MAX_DEPTH + 4:
-            raise Malformed("a value in values without end")
+            raise Malformed("values nested too deeply")
         form = cast("dict[str, Any]", data)
         form_name = form.get("!")
         read = _READERS.get(form_name) if type(form_name) is str else None
         if read is None:
-            raise Malformed(f"a value of an unknown form {form.get('!')!r}")
+            raise Malformed(f"a value of an unknown kind {form.get('!')!r}")
         try:
             return read(self, form, depth + 1)
         except Malformed:
             raise
         # A damaged value may fail anywhere in its constructor.
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error) as error:
-            raise Malformed(f"a {form['!']} that is none: {error!r}") from None
+            raise Malformed(f"a value of the kind {form['!']!r} cannot be read: {error!r}") from None
 
     def parts(self, data: Any, depth: int) -> list[Any] | Any:
         """Reads the parts of a value; MISSING if one of them is."""
@@ -311,10 +311,10 @@ def _axes(form: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], tuple
     """Names, sizes and types of mesh axes. The types are None, JAX's default, in files that do not have them."""
     names, sizes = zip(*form["axes"], strict=True) if form["axes"] else ((), ())
     if not all(type(name) is str for name in names) or not all(type(size) is int and size > 0 for size in sizes):
-        raise Malformed("axes that are none")
+        raise Malformed("invalid mesh axes")
     axis_types = tuple(AxisType[name] for name in form["types"]) if "types" in form else None
     if axis_types is not None and len(axis_types) != len(names):
-        raise Malformed("axes with types of others")
+        raise Malformed("another number of axis types than of axes")
     return names, sizes, axis_types
 
 
@@ -333,7 +333,7 @@ def _bits(data: Any) -> float:
 def _numbers(form: dict[str, Any], count: int) -> list[int]:
     parts = form["parts"]
     if type(parts) is not list or len(cast("list[Any]", parts)) != count or not all(type(x) is int for x in parts):
-        raise Malformed("parts that are no numbers")
+        raise Malformed("parts that are not numbers")
     return cast("list[int]", parts)
 
 

@@ -161,7 +161,7 @@ _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
-        raise ValueError("a name stands in it twice")
+        raise ValueError("a name occurs in it twice")
     return entries
 
 
@@ -216,7 +216,7 @@ class MappedFile:
         """The array of a tensor: a view of the mapped file if the data are aligned for the dtype, otherwise a copy."""
         tensor = self.header.tensors[name]
         if tensor.dtype in _PACKED:
-            raise LoadError(f"{self.path}: {name!r} is packed as {tensor.dtype}, which JAX has no arrays of")
+            raise LoadError(f"{self.path}: {name!r} is packed as {tensor.dtype}, of which JAX has no arrays")
         dtype = DTYPES[tensor.dtype]
         # An empty file cannot be mapped, and an empty tensor has no bytes.
         if self._map is None or tensor.start == tensor.end:

@@ -88,10 +88,10 @@ def _texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
     texts = dict(metadata or {})
     for name, text in cast("dict[Any, Any]", texts).items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise TypeError(f"metadata= takes texts by name, got {name!r}: {text!r}. Numbers belong into the object.")
+            raise TypeError(f"metadata= is a dict of strings, got {name!r}: {text!r}. Numbers belong in the object.")
         if not (_is_whole(name) and _is_whole(text)):
             raise ValueError(
-                f"metadata= takes texts that other programs read, got half a character in {name!r}: {text!r}"
+                f"metadata= has to be valid Unicode for other programs, got half a character in {name!r}: {text!r}"
             )
         # The graph is itself a text in the metadata.
         if name in RESERVED:
@@ -105,10 +105,10 @@ def _size(size: str | int) -> int:
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", size.upper())
         if match is None or match[2] not in _UNITS:
-            raise ValueError(f"max_file={size!r} is no size: write 50GB, 500MB or a number of bytes")
+            raise ValueError(f"max_file={size!r} is not a size: write 50GB, 500MB or a number of bytes")
         number = float(match[1]) * _UNITS[match[2]]
     if number < 1:
-        raise ValueError(f"max_file={size!r}: a file has a byte at least")
+        raise ValueError(f"max_file={size!r}: a file has at least one byte")
     return int(number)
 
 

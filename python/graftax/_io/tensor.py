@@ -74,7 +74,7 @@ class Leaf(NamedTuple):
             Malformed: where a field has the wrong type.
         """
         if type(data) is not dict:
-            raise Malformed("an array that is no object")
+            raise Malformed("an array that is not described by a JSON object")
         fields: dict[str, Any] = {name: data[name] for name in Leaf._fields if name in data}
         texts = [fields.get("name"), fields.get("kind", "jax"), fields.get("dtype", ""), fields.get("key", "")]
         if not all(type(text) is str for text in texts) or type(fields.get("weak", False)) is not bool:
@@ -90,9 +90,9 @@ class Leaf(NamedTuple):
 def _external_from_json(data: Any) -> ExternalArray:
     parts: list[Any] = data if type(data) is list else []
     if [type(part) for part in parts] != [str, str, list] or parts[1] not in LOGICAL:
-        raise Malformed("an array that lies outside of the file, and nobody says where")
+        raise Malformed("an array outside of the file without its location")
     if not all(type(size) is int and size >= 0 for size in parts[2]) or not is_addressable(parts[2]):
-        raise Malformed("an array with a shape that is none")
+        raise Malformed("an array with an invalid shape")
     return ExternalArray(parts[0], parts[1], tuple(parts[2]))
 
 
@@ -143,7 +143,7 @@ def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_pro
     # Dtypes without a code are saved as bytes; items of several bytes get a dimension of their own.
     if code is None:
         if saved_dtype.name not in LOGICAL:
-            raise UnsupportedValueError(f"there is no form for the dtype {saved_dtype}")
+            raise UnsupportedValueError(f"there is no encoding for the dtype {saved_dtype}")
         code, bytes_of, saved_shape = (
             "U8",
             saved_dtype.name,
@@ -191,10 +191,10 @@ def logical_shape(leaf: Leaf, tensor: Tensor) -> tuple[int, ...]:
     shape = tensor.shape
     if leaf.dtype is not None and LOGICAL[leaf.dtype].itemsize != 1:
         if tensor.dtype != "U8" or shape[-1:] != (LOGICAL[leaf.dtype].itemsize,):
-            raise LoadError(f"{leaf.name!r} holds no {leaf.dtype}")
+            raise LoadError(f"{leaf.name!r} does not hold {leaf.dtype}")
         return shape[:-1]
     if leaf.dtype is not None and tensor.dtype != "U8":
-        raise LoadError(f"{leaf.name!r} holds no {leaf.dtype}")
+        raise LoadError(f"{leaf.name!r} does not hold {leaf.dtype}")
     return shape
 
 
@@ -230,7 +230,7 @@ def restore_array(leaf: Leaf, host: np.ndarray[Any, Any], put_on_devices: Callab
         try:
             return jax.random.wrap_key_data(put_on_devices(host), impl=leaf.key)
         except (TypeError, ValueError) as error:
-            raise LoadError(f"{leaf.name!r} holds no keys of {leaf.key!r}: {error}") from error
+            raise LoadError(f"{leaf.name!r} does not hold keys of {leaf.key!r}: {error}") from error
     value = put_on_devices(host)
     if leaf.weak:
         value = as_weak(value)

@@ -211,7 +211,7 @@ def _check_arguments(
     if given_names is not None and (
         len(set(given_names)) < len(given_names) or not all(isinstance(name, str) for name in given_names)
     ):
-        raise TypeError(f"names= takes a different text for each child, got {given_names!r}")
+        raise TypeError(f"names= needs a different string for each child, got {given_names!r}")
     if static is not None and dynamic is not None:
         raise TypeError("give static= or dynamic=: what is not the one is the other")
     # A text is an iterable of letters, which is never meant.
