@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graftax._capture.bytecode import Names, attributes_passed_on, is_never_asked, names_of, passed_on
-from graftax._capture.numbers.math_overrides import SCALAR_TYPES, TYPE, power, stand_ins
+from graftax._capture.numbers.math_overrides import OF_NUMBERS, SCALAR_TYPES, TYPE, power, stand_ins
 from graftax._capture.retrace_signals import Signals
 
 _SERIALIZERS = frozenset({"json", "orjson", "ujson", "simplejson", "msgpack", "marshal"})
@@ -127,6 +127,17 @@ class StoodIn:
                 yield scope, {"pow": power}
         for i, scope in list(self._of_numbers.items()):
             yield scope, stand_ins(scope, {"float", "int", "sum"}, self._passed.get(i, frozenset()))
+
+
+def asks_numbers(code: types.CodeType, scope: dict[str, Any]) -> bool:
+    """May this code read a number in C, so that a trace with symbols begins anew for it?"""
+    loaded = names_of(code).loaded
+    builtins = (*_FOR_SYMBOLS, "id", "vars", "eval", "exec")
+    return (
+        any(name in loaded and name not in scope for name in builtins)
+        or any(scope.get(name) is np or id(scope.get(name)) in OF_NUMBERS for name in loaded)
+        or not _OTHERWISE.isdisjoint(_names_and_texts(code))
+    )
 
 
 def _names_and_texts(code: types.CodeType) -> list[str]:

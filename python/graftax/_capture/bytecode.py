@@ -26,7 +26,7 @@ from graftax._graph.types.describe import LAZY_IMPORT
 
 # ---- whose code is it?
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def is_asked_any_time(code: types.CodeType) -> bool:
 
 
 def is_users_class(cls: type) -> bool:
-    if not cls.__flags__ & _HEAP_TYPE:  # not made by a class statement
+    if not cls.__flags__ & HEAP_TYPE:  # not made by a class statement
         return False
     module = sys.modules.get(getattr(cls, "__module__", ""))
     return module is None or is_users_scope(vars(module))
@@ -456,7 +456,7 @@ def _is_sentinel(value: Any) -> bool:
     cls = type(value)
     holds = cls.__basicsize__ > object.__basicsize__ + 16 or cls.__itemsize__ or getattr(value, "__dict__", None)
     hidden = _core.kind_info(cls)[0] == "refused"
-    return not holds and not hidden and not is_users_class(cls) and bool(cls.__flags__ & _HEAP_TYPE)
+    return not holds and not hidden and not is_users_class(cls) and bool(cls.__flags__ & HEAP_TYPE)
 
 
 def has_state(function: types.FunctionType) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from jax.core import Tracer
 
 from graftax._base.errors import MutationError
+from graftax._capture.bytecode import HEAP_TYPE
 from graftax._capture.cache_layout import Cache, has_no_limit, is_known, results_in, table_of
 from graftax._capture.numbers.symbols import Symbol
 from graftax._jax.arrays import array_class
@@ -29,7 +30,6 @@ R = TypeVar("R")
 
 # What leads away from what is kept: to code, to all of JAX, or to a trace whose end makes a plain number of a symbol.
 _NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tracer, array_class(), Symbol)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _MOST = 10_000  # values that are looked at in one cache
 _DEPTH = 4  # containers and objects within each other
 
@@ -88,7 +88,7 @@ def _results(cache: Any) -> list[Any]:
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """The attributes of an instance of a class that a class statement made. No code of the class runs for it."""
-    if issubclass(type(value), _NO_HOLDERS) or not type(value).__flags__ & _HEAP_TYPE:
+    if issubclass(type(value), _NO_HOLDERS) or not type(value).__flags__ & HEAP_TYPE:
         return None
     try:
         found = object.__getattribute__(value, "__dict__")

@@ -316,8 +316,8 @@ class Jitted(_core.Caller, Generic[P, R]):
         cached = reads.cached.objects if reads is not None else None
         fixed = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.holder is cached}
         changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
-        rules = plan.number_rules
-        while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed, rules)) is not None:
+        said = plan.number_rules, self._counting
+        while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed, *said)) is not None:
             try:
                 recording = plan.record(roots, call.layout, shapes, opened, numbers.places.keys())
             except GraftaxError:
@@ -333,11 +333,16 @@ class Jitted(_core.Caller, Generic[P, R]):
         symbolic = self._options.numbers == "symbolic" and reads is not None and reads.builtins.tells_types
         return symbolic and not lacks_symbols()
 
+    @property
+    def _counting(self) -> Any:
+        """The function, if its counters are symbolic from the first call on. A repeated part counts for itself."""
+        return None if self._options.repeated else self._function
+
     def _record_call_with_symbols(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
         call = self._record_call(args, kwargs)
         numbers = (
-            self._table.numbers.would_be_symbolic(call.recording, call.plan.number_rules)
+            self._table.numbers.would_be_symbolic(call.recording, call.plan.number_rules, self._counting)
             if self._takes_symbols
             else None
         )

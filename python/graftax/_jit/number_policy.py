@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import copy
 import threading
+import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from graftax import _core
 from graftax._capture.caught_errors import catching
+from graftax._capture.counters import counters, name_of
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
 from graftax._capture.read_set import ReadSet
@@ -109,7 +111,9 @@ class Numbers:
     def expects(self) -> bool:
         return bool(self._expected)
 
-    def would_be_symbolic(self, recording: _core.Recording, rules: NumberRules) -> SymbolicNumbers | None:
+    def would_be_symbolic(
+        self, recording: _core.Recording, rules: NumberRules, function: types.FunctionType
+    ) -> SymbolicNumbers | None:
         """The same for a call that is only asked about."""
         key = self._key(recording, None)
         with _LOCK:
@@ -120,7 +124,7 @@ class Numbers:
             looking._families[key] = copy.deepcopy(families[-1])
         else:
             looking._recent = copy.deepcopy(self._recent)
-        return looking.symbolic(recording, None, rules=rules)
+        return looking.symbolic(recording, None, rules=rules, function=function)
 
     @staticmethod
     def _key(recording: _core.Recording, context: Any) -> tuple[Any, ...]:
@@ -134,6 +138,7 @@ class Numbers:
         changing: Collection[int] = (),
         fixed: Collection[int] = (),
         rules: NumberRules = (),
+        function: types.FunctionType | None = None,
     ) -> SymbolicNumbers | None:
         """What is symbolic in a call of this structure, which has no static entry. None where nothing is.
 
@@ -141,6 +146,7 @@ class Numbers:
             changing: roots that are numbers, and were seen to change.
             fixed: roots that no copy stands for in a trace.
             rules: what the user says of numbers; the first rule that covers one decides.
+            function: whose counters are symbolic from the first call on.
         """
         found = recording.graphdef.numbers()
         if not found:
@@ -153,6 +159,8 @@ class Numbers:
             family.names = tuple(place_name(path, recording.names) for path in paths)
             family.expect(self._seen_elsewhere(family.names))
             family.expect(self._changed_since(family, values))
+            if function is not None:
+                family.expect(_counters(structure, [structure.rows[row] for row, _ in found], function))
             chosen_by_rules = list(_choose(rules, paths, recording.names))
             family.expect(i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic)
             family.make_static([i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic is False])
@@ -206,6 +214,18 @@ class Numbers:
     def settle(self) -> None:
         for family in self._recent[-1:]:
             family.settle()
+
+
+def _counters(structure: Structure, rows: Sequence[_core.Row], function: types.FunctionType) -> list[int]:
+    """Which of the numbers in these rows are counters."""
+    names = [name_of(row.key_entry) if row.parent >= 0 else None for row in rows]
+    if not any(names):
+        return []
+    given = {
+        row.value if row.type is types.FunctionType else row.type for row in structure.rows if row.type is not None
+    }
+    found = counters([row.key_entry for row in rows if row.parent >= 0], function, given)
+    return [i for i, name in enumerate(names) if name in found]
 
 
 def _choose(rules: NumberRules, paths: Sequence[RootPath], names: Sequence[str]) -> Iterator[bool | None]:

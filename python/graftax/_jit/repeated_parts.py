@@ -19,7 +19,7 @@ from jax.core import Tracer
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
-from graftax._capture.bytecode import names_of
+from graftax._capture.bytecode import HEAP_TYPE, names_of
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.numbers.symbols import ScalarSymbol, Symbol
 from graftax._capture.origin import Origin
@@ -148,7 +148,6 @@ def _call(function: types.FunctionType, values: list[Any]) -> Any:
 
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _NEVER = 0x20 | 0x80 | 0x200  # generators and coroutines
 
 
@@ -175,7 +174,7 @@ class RepeatedParts:
         self._selection, self._table, self._reads = Selection(repeated), table, table.reads
         self._graph, self._run_trace = graph, run_trace
         counts = Counter(row.type for row in graphdef.rows() if row.op is _core.Op.node)
-        self._instances = {c for c, count in counts.items() if c is not None and count > 1 and c.__flags__ & _HEAP_TYPE}
+        self._instances = {c for c, count in counts.items() if c is not None and count > 1 and c.__flags__ & HEAP_TYPE}
         self._parts: dict[int, list[_Part]] = {}  # by the id of the function, which they hold
         self._running: list[list[_Outside]] = []  # of each part that is traced: what was there before, innermost last
         graph.answer_calls = self.begin

@@ -44,7 +44,9 @@ class _Call:
         self.static = plan.signature.flags(self.layout, plan.options.static)
         numbers = None
         if jitted._takes_symbols:
-            numbers = jitted._table.numbers.would_be_symbolic(plan.record(self.roots, self.layout), plan.number_rules)
+            numbers = jitted._table.numbers.would_be_symbolic(
+                plan.record(self.roots, self.layout), plan.number_rules, jitted._counting
+            )
         self.symbolic = [] if numbers is None else list(numbers.places)
         self.counts: dict[str, int] = {}
 

@@ -136,7 +136,7 @@ SCALAR_TYPES = frozenset(f"{kind}{width}" for kind, widths in _BITS.items() for 
 _SCALARS: dict[str, Any] = {
     name: _ClassStandIn(getattr(np, name), _on_symbols(f"np.{name}", getattr(np, name))) for name in SCALAR_TYPES
 }
-_VALUES: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH.items()} | {id(math): _MATH}
+OF_NUMBERS: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH.items()} | {id(math): _MATH}
 
 
 def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> di
     Args:
         passed: what code does more with than to call it: globals, and attributes of `numpy`.
     """
-    replacements = {name: _VALUES[id(value)] for name, value in scope.items() if id(value) in _VALUES}
+    replacements = {name: OF_NUMBERS[id(value)] for name, value in scope.items() if id(value) in OF_NUMBERS}
     replacements.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() - passed if name not in scope})
     of_numpy = [name for name, value in scope.items() if value is np]
     if of_numpy and passed.isdisjoint(of_numpy) and not passed >= SCALAR_TYPES:

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that code computes anew from themselves are symbolic from the first call on, where the body runs once."""
+
+import math
+
+import jax.numpy as jnp
+import pytest
+
+import graftax
+
+OUTSIDE: list[str] = []
+
+
+class Counted:
+    def __init__(self):
+        self.w, self.steps, self.rate = jnp.ones(3), 0, 1.0
+
+    def advance(self):
+        self.steps += 1
+
+    @property
+    def decayed(self):
+        return self.rate * 0.5
+
+
+def by_attribute(model):
+    model.steps += 1
+    model.w = model.w + model.steps
+
+
+def by_assignment(model):
+    model.w = model.w * 2
+    model.steps = model.steps + 1
+
+
+def by_method(model):
+    model.advance()
+    model.w = model.w - model.steps
+
+
+def by_helper(model):
+    by_attribute(model)
+
+
+def of_a_float(model):
+    model.rate *= 0.5
+    model.w = model.w * model.decayed
+
+
+def with_a_branch(model):
+    model.steps += 1
+    if model.steps > 2:
+        model.w = model.w * 3
+
+
+def counts_down(model):
+    left = Counted()
+    left.steps = 3
+    while left.steps:
+        left.steps -= 1
+        model.w = model.w + 1
+    model.steps += left.steps + 1
+
+
+def calls(f, count=5):
+    model, results = Counted(), []
+    for _ in range(count):
+        f(model)
+        results.append((model.w.tolist(), model.steps, model.rate, type(model.steps), type(model.rate)))
+    return results
+
+
+@pytest.mark.parametrize("f", [by_attribute, by_assignment, by_method, by_helper, of_a_float, counts_down])
+def test_a_counter_compiles_once(f):
+    jitted = graftax.jit(f)
+    assert calls(jitted) == calls(f)
+    assert jitted.cache_info().traces == 1
+
+
+def test_a_counter_that_decides_compiles_once_for_each_answer():
+    jitted = graftax.jit(with_a_branch)
+    assert calls(jitted) == calls(with_a_branch)
+    assert jitted.cache_info().traces == 2
+
+
+def test_a_counter_in_a_dict_and_one_in_a_closure():
+    def train(state, x):
+        state["steps"] += 1
+        return x * state["steps"]
+
+    jitted, state, plain = graftax.jit(train), {"steps": 0}, {"steps": 0}
+    for _ in range(4):
+        assert jitted(state, jnp.ones(2)).tolist() == train(plain, jnp.ones(2)).tolist()
+    assert state == plain and jitted.cache_info().traces == 1
+
+    counted = Counted()
+
+    @graftax.jit
+    def closed_over(x):
+        counted.steps += 1
+        return x * counted.steps
+
+    assert [closed_over(jnp.ones(())).item() for _ in range(4)] == [1, 2, 3, 4]
+    assert counted.steps == 4
+
+
+def test_a_number_that_is_only_read_is_part_of_the_program():
+    jitted = graftax.jit(lambda model, x: x[: model.steps] * model.rate)
+    model = Counted()
+    model.steps = 2
+    assert jitted(model, jnp.ones(3)).shape == (2,)
+    assert "symbolic" not in str(graftax.show(jitted, model, jnp.ones(3)))
+
+
+def roots(model):
+    OUTSIDE.append("ran")
+    model.steps += 1
+    model.w = model.w * math.sqrt(model.steps) + float(model.steps)
+
+
+def catches(model):
+    OUTSIDE.append("ran")
+    model.steps += 1
+    try:
+        model.w = model.w[model.steps]
+    except TypeError:
+        model.w = model.w * 0
+
+
+def asks_for_the_type(model):
+    OUTSIDE.append("ran")
+    model.steps += 1
+    model.w = model.w * (2 if type(model.steps) is int else 3)
+
+
+@pytest.mark.parametrize("f", [roots, catches, asks_for_the_type])
+def test_where_symbols_would_make_the_trace_begin_anew_the_body_runs_once_in_the_first_call(f):
+    OUTSIDE.clear()
+    model, plain = Counted(), Counted()
+    graftax.jit(f, warn_impure=False)(model)
+    assert OUTSIDE == ["ran"]
+    f(plain)
+    assert model.w.tolist() == plain.w.tolist() and model.steps == plain.steps
