@@ -83,16 +83,31 @@ def test_a_counter_that_decides_compiles_once_for_each_answer():
     assert jitted.cache_info().traces == 2
 
 
-def test_a_counter_in_a_dict_and_one_in_a_closure():
+def test_a_counter_in_a_dict():
     def train(state, x):
         state["steps"] += 1
         return x * state["steps"]
 
-    jitted, state, plain = graftax.jit(train), {"steps": 0}, {"steps": 0}
-    for _ in range(4):
-        assert jitted(state, jnp.ones(2)).tolist() == train(plain, jnp.ones(2)).tolist()
-    assert state == plain and jitted.cache_info().traces == 1
+    def assign(state, x):
+        state["steps"] = state["steps"] + 1
+        return x * state["steps"]
 
+    for f in (train, assign):
+        jitted, state, plain = graftax.jit(f), {"steps": 0}, {"steps": 0}
+        for _ in range(4):
+            assert jitted(state, jnp.ones(2)).tolist() == f(plain, jnp.ones(2)).tolist()
+        assert state == plain and jitted.cache_info().traces == 1
+
+
+def test_a_number_in_a_dict_that_changes_nothing_but_others_is_no_counter():
+    def scale(state):
+        state["w"] = state["w"] * state["rate"]
+
+    state = {"w": jnp.ones(2), "rate": 2}
+    assert "symbolic" not in str(graftax.show(graftax.jit(scale), state))
+
+
+def test_a_counter_in_a_closure():
     counted = Counted()
 
     @graftax.jit

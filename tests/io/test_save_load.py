@@ -393,7 +393,7 @@ def test_texts_are_kept_with_it(path):
     assert graftax.peek(path).metadata == {"run": "7"}
     with safe_open(path, "np") as file:
         assert file.metadata()["run"] == "7"
-    with pytest.raises(TypeError, match="texts"):
+    with pytest.raises(TypeError, match="strings"):
         graftax.save(path, [], metadata={"run": 7})
     with pytest.raises(ValueError, match="own"):
         graftax.save(path, [], metadata={"graftax": "{}"})

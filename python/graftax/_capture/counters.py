@@ -63,11 +63,15 @@ def _updates(code: types.CodeType, name: str) -> bool:
 
 
 def _updates_in_line(parts: list[dis.Instruction], name: str) -> bool:
-    operations = {(part.opname, part.argval) for part in parts}
-    computes = any(part.opname == "BINARY_OP" and part.argrepr != "[]" for part in parts)
-    attribute = ("LOAD_ATTR", name) in operations and ("STORE_ATTR", name) in operations
-    item = ("LOAD_CONST", name) in operations and any(operation == "STORE_SUBSCR" for operation, _ in operations)
-    return computes and (attribute or item)
+    operations = [(part.opname, part.argval) for part in parts]
+    if not any(part.opname == "BINARY_OP" and part.argrepr != "[]" for part in parts):
+        return False
+    if ("LOAD_ATTR", name) in operations and ("STORE_ATTR", name) in operations:
+        return True
+    # A key lies on top of the stack where its item is stored. `d[key] += 1` copies it before, to read the item, too.
+    after_key = [following[0] for key, following in itertools.pairwise(operations) if key == ("LOAD_CONST", name)]
+    stores = any(operation == "STORE_SUBSCR" for operation, _ in operations)
+    return ("COPY" in after_key and stores) or ("STORE_SUBSCR" in after_key and len(after_key) > 1)
 
 
 class _Reachable:
