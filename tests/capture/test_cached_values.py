@@ -4,6 +4,7 @@ Python does. A cache that a trace would fill is filled by plain Python."""
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import gc
 import weakref
@@ -25,6 +26,14 @@ CACHES: list[Deco] = [functools.cache, functools.lru_cache(8)]
 class Settings:
     def __init__(self) -> None:
         self.rate, self.steps = 2.0, 0
+
+
+RATE = {"k": 2.0}
+
+
+@functools.lru_cache(8)
+def times_rate(n: int) -> float:
+    return n * RATE["k"]
 
 
 class Net:
@@ -191,7 +200,50 @@ def it_fails_at_first(jit: Any, deco: Deco) -> Any:
     yield jit(step)(jnp.ones(2)), tries[0]
 
 
+def it_is_made_after_a_change_and_written(jit: Any, deco: Deco) -> Any:
+    of_thread, state = contextvars.ContextVar("of_thread", default=1.0), [2.0]
+    settings, other = deco(lambda: Settings()), deco(lambda: state[0] + 1)
+    of_class = deco(Settings)
+
+    def step(x: Any, order: int) -> Any:
+        of_thread.set(of_thread.get() + 1)
+        state[0] += 1
+        if order:
+            other()
+        settings().steps += 1
+        of_class().steps += 3
+        return x * other() + of_thread.get()
+
+    f = jit(step)
+    for order in (0, 1, 1, 0):
+        yield f(jnp.ones(2), order), settings().steps, of_class().steps, state[0], of_thread.get()
+        if order:
+            settings.cache_clear()
+            of_class().steps = 10
+
+
+def it_is_made_in_a_trace_that_begins_anew(jit: Any, deco: Deco) -> Any:
+    settings, log, rate = deco(lambda *key: Settings()), [], [2.0]
+
+    def by_rate(x: Any) -> Any:
+        return x * rate[0]
+
+    def step(x: Any, n: int) -> Any:
+        log.append("begun")
+        settings(0, 1).steps += 1
+        settings().steps += 1
+        others = [lambda x: x, by_rate]
+        return x * n if n < 3 else others[n % 2](x)  # what it reads is not known before, and then numbers are symbolic
+
+    settings(0, 1).steps = 5
+    f = jit(step)
+    for n in (1, 2, 3, 5, 7):
+        yield f(jnp.ones(2), n), settings(0, 1).steps, settings().steps, len(log), settings.cache_info().currsize
+        settings.cache_clear()
+
+
 PROGRAMS = [
+    *(it_is_made_after_a_change_and_written, it_is_made_in_a_trace_that_begins_anew),
     *(numbers_change, it_is_returned, it_fails_at_first),
     *(a_setting_changes, a_counter_counts, items_by_key, an_attribute_of_a_net_is_replaced, of_methods),
     *(what_it_was_computed_from_changes, a_cache_is_cleared, it_is_computed_from_what_the_function_has_changed),
@@ -206,6 +258,15 @@ def test_a_jitted_function_does_with_a_cache_what_plain_python_does(program: Any
     expected, ours = list(program(plain, deco)), list(program(graftax.jit, deco))
     for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(ours), strict=True):
         np.testing.assert_allclose(one, other)
+
+
+def test_a_number_that_a_cached_one_was_computed_from_changes():
+    f = graftax.jit(lambda x, n: (x * n, times_rate(3)))
+    for n, k, expected in ((2, 2.0, 6.0), (6, 2.0, 6.0), (4, 63.0, 6.0), (5, 63.0, 189.0), (6, 8.0, 189.0)):
+        RATE["k"] = k
+        assert f(jnp.ones(()), n) == (n, expected) and times_rate(3) == expected
+        if n == 4:
+            times_rate.cache_clear()
 
 
 def test_other_entries_stay_where_one_holds_a_tracer():

@@ -33,14 +33,18 @@ def table_of(cache: Any) -> dict[Any, Any]:
 def results_in(cache: Any) -> dict[Any, Any]:
     """What the cache would give out, by key: a dict of its own."""
     table = table_of(cache)
-    if has_no_limit(cache):
+    if cache.cache_parameters()["maxsize"] is None:
         return dict(table)
-    parts = gc.get_referents(cache)[1 : 1 + len(table) * _PARTS_OF_LINK]  # after its class
-    return dict(zip(parts[::_PARTS_OF_LINK], parts[1::_PARTS_OF_LINK], strict=True))
+    parts = gc.get_referents(cache)[1:]  # after its class
+    links = parts[: next((i for i, part in enumerate(parts) if part is table), 0)]
+    # A link that is no longer in the table stays until there is no room for it, before a later one of its key.
+    results = zip(links[::_PARTS_OF_LINK], links[1::_PARTS_OF_LINK], strict=True)
+    return {key: result for key, result in results if key in table}
 
 
-def has_no_limit(cache: Any) -> bool:
-    return cache.cache_parameters()["maxsize"] is None
+def take_out(cache: Any, key: Any) -> None:
+    """The cache computes the result of this key again."""
+    table_of(cache).pop(key, None)
 
 
 def _is_known() -> bool:
@@ -51,6 +55,11 @@ def _is_known() -> bool:
         if results.keys() != expected.keys() or any(results[key] is not expected[key] for key in expected):
             return False
         if table_of(cache).keys() != expected.keys():
+            return False
+        take_out(cache, "a")
+        if results_in(cache).keys() != expected.keys() - {"a"} or cache("a") is expected["a"]:
+            return False
+        if results_in(cache)["a"] is not cache("a"):
             return False
     cache.cache_clear()
     return not results_in(cache)

@@ -10,12 +10,16 @@ A cache that a trace would fill is filled before it, by plain Python: otherwise 
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import types
 import weakref
+from collections.abc import Generator
 from typing import Any
 
 import jax
 
+from graftax._base.missing import MISSING
 from graftax._capture.cache_layout import Cache, is_known, results_in, table_of
 from graftax._capture.library_reads import Held, can_be_root, watch_attributes
 from graftax._capture.origin import Origin
@@ -25,6 +29,11 @@ _SIMPLE = int, float, complex, bool, str, bytes, type(None)
 _MOST_KEYS = 64  # of a cache that is looked at
 
 Binding = tuple[Any, Any]
+
+
+class _Now(threading.local):
+    def __init__(self) -> None:
+        self.given: dict[int, dict[Any, Any]] | None = None  # what each cache gave out when the trace began
 
 
 class CachedValues:
@@ -38,12 +47,27 @@ class CachedValues:
         self._to_fill: list[tuple[Any, tuple[Any, ...]]] = []
         self._errors: dict[tuple[int, tuple[Any, ...]], Exception] = {}
         self._filled: set[tuple[int, tuple[Any, ...]]] = set()
+        self._now = _Now()
+
+    @contextlib.contextmanager
+    def begun(self) -> Generator[None]:
+        """While entered, a trace runs. What it puts into a cache is its own, and no root of it."""
+        around, self._now.given = self._now.given, {}
+        try:
+            for reference in list(self._caches.values()):
+                if (cache := reference()) is not None:
+                    self._now.given[id(cache)] = results_in(cache)
+            yield
+        finally:
+            self._now.given = around
 
     def note(self, cache: Any) -> types.CodeType | None:
         """Notes a cache that code names. Gives the code of its function where that is new."""
         if type(cache) is not Cache or not is_known or self._is_known(cache):
             return None
         self._caches[id(cache)] = weakref.ref(cache)
+        if self._now.given is not None:
+            self._now.given[id(cache)] = results_in(cache)
         function = getattr(cache, "__wrapped__", None)
         if not isinstance(function, types.FunctionType):
             return None
@@ -109,6 +133,9 @@ class CachedValues:
             if cache is None or not 0 < cache.cache_info().currsize <= _MOST_KEYS:
                 continue
             results = {key: value for key, value in results_in(cache).items() if _is_simple(key)}
+            if self._now.given is not None:
+                given = self._now.given.setdefault(id(cache), results)  # another thread may have noted it
+                results = {key: value for key, value in results.items() if given.get(key, MISSING) is value}
             table = table_of(cache)
             bindings += [(table, key) for key in results]
             for key, result in results.items():

@@ -159,7 +159,7 @@ class ReadSet:
         try:
             for lock in list(self._locks.values()):
                 locks.note(lock)
-            with self.signals.heeded():
+            with self.cached.begun(), self.signals.heeded():
                 yield
         finally:
             self._now.locks = around
@@ -887,7 +887,8 @@ class ReadSet:
                 self._add_origin(Origin(function, None))
             if not self.known.has(function.__code__, function.__globals__):
                 self.add(function.__code__, function.__globals__, function)
-                self.known.add(function.__code__, function.__globals__)
+                if not self.cached.is_cached(function):  # that is heard of whenever it runs
+                    self.known.add(function.__code__, function.__globals__)
         if self._size == size_before:
             return False
         self._reads = None

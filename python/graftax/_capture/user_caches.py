@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`functools.lru_cache` that is filled while a program is traced: it outlives the trace, and may not keep its tracers.
 
-What would keep a tracer goes when the trace ends, and is computed again; a cache with a limit is cleared as a whole.
-What a cache gave before the trace is the caller's own (`cached_values.py`): an array that is put there is taken out.
+What would keep a tracer goes when the trace ends, and is computed again. Of a trace that is discarded all that it has put
+there goes. What a cache gave before the trace is the caller's own (`cached_values.py`): an array that is put there is
+taken out.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 from jax.core import Tracer
 
 from graftax._base.errors import MutationError
+from graftax._base.missing import MISSING
 from graftax._capture.bytecode import HEAP_TYPE
-from graftax._capture.cache_layout import Cache, has_no_limit, is_known, results_in, table_of
+from graftax._capture.cache_layout import Cache, is_known, results_in, take_out
 from graftax._capture.numbers.symbols import Symbol
 from graftax._jax.arrays import array_class
 from graftax._jax.tracers import is_ended, live_traces, trace_of
@@ -54,6 +56,7 @@ class _Now(threading.local):
     def __init__(self) -> None:
         # What caches gave out before it: a list or a dict, what that held, and the cache. None where no trace runs.
         self.held: dict[int, tuple[Any, Any, Any]] | None = None
+        self.results: dict[int, tuple[Any, dict[Any, Any]]] = {}  # of these caches, by key
 
 
 _now = _Now()
@@ -73,17 +76,14 @@ def note_cache(value: Any) -> Any:
 
 
 def _hold(cache: Any) -> None:
-    if _now.held is not None and cache.cache_info().currsize:
-        for value in _results(cache):
-            held = value if type(value) in (list, dict) else attributes_of(value)
-            if held is not None and id(held) not in _now.held:
-                _now.held[id(held)] = held, held.copy(), cache
-
-
-def _results(cache: Any) -> list[Any]:
-    """What a cache gives out, and what is in that. Its keys were given to it."""
-    results = list(results_in(cache).values()) if is_known else []
-    return results + [part for result in results for part in values_in(result)]
+    if _now.held is None or not is_known:
+        return
+    results = results_in(cache)
+    _now.results[id(cache)] = cache, results
+    for value in [part for result in results.values() for part in (result, *values_in(result))]:
+        held = value if type(value) in (list, dict) else attributes_of(value)
+        if held is not None and id(held) not in _now.held:
+            _now.held[id(held)] = held, held.copy(), cache
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
@@ -98,20 +98,24 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 
 def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
-    """Of a function that runs a trace. What fails has changed nothing of what caches kept."""
+    """Of a function that runs a trace. What fails, or is discarded, has changed nothing of what caches kept."""
 
     @functools.wraps(trace)
     def kept(*args: P.args, **kwargs: P.kwargs) -> R:
-        around, _now.held = _now.held, {}
+        around, _now.held, _now.results = (_now.held, _now.results), {}, {}
         try:
             for cache in _caches():
                 _hold(cache)
             return trace(*args, **kwargs)
         except BaseException:
             _put_back(lambda now: True)
+            for cache, before in _now.results.values():
+                for key, result in results_in(cache).items():
+                    if before.get(key, MISSING) is not result:
+                        take_out(cache, key)
             raise
         finally:
-            _now.held = around
+            _now.held, _now.results = around
 
     return kept
 
@@ -155,12 +159,12 @@ def clear_caches() -> None:
         for cache in _caches():
             if not cache.cache_info().currsize or not any(_goes(value, ending, live) for value in values_in(cache)):
                 continue
-            if not (is_known and has_no_limit(cache)):
+            if not is_known:
                 cache.cache_clear()
                 continue
             for key, result in results_in(cache).items():
                 if any(_goes(value, ending, live) for value in (key, result, *values_in([key, result]))):
-                    table_of(cache).pop(key, None)
+                    take_out(cache, key)
 
 
 def _goes(value: Any, ending: Any, live: list[Any]) -> bool:

@@ -58,6 +58,7 @@ from graftax._jit.same_function import keep
 from graftax._jit.slow_input_warnings import note_comparison
 from graftax._jit.stages import Lowered, Staging, Traced
 from graftax._jit.trace import context_of, definition_of, flat_function
+from graftax._jit.trace_growth import is_kept
 from graftax._jit.warm import warm
 from graftax.interop import own_error, refuse_around
 
@@ -364,7 +365,9 @@ class Jitted(_core.Caller, Generic[P, R]):
         reads.has(recording.functions)
         code = self._function.__code__
         reads.note_itself(self._function)
-        grown |= reads.refresh() | reads.see_named(recording.named) | reads.see_caches()
+        grown |= reads.refresh() | reads.see_named(recording.named)
+        if not is_kept(self._table):  # what it has put into caches is no root of this call
+            grown |= reads.see_caches()
         if grown or not signature.has_roots_of(reads) or signature.code is not code:
             raise NewReads
 

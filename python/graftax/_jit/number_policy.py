@@ -20,6 +20,7 @@ from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
+from graftax._capture.user_caches import keeping_cached
 from graftax._graph.patterns import Pattern, coverage_test
 from graftax._graph.structure import Op, RootPath, Structure, place_name
 
@@ -319,6 +320,7 @@ class SymbolicNumbers:
 
         self._forget = forget
 
+    @keeping_cached
     def run(
         self,
         reads: ReadSet,

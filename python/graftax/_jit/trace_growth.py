@@ -67,6 +67,12 @@ def keep(finished: FinishedTrace) -> None:
     _FINISHED.trace = finished
 
 
+def is_kept(table: Any) -> bool:
+    """Is the next trace of this thread to repeat one of this table?"""
+    finished = getattr(_FINISHED, "trace", None)
+    return finished is not None and finished.table() is table
+
+
 def take_finished(table: Any, recording: _core.Recording, leaves: Sequence[Any]) -> FinishedTrace | None:
     """The trace that ended last in this thread, if it is one of this call."""
     finished, _FINISHED.trace = getattr(_FINISHED, "trace", None), None

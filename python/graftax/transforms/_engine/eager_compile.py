@@ -19,6 +19,7 @@ from graftax._capture.leaked_tracers import is_of_steps
 from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import Signature, global_names, resolve
+from graftax._capture.user_caches import keeping_cached
 from graftax._jax.compilation import own_jit
 from graftax._jax.traces import equations, outside_of_traces
 from graftax._jit.cache import FunctionTable
@@ -100,6 +101,7 @@ class _Compiled(Jitted[Any, Any]):
         flat = flat_function(plan, call.layout, (), outcomes, by_value=False, grows=False)
         graphdef, origins = _core.weaken(call.recording.graphdef), plan.signature.origins
 
+        @keeping_cached
         @functools.wraps(flat)
         def checked_flat(*leaves: Any) -> Flat:
             since, active = len(equations()), _core.active_call(outcomes)
