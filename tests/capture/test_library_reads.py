@@ -165,6 +165,44 @@ def test_a_function_that_is_registered_for_a_class():
     beside(Program(source, lambda m: m.go.register(int, lambda kind: 3)))
 
 
+ASKS_OF_A_REGISTRY = [
+    "len(go.registry)",
+    "[cls.__name__ for cls in go.registry]",
+    "list(go.registry.keys())",
+    "str in go.registry",
+    "str in registry()",
+    "go.registry.get(str, len)('four')",
+    "go.dispatch(str)('four')",
+    "len(HELD[0].registry)",
+    "len(C.go.registry), len(vars(C)['way'].registry)",
+    "len(vars(C)['method'].dispatcher.registry)",
+    "len(getattr(go, 'regi' + 'stry'))",
+    "len(PART.func.registry)",
+]
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("asks", ASKS_OF_A_REGISTRY)
+def test_what_is_registered_is_asked_for(asks):
+    source = f"""
+        @functools.singledispatch
+        def go(kind): return 1
+        HELD, PART = [go], functools.partial(go, 1)
+        class C:
+            go = staticmethod(go)
+            way = go.__get__(None, int)
+            method = functools.singledispatchmethod(lambda self, kind: 1)
+        def registry(): return go.registry
+        def f(x): return x, {asks}
+    """
+
+    def change(m):
+        m.go.register(str, lambda kind: 2)
+        vars(m.C)["method"].register(str, lambda self, kind: 2)
+
+    beside(Program(source, change))
+
+
 SIGNATURES = {
     "a default": ("inspect.signature(g).parameters['k'].default", lambda m: setattr(m.g, "__defaults__", (3.0, []))),
     "a default, in place": ("inspect.signature(g).parameters['more'].default[0]", lambda m: m.MORE.insert(0, 5.0)),

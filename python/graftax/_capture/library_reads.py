@@ -155,8 +155,13 @@ def _unwrapped(obj: Any) -> Iterator[Any]:
 def _of_dispatch(function: Any, obj: Any) -> LibraryReads:
     """A function of `functools.singledispatch`, or the one that looks a class up for it."""
     del obj
-    registry = cells_of(function).get("registry")
+    registry = cells_of(cells_of(function).get("dispatch", function)).get("registry")
     return LibraryReads(held=[(f"{function.__qualname__}.registry", registry)] if registry is not None else ())
+
+
+def registry_of(function: types.FunctionType) -> LibraryReads:
+    """What a function that code names is asked for, where it is one of `functools.singledispatch`."""
+    return _of_dispatch(function, None) if function.__code__ is _DISPATCHER.__code__ else LibraryReads()
 
 
 def _of_logger(function: Any, logger: Any) -> LibraryReads:
@@ -182,8 +187,10 @@ def _of_copy(function: Any, obj: Any) -> LibraryReads:
     return LibraryReads([("copyreg.dispatch_table", copyreg.dispatch_table, type(obj))])
 
 
+_DISPATCHER: Any = functools.singledispatch(len)
+
+
 def _codes() -> dict[types.CodeType, Callable[[Any, Any], LibraryReads]]:
-    dispatcher: Any = functools.singledispatch(len)
     of_function: list[tuple[Any, Callable[[Any, Any], LibraryReads]]] = [
         (importlib.import_module, _of_module),
         (dataclasses.fields, _of_fields),
@@ -191,9 +198,9 @@ def _codes() -> dict[types.CodeType, Callable[[Any, Any], LibraryReads]]:
         (inspect.getfullargspec, _of_signature),
         (inspect.get_annotations, _of_signature),
         (typing.get_type_hints, _of_signature),
-        (dispatcher, _of_dispatch),
-        (dispatcher.dispatch, _of_dispatch),
-        (dispatcher.register, _of_dispatch),
+        (_DISPATCHER, _of_dispatch),
+        (_DISPATCHER.dispatch, _of_dispatch),
+        (_DISPATCHER.register, _of_dispatch),
         (logging.Logger.isEnabledFor, _of_logger),
         (logging.Logger.getEffectiveLevel, _of_logger),
         (copy.copy, _of_copy),
@@ -221,7 +228,9 @@ def is_asked_by_user() -> bool:
 def parts_of(obj: Any, name: str) -> LibraryReads:
     """The attributes of an object of a library's that is no root, such as the `func` of a `cached_property`."""
     attributes = attributes_of(obj) or {}
-    return LibraryReads([(name, attributes, attribute) for attribute in attributes if type(attribute) is str])
+    functions = [part for part in attributes.values() if isinstance(part, types.FunctionType)]
+    held = [held for function in functions for held in registry_of(function).held]
+    return LibraryReads([(name, attributes, attribute) for attribute in attributes if type(attribute) is str], held)
 
 
 def _are_there(names: Names, scope: dict[str, Any]) -> bool:

@@ -75,6 +75,7 @@ from graftax._capture.library_reads import (
     levels_of,
     module_read,
     parts_of,
+    registry_of,
 )
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.origin import Origin
@@ -415,13 +416,8 @@ class ReadSet:
                 owner, value = in_class(value, attribute)
                 binding = owner, attribute
             else:
-                function = function_in(value)
-                if (
-                    users
-                    and function is not None
-                    and self.note_function(function, binding)
-                    and attribute in asked_attributes
-                ):
+                function = function_in(value) if users else None
+                if function is not None and self.note_function(function, binding) and attribute in asked_attributes:
                     self._add_origin(Origin(function, None))
                 return None
         function = function_in(value) if users else None
@@ -444,6 +440,7 @@ class ReadSet:
     def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
         """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
         code = function.__code__
+        self._note_library(registry_of(function))
         if _core.made_in_trace(function) or not self._is_older(code) or not is_users_code(code, function.__globals__):
             return False
         if place is None and code in self._of_graph:  # what it holds is walked

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`functools.lru_cache` that is filled while a program is traced: it outlives the trace, and may not keep its tracers.
 
-What would keep a tracer goes when the trace ends, and is computed again. Of a trace that is discarded all that it has put
-there goes. What a cache gave before the trace is the caller's own (`cached_values.py`): an array that is put there is
-taken out.
+What would keep a tracer goes when the trace ends, and is computed again. Of a trace that is discarded everything goes
+that it has put there. What a cache gave before the trace is the caller's own (`cached_values.py`): an array that is put
+there is taken out.
 """
 
 from __future__ import annotations
