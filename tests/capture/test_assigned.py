@@ -33,7 +33,7 @@ PROGRAMS = {
         names=("last",),
     ),
     "a global that is deleted": Program(
-        "n = 1\ndef helper():\n    global n\n    if 'n' in globals(): del n\ndef f(x):\n    helper()\n    return x",
+        "n = 1\ndef helper():\n    global n\n    try: del n\n    except NameError: pass\ndef f(x):\n    helper()\n    return x",
         lambda m: setattr(m, "n", 1),
         ("n",),
     ),
@@ -123,6 +123,45 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_the_code_assigns_is_assigned_on_every_call(name: str) -> None:
     beside(PROGRAMS[name])
+
+
+NOT_YET = """
+import inspect, typing
+@typing.runtime_checkable
+class Goes(typing.Protocol):
+    def go(self): ...
+class Base:
+    def go_base(self): return 1
+class C(Base): pass
+c = C()
+def looks():
+    return ASKS
+def f(x):
+    before = looks()
+    SETS
+    return x, before, looks()
+"""
+ASKS_OF_A_NAME = {
+    "a protocol": ("isinstance(c, Goes), issubclass(C, Goes)", "C.go = lambda self: 1", "go"),
+    "a member of a base": ("isinstance(c, Goes), hasattr(c, 'go')", "Base.go = lambda self: 1", "go"),
+    "a length": ("hasattr(c, '__len__'), bool(c)", "C.__len__ = lambda self: 0", "__len__"),
+    "a static look": ("inspect.getattr_static(c, 'go', None) is None", "C.go = 1", "go"),
+    "its names": ("'go' in dir(c), 'go' in vars(C), 'go' in C.__dict__", "C.go = 1", "go"),
+    "a getter": ("getattr(c, 'go', None)", "C.__getattr__ = lambda self, name: 5.0", "__getattr__"),
+}
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("name", ASKS_OF_A_NAME)
+def test_a_class_has_not_got_what_the_code_gives_it_later(name: str) -> None:
+    asks, sets, attribute = ASKS_OF_A_NAME[name]
+
+    def change(m: Any) -> None:
+        for cls in (m.C, m.Base):
+            if attribute in vars(cls):
+                delattr(cls, attribute)
+
+    beside(Program(NOT_YET.replace("ASKS", asks).replace("SETS", sets), change))
 
 
 def test_a_class_is_given_what_its_metaclass_has() -> None:

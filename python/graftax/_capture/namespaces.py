@@ -45,24 +45,8 @@ class _SeenAttribute(Shown):
 
     def __get__(self, obj: Any, cls: Any = None) -> Any:
         value = self.get()
-        if value is MISSING:
-            return self._of_others(obj, cls)
         getter = getattr(type(value), "__get__", None)
         return value if getter is None else getter(value, obj, cls)
-
-    def _of_others(self, obj: Any, cls: Any) -> Any:
-        """What is found under the name of an attribute that the class has not got yet."""
-        name = self.origin.name or ""
-        with contextlib.suppress(AttributeError):
-            return getattr(super(self.origin.holder, cls if obj is None else obj), name)
-        if obj is not None:
-            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
-        for base in type(cls).__mro__:
-            if name in vars(base):
-                value = vars(base)[name]
-                getter = getattr(type(value), "__get__", None)
-                return value if getter is None else getter(value, cls, type(cls))
-        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}", name=name, obj=cls)
 
 
 class _SeenData(_SeenAttribute):
@@ -272,7 +256,7 @@ class Views:
         if not isinstance(arguments[0], type) or not any(isinstance(value, _SeenAttribute) for value in shown.values()):
             return shown
         values = {name: value.get() if isinstance(value, _SeenAttribute) else value for name, value in shown.items()}
-        return types.MappingProxyType({name: value for name, value in values.items() if value is not MISSING})
+        return types.MappingProxyType(values)
 
     def seen(self, scope: dict[str, Any]) -> dict[str, Any]:
         """The same, where they see anything else than the globals themselves."""
@@ -402,6 +386,8 @@ class Views:
     def _patch(self, attributes: list[_SeenAttribute]) -> None:
         for attribute in attributes:
             attribute.original = attribute.origin.value()
+            if attribute.original is MISSING or attribute.value is MISSING:
+                continue  # in a class that has not got it yet no protocol finds it, and no special method is called
             type.__setattr__(attribute.origin.holder, attribute.origin.name or "", attribute)
         for module, _, seen_class in self._modules:
             module.__class__ = seen_class
