@@ -33,7 +33,8 @@ PROGRAMS = {
         names=("last",),
     ),
     "a global that is deleted": Program(
-        "n = 1\ndef helper():\n    global n\n    try: del n\n    except NameError: pass\ndef f(x):\n    helper()\n    return x",
+        "n = 1\ndef helper():\n    global n\n    try: del n\n    except NameError: pass\n"
+        "def f(x):\n    helper()\n    return x",
         lambda m: setattr(m, "n", 1),
         ("n",),
     ),

@@ -5,7 +5,9 @@ import pytest
 
 from random_programs import compare, make
 
-FOUND = [93, 94]  # a table of `singledispatch`; an attribute that a class has of its metaclass only
+# A table of `singledispatch`; an attribute that a class has of its metaclass only; caches that a trace
+# fills; members that the function gives a class; a cached number.
+FOUND = [93, 4036, 94, 36, 3034, 3106, 119, 4095, 1025, 1091]
 
 
 @pytest.mark.quick(6)
