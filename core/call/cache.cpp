@@ -312,14 +312,24 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("found"), nb::sig("def note_identities(self, found: dict[int, int]) -> None"),
           "More ids of objects that its code asked for, by tracked index.")
-      .def(
-          "note_alike", [](Entry& e, std::vector<AlikeLeaves> alike) { e.alike = std::move(alike); }, nb::arg("alike"),
-          nb::sig("def note_alike(self, alike: list[list[list[int]]]) -> None"),
+      .def_prop_rw(
+          "alike", [](const Entry& e) { return e.alike; },
+          [](Entry& e, std::vector<AlikeLeaves> alike) { e.alike = std::move(alike); },
+          nb::for_getter(nb::sig("def alike(self) -> list[list[list[int]]]")),
+          nb::for_setter(nb::sig("def alike(self, alike: list[list[list[int]]], /) -> None")),
           "Its code asked which of these leaves are one array: they were in these groups.")
-      .def(
-          "note_numpy", [](Entry& e, std::vector<bool> leaves) { e.numpy_leaves = std::move(leaves); },
-          nb::arg("leaves"), nb::sig("def note_numpy(self, leaves: list[bool]) -> None"),
-          "Its code changes arrays in place: a leaf may be a NumPy array only where it was one in the trace.")
+      .def_prop_rw(
+          "numpy_leaves",
+          [](const Entry& e) -> nb::object {
+            if (!e.numpy_leaves) return nb::none();
+            nb::list out;
+            for (bool was_numpy : *e.numpy_leaves) out.append(was_numpy);
+            return out;
+          },
+          [](Entry& e, std::vector<bool> leaves) { e.numpy_leaves = std::move(leaves); },
+          nb::for_getter(nb::sig("def numpy_leaves(self) -> list[bool] | None")),
+          nb::for_setter(nb::sig("def numpy_leaves(self, leaves: list[bool], /) -> None")),
+          "Where its code changes arrays in place: which leaves were NumPy arrays in the trace. No others may be.")
       .def_rw("waits", &Entry::waits,
               "Does a call wait for the computation, so that its errors are raised by the call?")
       .def_prop_ro(

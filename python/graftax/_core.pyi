@@ -707,11 +707,19 @@ class Entry:
     def note_identities(self, found: dict[int, int]) -> None:
         """More ids of objects that its code asked for, by tracked index."""
 
-    def note_alike(self, alike: list[list[list[int]]]) -> None:
+    @property
+    def alike(self) -> list[list[list[int]]]:
         """Its code asked which of these leaves are one array: they were in these groups."""
 
-    def note_numpy(self, leaves: list[bool]) -> None:
-        """Its code changes arrays in place: a leaf may be a NumPy array only where it was one in the trace."""
+    @alike.setter
+    def alike(self, alike: list[list[list[int]]], /) -> None: ...
+
+    @property
+    def numpy_leaves(self) -> list[bool] | None:
+        """Where its code changes arrays in place: which leaves were NumPy arrays in the trace. No others may be."""
+
+    @numpy_leaves.setter
+    def numpy_leaves(self, leaves: list[bool], /) -> None: ...
 
     @property
     def waits(self) -> bool:

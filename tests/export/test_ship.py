@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import graftax
@@ -167,6 +168,44 @@ def test_what_changes_after_loading_is_noticed(saved, monkeypatch):
     assert f.cache_info().traces == 0
     monkeypatch.setattr(shipped_functions, "LIMIT", 4)
     assert f(*shipped_functions.arguments("step"))["y"].tolist() == (before * 2).tolist()
+
+
+class Tied:
+    def __init__(self, is_tied):
+        self.a, b = jnp.ones(2), jnp.ones(2)
+        self.b = self.a if is_tied else b
+
+
+def train(model, opt):
+    opt.update(model, graftax.grad(lambda model: (model.a * model.b).sum())(model))
+
+
+@pytest.mark.parametrize("where", ["a file", "a cache on disk"])
+@pytest.mark.parametrize("was_tied", [True, False])
+def test_a_program_for_tied_arrays_is_not_run_for_others(tmp_path, where, was_tied):
+    def call(is_tied):
+        model, opt = Tied(is_tied), graftax.optimizer(optax.sgd(0.1), Tied(was_tied))
+        step(model, opt)
+        assert (model.a is model.b) == is_tied and (model.a < 1).all()
+
+    step, cache = graftax.jit(train), graftax.cache(tmp_path / "cache", min_seconds=0)
+    try:
+        if where == "a file":
+            graftax.cache(None)
+        call(was_tied)
+        cache.flush()
+        if where == "a file":
+            step.save_compiled(tmp_path / "programs")
+        step.clear_cache()
+        if where == "a file":
+            assert step.load_compiled(tmp_path / "programs") == 1
+        call(was_tied)
+        assert step.cache_info().traces == 0
+        for _ in range(2):
+            with pytest.raises(graftax.StructureError, match="were one array" if was_tied else "were several"):
+                call(not was_tied)
+    finally:
+        graftax.cache(None)
 
 
 def test_what_is_no_file_of_programs_is_refused(tmp_path, saved):

@@ -7,7 +7,7 @@ which arrays NumPy would have made (`a * 2`), which are views (`a[1:]`), and whi
 changed. Such a one cannot be used any more. What holds the caller's array outside is not known, so that is a warning.
 
 With an operand of JAX's `a += x` makes a new array in plain Python, too. So a program in which an argument was changed
-in place depends on which of its arguments are NumPy's (`Entry.note_numpy`).
+in place depends on which of its arguments are NumPy's (`Entry.numpy_leaves`).
 """
 
 from __future__ import annotations

@@ -257,10 +257,8 @@ class FunctionPrograms:
 def _fits(saved: Saved, recording: _core.Recording, numbers: SymbolicNumbers | None) -> bool:
     """Does a saved entry serve this recording, of its structure?"""
     leaves = list(recording.leaves)
-    if saved.numpy_leaves is not None:
-        were_numpy = zip(leaves, saved.numpy_leaves, strict=True)
-        if any(isinstance(leaf, np.ndarray | np.generic) and not was_numpy for leaf, was_numpy in were_numpy):
-            return False
+    if not saved.serves(leaves):
+        return False
     if numbers is None or saved.host is None:
         return numbers is None and saved.host is None
     if saved.host.leaves != numbers.leaves or not saved.host.serves([leaves[leaf] for leaf in numbers.leaves]):

@@ -20,6 +20,7 @@ from graftax._export.preloaded_entries import ProgramsOfFiles
 from graftax._export.programs import Shipped, fitting, settings_tokens, signature_token
 from graftax._export.read_set_data import as_data, key_of_data
 from graftax._export.saved_entry import (
+    Saved,
     compiled_programs,
     environment,
     reason_of,
@@ -81,7 +82,7 @@ class DiskStore:
         if fitting(entry.compiled.programs, recording.leaves) is not None:
             return False  # it is lowered, and not called
         saved = on_disk.find(recording, _core.settings_now()[0], name, None, outcomes)
-        if saved is None or saved.numpy_leaves != table.sharing.numpy_leaves.get(entry):
+        if saved is None or (saved.numpy_leaves, saved.alike) != (entry.numpy_leaves, entry.alike):
             return False
         entry.compiled.programs.extend(saved.programs)
         on_disk.used()
@@ -133,7 +134,7 @@ class DiskStore:
         held = table.reads.reads()
         reads = as_data(table.reads, name, caller._function)
         fingerprint = digest(variant.graphdef, variant.names, name)
-        saved = saved_entry(caller, entry, [], variant.graphdef, variant.names)
+        saved = saved_entry(entry, [], variant.graphdef, variant.names)
         if host is None:
             number = programs[0].outcome
             saved.outcomes, saved.numbers = [saved.outcomes[number]], [saved.numbers[number]]
@@ -142,7 +143,7 @@ class DiskStore:
             raise GraftaxError(READS_CHANGED)
         tokens = list(map(signature_token, variant.signatures))
         key = CallKey.of(fingerprint, variant_context(), settings, tokens, host.leaves if host is not None else None)
-        tag = "" if host is None and saved.numpy_leaves is None else _tag(host, saved.numpy_leaves)
+        tag = "" if host is None and saved.numpy_leaves is None and not saved.alike else _tag(saved)
         on_disk, reads_key = self._programs_of(caller), key_of_data(reads)
         header = {"numbers": sorted(saved.number_paths), "direct": fast_dispatch.status() == "on"}
         return Job(
@@ -163,7 +164,7 @@ def variant_context() -> Any:
     return _core.settings_now()[0]
 
 
-def _tag(host: Any, numpy_leaves: list[bool] | None) -> str:
-    """Tells entries of one structure apart: by the guards of their numbers, and by which leaves are NumPy arrays."""
-    guards = None if host is None else sorted(map(repr, host.guards.items()))
-    return hashlib.sha256(repr((guards, numpy_leaves)).encode()).hexdigest()[:8]
+def _tag(saved: Saved) -> str:
+    """Tells entries of one structure apart by their guards: of numbers, and which leaves are NumPy's, or one array."""
+    guards = None if saved.host is None else sorted(map(repr, saved.host.guards.items()))
+    return hashlib.sha256(repr((guards, saved.numpy_leaves, saved.alike)).encode()).hexdigest()[:8]

@@ -40,7 +40,7 @@ PROGRAMS_DO_NOT_FIT = (
 )
 
 # Followed by the digest of the rest of the file, so that damaged machine code is never run.
-_MAGIC = b"graftax programs 7\n"
+_MAGIC = b"graftax programs 8\n"
 
 
 def save(caller: Any, path: str | os.PathLike[str]) -> int:
@@ -64,7 +64,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         except PackedError as error:
             refused.append(error)
             continue
-        program_set = saved_entry(caller, entry, programs, graphdef, names)
+        program_set = saved_entry(entry, programs, graphdef, names)
         arguments = caller._plan.signature.arguments(graphdef._layout or ())
         program_set.structure = Structured.from_entry(entry, graphdef, names, arguments)
         saved.append((key, context, program_set))

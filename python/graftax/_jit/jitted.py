@@ -379,10 +379,10 @@ class Jitted(_core.Caller, Generic[P, R]):
             self._table.blocking_outcomes.discard(id(outcome))
             entry.note_identities(self._table.requested_ids.pop(id(outcome), {}))
             if id(outcome) in self._table.alike:
-                entry.note_alike(self._table.alike.pop(id(outcome)))
+                found, known = self._table.alike.pop(id(outcome)), entry.alike
+                entry.alike = [*known, *(groups for groups in found if groups not in known)]
             if id(outcome) in self._table.numpy_leaves:
-                self._table.sharing.numpy_leaves[entry] = leaves = self._table.numpy_leaves.pop(id(outcome))
-                entry.note_numpy(leaves)
+                entry.numpy_leaves = self._table.numpy_leaves.pop(id(outcome))
         compile_events.finish_trace(self._table)
         if entry.host is None:
             self._table.numbers.settle()

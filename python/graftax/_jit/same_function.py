@@ -148,8 +148,6 @@ class Sharing:
         self.tables: weakref.WeakSet[FunctionTable] = weakref.WeakSet()
         self._entries: weakref.WeakValueDictionary[tuple[Any, ...], _core.Entry] = weakref.WeakValueDictionary()
         self.impersonal: weakref.WeakSet[_core.Entry] = weakref.WeakSet()  # they hold no more than the read set does
-        # Of entries whose code changes arrays in place: which leaves were NumPy arrays.
-        self.numpy_leaves: weakref.WeakKeyDictionary[_core.Entry, list[bool]] = weakref.WeakKeyDictionary()
 
     @property
     def is_shareable(self) -> bool:
