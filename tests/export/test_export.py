@@ -243,7 +243,7 @@ def test_what_cannot_be_saved_is_named_with_its_path(f, x, place):
         exported.serialize()
 
 
-@pytest.mark.parametrize("blob", [b"", b"x" * 100, b"graftax.Exported 2\n", b"graftax.Exported 2\n" + b"\x80\x04N."])
+@pytest.mark.parametrize("blob", [b"", b"x" * 100, b"graftax.Exported 3\n", b"graftax.Exported 3\n" + b"\x80\x04N."])
 def test_other_bytes_are_refused(blob):
     with pytest.raises(graftax.StructureError, match="not the bytes of an exported function"):
         graftax.Exported.deserialize(blob)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import graftax
@@ -502,3 +503,39 @@ def test_stages_name_the_arguments_as_they_were_given_without_static_ones():
         by_jax, by_graftax = (jit(f, **static).lower(*args, **kwargs) for jit in (jax.jit, graftax.jit))
         for name in names:
             assert getattr(by_jax, name) == getattr(by_graftax, name), name
+
+
+def halve(x):
+    x *= 0.5
+    return x.sum()
+
+
+STAGES = {
+    "compiled": lambda f, *args: graftax.jit(f).lower(*args).compile(),
+    "exported": lambda f, *args: graftax.export(f)(*args),
+    "deserialized": lambda f, *args: graftax.Exported.deserialize(graftax.export(f)(*args).serialize()),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_refuses_arrays_that_need_another_program(stage):
+    run = STAGES[stage](halve, jnp.ones(2))
+    assert run(jnp.ones(2)) == 1
+    with pytest.raises(graftax.StructureError, match="x: expected no NumPy array, given a NumPy array"):
+        run(np.ones(2, np.float32))
+    if stage == "deserialized":
+        return  # an optimizer has functions without a name
+    for is_tied, told in ((True, "expected one array, given several"), (False, "expected several arrays, given one")):
+        one = jnp.ones(2)
+        tied, untied = {"a": one, "b": one}, {"a": one, "b": jnp.ones(2)}
+        right, wrong = (tied, untied) if is_tied else (untied, tied)
+        opt = graftax.optimizer(optax.sgd(0.1), right)
+
+        def train(model, opt):
+            opt.update(model, graftax.grad(lambda model: (model["a"] * model["b"]).sum())(model))
+
+        run = STAGES[stage](train, graftax.copy(right), graftax.copy(opt))
+        with pytest.raises(graftax.StructureError, match=rf"model\['a'\] and model\['b'\]: {told}"):
+            run(graftax.copy(wrong), graftax.copy(opt))
+        run(right, opt)
+        assert (right["a"] is right["b"]) == is_tied and (right["b"] < 1).all()

@@ -226,7 +226,7 @@ def _load_compiled(data: bytes) -> None:
 
 
 def _deserialize(data: bytes) -> None:
-    digest, content = data[len(b"graftax.Exported 2\n") :][:32], data[len(b"graftax.Exported 2\n") + 32 :]
+    digest, content = data[len(b"graftax.Exported 3\n") :][:32], data[len(b"graftax.Exported 3\n") + 32 :]
     if digest != hashlib.sha256(content).digest():  # libFuzzer makes it right: what is behind it is a pickle as any
         graftax.Exported.deserialize(data)
         raise AssertionError("damaged bytes are taken for an exported function")

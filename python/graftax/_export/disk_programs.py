@@ -257,7 +257,7 @@ class FunctionPrograms:
 def _fits(saved: Saved, recording: _core.Recording, numbers: SymbolicNumbers | None) -> bool:
     """Does a saved entry serve this recording, of its structure?"""
     leaves = list(recording.leaves)
-    if not saved.serves(leaves):
+    if not saved.guards.serves(leaves):
         return False
     if numbers is None or saved.host is None:
         return numbers is None and saved.host is None

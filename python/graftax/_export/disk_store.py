@@ -28,6 +28,7 @@ from graftax._export.saved_entry import (
     saved_entry,
 )
 from graftax._jax import fast_dispatch
+from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.multihost_rendezvous import compares_hosts
 
 DONOR = "donate='auto' chooses between programs at each call"
@@ -82,7 +83,7 @@ class DiskStore:
         if fitting(entry.compiled.programs, recording.leaves) is not None:
             return False  # it is lowered, and not called
         saved = on_disk.find(recording, _core.settings_now()[0], name, None, outcomes)
-        if saved is None or (saved.numpy_leaves, saved.alike) != (entry.numpy_leaves, entry.alike):
+        if saved is None or saved.guards != LeafGuards.of(entry):
             return False
         entry.compiled.programs.extend(saved.programs)
         on_disk.used()
@@ -143,7 +144,7 @@ class DiskStore:
             raise GraftaxError(READS_CHANGED)
         tokens = list(map(signature_token, variant.signatures))
         key = CallKey.of(fingerprint, variant_context(), settings, tokens, host.leaves if host is not None else None)
-        tag = "" if host is None and saved.numpy_leaves is None and not saved.alike else _tag(saved)
+        tag = "" if host is None and not any(saved.guards) else _tag(saved)
         on_disk, reads_key = self._programs_of(caller), key_of_data(reads)
         header = {"numbers": sorted(saved.number_paths), "direct": fast_dispatch.status() == "on"}
         return Job(
@@ -167,4 +168,4 @@ def variant_context() -> Any:
 def _tag(saved: Saved) -> str:
     """Tells entries of one structure apart by their guards: of numbers, and which leaves are NumPy's, or one array."""
     guards = None if saved.host is None else sorted(map(repr, saved.host.guards.items()))
-    return hashlib.sha256(repr((guards, saved.numpy_leaves, saved.alike)).encode()).hexdigest()[:8]
+    return hashlib.sha256(repr((guards, saved.guards)).encode()).hexdigest()[:8]

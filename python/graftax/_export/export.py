@@ -31,9 +31,10 @@ from graftax._jax.tracebacks import boundary
 from graftax._jit.build_entry import build_entry
 from graftax._jit.call_plan import Plan, number_test
 from graftax._jit.jitted import Jitted
+from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.options import Options, split_patterns
-from graftax._jit.stages import copy_numpy_leaves, match_structure
+from graftax._jit.stages import copy_numpy_leaves, match_structure, refuse_unguarded
 
 CAPTURED_CHANGED = (
     "{name} changes {path}, which it captures. An exported function has only its arguments: pass the object as one "
@@ -70,13 +71,14 @@ NOT_EXPORTED = "these are not the bytes of an exported function, or they were da
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MAGIC = b"graftax.Exported 2\n"
+_MAGIC = b"graftax.Exported 3\n"
 _MISSING, _RETURNED = -1, -2  # a captured leaf that nobody needs, and one that the program returns
 
 
 # The name, the signature, the graph and the layout of the arguments, and the Outcome. For each leaf and each node of
 # the trace its number among those of the arguments. How the arguments are recorded: a flag for each root, and the
-# patterns of `dynamic=`. Which outputs have weak types, since JAX's serialized form drops them.
+# patterns of `dynamic=`. Which outputs have weak types, since JAX's serialized form drops them. What the leaves
+# have to be.
 _Parts = tuple[
     str,
     inspect.Signature,
@@ -87,6 +89,7 @@ _Parts = tuple[
     tuple[int, ...],
     tuple[list[int], Sequence[str]],
     tuple[bool, ...],
+    LeafGuards,
 ]
 
 
@@ -110,6 +113,7 @@ class Exported(Generic[P, R]):
             self._nodes,
             self._record_options,
             self._weak,
+            self._guards,
         ) = parts
         self._parts, self.exported = parts, exported
         self._binds = Signature.of_parameters(self._signature)
@@ -128,6 +132,7 @@ class Exported(Generic[P, R]):
         leaves, nodes = match_structure(
             self.name, self._graphdef, self._layout, names, roots, layout, self._record, "exported", remedy
         )
+        refuse_unguarded(self.name, self._guards, leaves, self._graphdef, names, "exported", remedy)
         try:
             result, written, captured = self.exported.call(*copy_numpy_leaves(leaves))
         except (TypeError, ValueError) as error:
@@ -288,6 +293,8 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
         if is_of_exported_callback(error):
             error.add_note(NO_CALLBACKS.format(name=plan.name))
         raise
+    jitted._note_traced(entry)
+    guards = LeafGuards.of(entry).among(argument_leaf)
     outcome, returned = traces[-1]
     for i in returned:
         argument_leaf[i] = _RETURNED
@@ -305,6 +312,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
         tuple(argument_node),
         record_options,
         weak,
+        guards,
     )
     return Exported(parts, exported)
 

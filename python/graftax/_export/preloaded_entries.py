@@ -131,7 +131,7 @@ class ProgramsOfFiles:
             candidates = self._saved.get((digest(recording.graphdef, recording.names, name), context), [])
         except GraftaxError:  # a value without a name, so it was not saved
             return None
-        candidates = [candidate for candidate in candidates if candidate.serves(recording.leaves)]
+        candidates = [candidate for candidate in candidates if candidate.guards.serves(recording.leaves)]
         if numbers is None:
             return next((candidate for candidate in candidates if candidate.host is None), None)
         values = [recording.leaves[leaf] for leaf in numbers.leaves]
@@ -167,7 +167,7 @@ class ProgramsOfFiles:
         compiled = PreloadedProgram(saved.programs, structure.tupled, table, key)
         outcomes = list(saved.outcomes)
         entry = _core.Entry(weak, context, compiled, outcomes, structure.arguments, structure.tupled)
-        saved.guard(entry)
+        saved.guards.put(entry)
         if saved.host is not None:
             entry.use_numbers(list(zip(saved.host.leaves, saved.host.kinds, strict=True)), saved.host)
             entry.evaluate = saved.host.compiled(len(outcomes))

@@ -153,7 +153,7 @@ def shipped_entry(entry: _core.Entry, context: Any, arguments: int, saved: Any, 
     else:
         compiled = Shipped(compiled, saved.programs, entry.tupled)
     shipped = _core.Entry(entry.graphdef, context, compiled, entry.outcomes, arguments, entry.tupled)
-    saved.guard(shipped)
+    saved.guards.put(shipped)
     if numbers is not None:
         numbers.resume(saved.host)
         shipped.use_numbers(list(zip(saved.host.leaves, saved.host.kinds, strict=True)), saved.host)

@@ -9,7 +9,7 @@ import hashlib
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from graftax._export.programs import Program, signature_token
 from graftax._export.read_set_data import version_of
 from graftax._export.structure_data import Structured
 from graftax._graph.structure import place_name
+from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.multihost_rendezvous import compares_hosts
 
 OTHER_SETTINGS = (
@@ -53,8 +54,7 @@ class Saved:
     number_paths: frozenset[str] = frozenset()  # the key paths of the symbolic numbers
     structure: Structured | None = None
     numbers: list[list[tuple[int, int]]] = dataclasses.field(default_factory=list[list[tuple[int, int]]])  # of Outcomes
-    numpy_leaves: list[bool] | None = None  # as those of the entry
-    alike: list[list[list[int]]] = dataclasses.field(default_factory=list[list[list[int]]])  # as those of the entry
+    guards: LeafGuards = dataclasses.field(default_factory=LeafGuards)
     source: str = "loaded"  # a kind of cause: where it was loaded from
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,23 +65,6 @@ class Saved:
         for outcome, numbers in zip(self.outcomes, self.numbers, strict=True):
             outcome.numbers = numbers
 
-    def guard(self, entry: _core.Entry) -> None:
-        """From now on the entry serves only calls for which this was compiled."""
-        if self.numpy_leaves is not None:
-            entry.numpy_leaves = self.numpy_leaves
-        entry.alike = self.alike
-
-    def serves(self, leaves: Sequence[Any]) -> bool:
-        """Are these leaves NumPy arrays, and one array, only where that does not count or was so?"""
-        for leaf, was_numpy in zip(leaves, self.numpy_leaves or (), strict=self.numpy_leaves is not None):
-            if isinstance(leaf, np.ndarray | np.generic) and not was_numpy:
-                return False
-        for groups in self.alike:
-            arrays = [{id(leaves[leaf]) for leaf in group} for group in groups]
-            if any(len(ids) > 1 for ids in arrays) or len(set[int]().union(*arrays)) < len(groups):
-                return False
-        return True
-
 
 def saved_entry(entry: _core.Entry, programs: list[Program], graphdef: _core.GraphDef, names: tuple[str, ...]) -> Saved:
     """An entry with these programs of it, without its structure."""
@@ -90,7 +73,7 @@ def saved_entry(entry: _core.Entry, programs: list[Program], graphdef: _core.Gra
     paths = frozenset(place_name(leaf_paths[leaf], names) for leaf in (host.leaves if host is not None else ()))
     outcomes = list(entry.outcomes)
     numbers = [outcome.numbers for outcome in outcomes]
-    return Saved(outcomes, programs, host, paths, None, numbers, entry.numpy_leaves, entry.alike)
+    return Saved(outcomes, programs, host, paths, None, numbers, LeafGuards.of(entry))
 
 
 def compiled_programs(

@@ -371,9 +371,8 @@ class Jitted(_core.Caller, Generic[P, R]):
         if grown or not signature.has_roots_of(reads) or signature.code is not code:
             raise NewReads
 
-    def _reads(self, entry: _core.Entry) -> _core.Reads | None:
-        """The reads that an entry which was just traced depends on. The core calls this after a trace."""
-        # A trace leaves what belongs to its entry under the id of its Outcome: move it to the entry.
+    def _note_traced(self, entry: _core.Entry) -> None:
+        """Tells an entry what its traces have left for it, under the ids of their Outcomes."""
         for outcome in entry.outcomes:
             entry.waits = entry.waits or id(outcome) in self._table.blocking_outcomes
             self._table.blocking_outcomes.discard(id(outcome))
@@ -383,6 +382,10 @@ class Jitted(_core.Caller, Generic[P, R]):
                 entry.alike = [*known, *(groups for groups in found if groups not in known)]
             if id(outcome) in self._table.numpy_leaves:
                 entry.numpy_leaves = self._table.numpy_leaves.pop(id(outcome))
+
+    def _reads(self, entry: _core.Entry) -> _core.Reads | None:
+        """The reads that an entry which was just traced depends on. The core calls this after a trace."""
+        self._note_traced(entry)
         compile_events.finish_trace(self._table)
         if entry.host is None:
             self._table.numbers.settle()

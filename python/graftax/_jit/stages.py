@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from graftax._explain.compile_events import compiling
 from graftax._graph.structure_diff import Difference, differences, differences_text
 from graftax._jax.tracebacks import boundary
 from graftax._jit.call_plan import Plan
+from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.stage_info import NAMES, info
 
@@ -23,6 +24,7 @@ COMPILED_FOR_OTHERS = (
     "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
     "any arguments."
 )
+LOWER_AGAIN = "Lower it again for these"
 ANY_NUMBER = "Write dynamic={path!r} for a program that takes any number, {otherwise}"
 OTHER_ORDER = "  a set with the same elements iterates in a different order, or would after a change"
 NOT_PICKLABLE = (
@@ -80,6 +82,7 @@ class Staging:
         leaves, nodes = match_structure(
             plan.name, self.graphdef, self.layout, self.names, roots, layout, plan.record, in_order=True
         )
+        refuse_unguarded(plan.name, LeafGuards.of(self.entry), leaves, self.graphdef, self.names)
         return leaves, nodes, Matched(roots, layout, captures)
 
 
@@ -181,7 +184,7 @@ def match_structure(
     layout_given: tuple[Any, ...],
     record: Callable[[tuple[Any, ...], tuple[Any, ...]], _core.Recording],
     verb: str = "compiled",
-    remedy: str = "Lower it again for these",
+    remedy: str = LOWER_AGAIN,
     in_order: bool = False,
 ) -> tuple[list[Any], list[Any]]:
     """(leaves, nodes) of these roots. Raises if their structure is not `graphdef` or their layout is not `layout`.
@@ -216,6 +219,22 @@ def match_structure(
         if (path := next(numbers, None)) is not None:
             remedy = ANY_NUMBER.format(path=path, otherwise=remedy[0].lower() + remedy[1:])
     raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=verb, differences=text, again=remedy))
+
+
+def refuse_unguarded(
+    name: str,
+    guards: LeafGuards,
+    leaves: Sequence[Any],
+    graphdef: _core.GraphDef,
+    names: tuple[str, ...],
+    verb: str = "compiled",
+    remedy: str = LOWER_AGAIN,
+) -> None:
+    """Raises StructureError where these leaves need another program, though their structure is `graphdef`."""
+    if (broken := guards.broken(leaves)) is not None:
+        paths = leaf_names(graphdef, names)
+        text = f"  {Difference(' and '.join(paths[leaf] for leaf in broken[0]), *broken[1:]).line()}"
+        raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=verb, differences=text, again=remedy))
 
 
 def _is_number(text: str) -> bool:
