@@ -126,6 +126,34 @@ def test_what_the_code_assigns_is_assigned_on_every_call(name: str) -> None:
     beside(PROGRAMS[name])
 
 
+SET_BEFORE = {
+    "an attribute of a function": Program(
+        "def g(x): return x\ndef mark(fn): fn.marks = getattr(fn, 'marks', 0) + 1\n"
+        "def f(x):\n    mark(g)\n    return x, (lambda: getattr(g, 'marks', 0))()",
+        lambda m: setattr(m.g, "marks", 5),
+        ("g.marks",),
+    ),
+    "a default of a function": Program(
+        "def g(x, k=[1.0]): return x * k[0]\ndef give(fn, *k): fn.__defaults__ = k\n"
+        "def f(x):\n    give(g, [2.0, *g.__defaults__[0]])\n    return (lambda: g(x))()",
+        lambda m: m.g.__defaults__[0].insert(0, 7.0),
+        ("g.__defaults__",),
+    ),
+    "a list of a class": Program(
+        "class C: pass\ndef put(cls, name, value): setattr(cls, name, value)\ndef get(cls): return cls.table\n"
+        "def f(x):\n    put(C, 'table', [2.0, *getattr(C, 'table', [])][:3])\n"
+        "    return x * (lambda: get(C)[0])(), (lambda: len(C.table))()",
+        lambda m: m.C.table.append(5.0),
+        ("C.table",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SET_BEFORE)
+def test_what_the_code_sets_before_it_is_read_is_set_once(name: str) -> None:
+    beside(SET_BEFORE[name])
+
+
 NOT_YET = """
 import inspect, typing
 @typing.runtime_checkable

@@ -132,6 +132,7 @@ class Names(NamedTuple):
     of_super: frozenset[str]  # attributes that it may ask `super()` for
     texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
     computes: bool  # does it ask for attributes by names that it computes, or for all names?
+    sets: bool  # does it set attributes by names that it computes?
     matches: bool  # does it match classes, by the names in their `__match_args__`?
     asks_classes: bool  # does it ask of which classes an object is?
 
@@ -145,6 +146,7 @@ _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"))
 _OF_ALL_NAMES = frozenset(("dir", "getmembers", "attrgetter", "methodcaller", "format", "format_map", "getattr_static"))
 _NO_PART = frozenset(("PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
+_ASKS_BY_TEXT = frozenset(("getattr", "hasattr"))
 _SETS_BY_TEXT = frozenset(("setattr", "delattr"))
 
 
@@ -197,15 +199,18 @@ class _Scan:
             frozenset(self.stored_attributes),
             frozenset(self.attributes if "super" in self.loaded else ()),
             frozenset(texts),
-            not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes}) or self._computes_names(instructions),
+            not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes})
+            or self._computes_names(instructions, _ASKS_BY_TEXT),
+            self._computes_names(instructions, _SETS_BY_TEXT),
             matches,
             matches or not self.loaded.keys().isdisjoint(("isinstance", "issubclass")),
         )
 
-    def _computes_names(self, instructions: list[dis.Instruction]) -> bool:
-        if self.loaded.keys().isdisjoint(("getattr", "hasattr")):  # most code: nothing to look for
+    def _computes_names(self, instructions: list[dis.Instruction], functions: frozenset[str]) -> bool:
+        if functions.isdisjoint(self.loaded):  # most code: nothing to look for
             return False
-        return _computes_names([instruction for instruction in instructions if instruction.opname not in _NO_PART])
+        parts = [instruction for instruction in instructions if instruction.opname not in _NO_PART]
+        return _computes_names(parts, functions)
 
     def _read(self, op: str, name: Any) -> None:
         if op in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"):
@@ -269,10 +274,10 @@ def texts_in(values: Iterable[Any]) -> Iterator[str]:
             yield from texts_in(tuple(value))
 
 
-def _computes_names(instructions: list[dis.Instruction]) -> bool:
-    """Is there a `getattr(x, name)` or `hasattr(x, name)` whose name is no text in the code?"""
+def _computes_names(instructions: list[dis.Instruction], functions: frozenset[str]) -> bool:
+    """Is there a call such as `getattr(x, name)`, of one of these functions, whose name is no text in the code?"""
     for i, instruction in enumerate(instructions):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in ("getattr", "hasattr"):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in functions:
             depth = 0  # values on the stack since: the first is the object, the second the name
             for part in instructions[i + 1 :]:
                 if part.opname == "PUSH_NULL":

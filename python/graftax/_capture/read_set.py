@@ -136,6 +136,7 @@ class ReadSet:
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
         self._computes_names = False  # is there code that asks for attributes by names that it computes?
+        self._sets_names = False  # is there code that sets attributes by names that it computes?
         self._asks_names = False  # is there code that asks classes and functions for their names?
         self._matches = False  # is there code that matches classes?
         self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
@@ -273,6 +274,10 @@ class ReadSet:
         """The running trace sees these origins rebuilt, too."""
         self._now.show(keys)
 
+    def has_set(self, origin: Origin) -> bool:
+        """Has the running trace changed what is there, before it was a root?"""
+        return self._now.has_set(origin)
+
     def note_lock(self, lock: Any) -> None:
         self._now.locks.note(lock)
 
@@ -349,6 +354,7 @@ class ReadSet:
             self._attributes |= names.attributes
             self._of_super |= names.of_super
             self._stored_attributes |= names.stored_attributes
+            self._sets_names = self._sets_names or names.sets
             for value in (*cells.values(), *_defaults_of(function)):
                 self._add_classes_in(value)
             for name in names.stored:
@@ -638,13 +644,13 @@ class ReadSet:
 
     def sets(self, name: str | None) -> bool:
         """Has code of the trace set an attribute of this name?"""
-        return name in self._stored_attributes
+        return self._sets_names or name in self._stored_attributes
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
         size_before = self._size
         self._note_imported()
-        changed = self._now.end(self._stored_attributes, self.left)
+        changed = self._now.end(self.sets, self.left)
         for origin in changed:
             if origin.name is None:
                 self._add_origin(origin)

@@ -75,10 +75,19 @@ class Now(threading.local):
             if (id(function), None) not in shown and id(function) not in self._states:
                 self._states[id(function)] = State.of(function)
 
-    def end(self, names: Container[str], left: Container[tuple[int, str | None]]) -> list[Origin]:
+    def has_set(self, origin: Origin) -> bool:
+        """Has the trace changed what is there, before it was a root?"""
+        if origin.name is None:
+            return (state := self._states.get(id(origin.holder))) is not None and state.is_changed
+        holder, before = self._held.get(id(origin.holder), (origin.holder, names_in(origin.holder)))
+        values = [scope.get(origin.name, MISSING) for scope in (before, names_in(holder))]
+        was, value = (v.original if isinstance(v, Shown) else v for v in values)
+        return was is not value
+
+    def end(self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]) -> list[Origin]:
         """Puts back what the trace has set, but for what is left to it; gives where that was.
 
-        `names` are those that its code sets. Under another one, which it computes, a tracer tells.
+        `sets` says whether its code sets attributes of a name. Where it does not seem to, a tracer tells.
         """
         changed: list[tuple[Origin, Any]] = []
         for holder, before in self._held.values():
@@ -88,7 +97,7 @@ class Now(threading.local):
                 if was is value or (id(holder), name) in left or (id(holder), name) in (self.shown or ()):
                     continue
                 was, value = (v.original if isinstance(v, Shown) else v for v in (was, value))
-                if was is not value and (name in names or holds_tracer(value, self.trace)):
+                if was is not value and (sets(name) or holds_tracer(value, self.trace)):
                     changed.append((Origin(holder, name, True), was))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
         self.shown, self.trace, self.take_in, self._held, self._states = None, None, None, {}, {}

@@ -129,7 +129,8 @@ class Growth:
         plan, roots, recording = new
         if contextvars.ContextVar in recording.named - self.recording.named:  # the trace needs a context of its own
             return False
-        if not views.can_extend():
+        origins = plan.signature.origins[len(self.plan.signature.origins) :]
+        if any(map(reads.has_set, origins)) or not views.can_extend():
             return False
         added = recording.leaves[len(self.leaves) :]
         if any(isinstance(leaf, jax.core.Tracer) for leaf in added):  # the function has put it there before it was read
@@ -138,7 +139,6 @@ class Growth:
             leaves = [*self.leaves, *(add_argument(self._jax_trace, leaf) for leaf in added)]
             values = running.trace.extend(recording, leaves)
         first = len(self.roots)
-        origins = plan.signature.origins[len(self.plan.signature.origins) :]
         for lock in recording.instances(LOCKS):
             reads.note_lock(lock)
         self.plan, self.roots, self.recording, self.leaves, self.is_used = plan, roots, recording, leaves, True
