@@ -446,7 +446,7 @@ def test_a_program_that_cannot_be_compiled_with_a_symbol_is_compiled_without():
         assert f(jnp.ones(3)).tolist() == [by] * 3
 
 
-@pytest.mark.parametrize("name", ["_value", "_trace", "aval", "dtype", "shape", "item"])
+@pytest.mark.parametrize("name", ["_value", "_trace", "aval", "dtype", "shape", "item", "dimension_as_value"])
 def test_a_number_has_no_attribute_of_an_array(name: str):
     f = graftax.jit(lambda x, n: (hasattr(n, name), x * n))
     assert [f(x(), n)[0] for n in (1, 2, 3)] == [False] * 3

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from graftax._capture.bytecode import is_users
 from graftax._capture.numbers import ufuncs
 from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item
 from graftax._capture.numbers.left_symbols import put_in_place
@@ -401,6 +402,8 @@ class Symbol:
         return self
 
     def __getattr__(self, name: str) -> Any:
+        if name == "dimension_as_value" and not is_users(sys._getframe(1).f_code.co_filename):
+            return functools.partial(_as_array, self)  # JAX asks this of what stands for a number in its own traces
         if not hasattr(type(self._number), name):
             raise AttributeError(
                 f"{type(self._number).__name__!r} object has no attribute {name!r}", name=name, obj=self
@@ -415,10 +418,6 @@ class Symbol:
             return self._asked()
         dtype_request = wanted_dtype(frame)
         return self._of_trace.array(self) if dtype_request is None else _of_dtype(self, *dtype_request)
-
-    def dimension_as_value(self) -> Any:
-        """JAX asks this of what stands for a number in its own traces."""
-        return self._of_trace.array(self)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         if dtype is not None and only_checks_dtype(sys._getframe(1)):
@@ -549,10 +548,14 @@ _SYMBOLS = frozenset({IntSymbol, FloatSymbol, ScalarSymbol, IntScalarSymbol})
 NUMBERS = (bool, int, float, complex, IntSymbol, FloatSymbol)  # types of what is a number, in a trace too
 
 
+def _as_array(symbol: Symbol) -> Any:
+    return symbol._of_trace.array(symbol)
+
+
 def _class_for(value: Any) -> type[Symbol]:
     if isinstance(value, np.generic):
         return IntScalarSymbol if isinstance(value, np.integer) else ScalarSymbol
     return IntSymbol if type(value) is int else FloatSymbol
 
 
-register_symbols({IntSymbol: int, FloatSymbol: float}, (ScalarSymbol, IntScalarSymbol), Symbol.dimension_as_value)
+register_symbols({IntSymbol: int, FloatSymbol: float}, (ScalarSymbol, IntScalarSymbol), _as_array)
