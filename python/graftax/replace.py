@@ -24,7 +24,7 @@ import jax.export
 import graftax
 from graftax import _core
 from graftax._base.errors import GraftaxError
-from graftax._jit.api import jit_as_jax
+from graftax._jit.api import jit_in_place_of_jax, jit_in_place_of_nnx
 from graftax._jit.jax_results import as_jax_returns
 
 _LIBRARIES = ("equinox", "flax.nnx")  # patched once they are imported
@@ -37,6 +37,7 @@ _NUMBERS = (int, float, complex)
 # What stood at the names.
 _patched: list[tuple[types.ModuleType, str, Any]] = []
 _counts = {True: 0, False: 0}  # of replaced functions: were they refused?
+_told: set[str] = set()  # lines
 
 
 class StandsForCompiled:
@@ -86,7 +87,7 @@ class Replacement(StandsForCompiled):
     def _fall_back(self, error: Exception) -> None:
         _counts[False] -= 1
         _counts[True] += 1
-        self.refusal = str(error).partition("\n")[0]
+        self.refusal = _first_line(error)
         self._tell(self.refusal)
         self._compiled = self._original(self.__wrapped__)
 
@@ -94,7 +95,10 @@ class Replacement(StandsForCompiled):
         code = getattr(self.__wrapped__, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
         name = getattr(self.__wrapped__, "__name__", repr(self.__wrapped__))
-        print(f"graftax: {name}{place} stays with {self._name}: {reason}", file=sys.stderr)
+        line = f"graftax: {name}{place} stays with {self._name}: {reason}"
+        if line not in _told:  # of a local function that is made again, or in a trace that begins anew
+            _told.add(line)
+            print(line, file=sys.stderr)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -122,10 +126,14 @@ class Replacement(StandsForCompiled):
         return isinstance(error, (GraftaxError, jax.errors.JAXTypeError)) or _have_numbers((args, kwargs))
 
     def _make_anew(self, method: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _core.is_watched():  # in the trace of another function, which has its own copy of this object
+            result = getattr(self.as_written(), method)(*args, **kwargs)
+            self._tell(_first_line(error))
+            return result
         if isinstance(error, GraftaxError):
             self._fall_back(error)
             return getattr(self._compiled, method)(*args, **kwargs)
-        result = getattr(self._original(self.__wrapped__), method)(*args, **kwargs)  # or its error
+        result = getattr(self.as_written(), method)(*args, **kwargs)  # or its error
         self._fall_back(error)
         return result
 
@@ -150,6 +158,10 @@ class PjitFunction(Replacement):
 
     def __repr__(self) -> str:
         return repr(self.as_written()) if "__wrapped__" in vars(self) else "<PjitFunction>"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _have_numbers(arguments: Any) -> bool:
@@ -247,11 +259,11 @@ def _decorate(jit: Callable[..., Any], args: tuple[Any, ...], options: dict[str,
 
 def _patch(module: types.ModuleType, wrap: Wrap) -> None:
     if module is jax:
-        name, replacement, drop = "jit", jit_as_jax, ()
+        name, replacement, drop = "jit", jit_in_place_of_jax, ()
     elif module.__name__ == "equinox":
         name, replacement, drop = "filter_jit", graftax.filter_jit, ()
     else:
-        name, replacement, drop = "jit", graftax.jit, _OF_NNX_ALONE
+        name, replacement, drop = "jit", jit_in_place_of_nnx, _OF_NNX_ALONE
     original = getattr(module, name)
     _patched.append((module, name, original))
     setattr(module, name, _replace(f"{module.__name__}.{name}", original, replacement, wrap, drop))

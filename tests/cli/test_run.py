@@ -160,7 +160,7 @@ def test_numbers_are_arrays_as_under_jax_jit(tmp_path):
     assert done.stdout.splitlines() == ["1.5 2.5 -3.0 1.0 3.0", "raised", "raised"]
     lines = [line.split()[1] for line in done.stderr.splitlines() if "stays with jax.jit: " in line]
     assert lines == ["half"]  # in the trace of another, where a number is one
-    assert done.stderr.splitlines()[-1] == "graftax: 5 functions compiled by graftax, 1 by their own jit"
+    assert done.stderr.splitlines()[-1] == "graftax: 6 functions compiled by graftax, 0 by their own jit"
 
 
 LOWERED_FIRST = """
@@ -330,3 +330,60 @@ print(f(jnp.ones(2)), jax.jit(lambda x: type(x))(3))
 def test_a_program_may_put_its_own_function_in_the_place_of_jax_jit(tmp_path):
     done = run_script(tmp_path, REPLACED_AGAIN)
     assert done.stdout.splitlines() == ["2.0 2.0 ['f', 'f']", "[2. 2.] <class 'int'>"]
+
+
+COUNTING = """
+import jax, jax.numpy as jnp
+from flax import nnx
+
+traces, kept, cache = [], [], {}
+
+@jax.jit
+def appending(x):
+    traces.append(None)
+    return x * 2
+
+@jax.jit
+def looking_up(x):
+    if x.shape not in cache: cache[x.shape] = len(x.shape)
+    return x * cache[x.shape]
+
+@jax.jit
+def keeping(x):
+    kept.append(x * 2)
+    return x
+
+def count():
+    n = 0
+    @jax.jit
+    def outer(x): return inner(x) + 1
+    @jax.jit
+    def inner(x):
+        nonlocal n
+        n += 1
+        return x
+    @nnx.jit
+    def apply(layer, x):
+        nonlocal n
+        n += 1
+        return layer(x)
+    layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    for x in range(3): outer(jnp.ones((1, 1)) * x), apply(layer, jnp.ones((1, 1)))
+    return n
+
+for x in range(3): appending(1.0 * x), looking_up(jnp.ones(2))
+print(jax.grad(appending)(1.0), len(traces), cache, count())
+for x in range(3): keeping(1.0 * x)
+"""
+
+
+@pytest.mark.quick(0)
+def test_a_function_that_counts_its_traces_stays_with_its_own_jit(tmp_path):
+    done = run_script(tmp_path, COUNTING, is_equal=True)
+    assert done.stdout.split() == ["2.0", "1", "{(2,):", "1}", "2"]
+    *lines, summary = done.stderr.splitlines()
+    names = [line.split()[1] for line in lines if "which it captures" in line]
+    assert sorted(set(names)) == ["appending", "apply", "inner", "looking_up", "outer"]
+    assert "global traces" in lines[0]
+    # What `jax.jit` would leave in `kept` are tracers: `keeping` is no such function.
+    assert summary.endswith(", 5 by their own jit")

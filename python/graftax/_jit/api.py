@@ -154,13 +154,23 @@ def jit(
     return _wrap(function, options)
 
 
-def jit_as_jax(function: Any, /, **options: Unpack[JitOptions]) -> Any:
+def jit_in_place_of_jax(function: Any, /, **options: Unpack[JitOptions]) -> Any:
     """`jit` for what was written for `jax.jit`.
 
     Numbers that a caller gives are traced, results are new arrays in new trees, and donated arrays are deleted.
+    A change of captured Python values is refused.
     """
+    return _replacing(function, options, as_jax=True)
+
+
+def jit_in_place_of_nnx(function: Any, /, **options: Unpack[JitOptions]) -> Any:
+    """`jit` for what was written for `nnx.jit`: a change of captured Python values is refused."""
+    return _replacing(function, options, as_jax=False)
+
+
+def _replacing(function: Any, options: JitOptions, as_jax: bool) -> Any:
     decorator = cast("functools.partial[Any]", jit(**options))
-    return _wrap(function, dataclasses.replace(decorator.keywords["options"], as_jax=True))
+    return _wrap(function, dataclasses.replace(decorator.keywords["options"], replaces=True, as_jax=as_jax))
 
 
 @overload

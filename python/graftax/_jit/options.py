@@ -66,6 +66,7 @@ class Options:
     warn_lost: bool = False  # filter_jit: warn once about a change that is dropped
     captured: bool = True  # the function's closure and globals are part of the program
     as_jax: bool = False  # of numbers that the caller gives, results and donated arrays: what `jax.jit` makes of them
+    replaces: bool = False  # the function was written for another `jit`, which changes what it captures once a trace
     check: bool = dataclasses.field(default=False, compare=False)  # run the plain function alongside
     progress: Any = dataclasses.field(default=False, compare=False)  # report the stages of a compilation
     warn_impure: bool = dataclasses.field(default=False, compare=False)  # warn about calls that cannot be repeated

@@ -48,6 +48,7 @@ from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.repeated_parts import RepeatedParts
 from graftax._jit.running_trace import enter_trace, leave_trace, running_traces
+from graftax._jit.trace_effects import refuse_trace_effects
 from graftax._jit.trace_growth import Growth, TraceFinished, keep, take_finished
 from graftax.interop import have_errors, raises_its_own
 
@@ -286,6 +287,8 @@ def _trace_once(
         caller._table.alike[id(outcome)] = aliases.alike
     if growth is not None:
         plan, recording, leaves = growth.plan, growth.recording, growth.leaves
+    if options.replaces:
+        refuse_trace_effects(plan.name, recording, outcome, signature.arguments(layout), leaves, outputs)
     _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)
     if not (by_value or caller._table.warned_of_lost_sharing):
         caller._table.warned_of_lost_sharing = warn_of_lost_sharing(plan.name, recording, outcome, leaves, outputs)
