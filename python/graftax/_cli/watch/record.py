@@ -8,7 +8,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from graftax._cli.watch.signature import MADE_ANEW, CallSignature
+from graftax._cli.watch.signature import MADE_ANEW, CompiledCall
 
 _KEPT_CALLS = 1000  # whose time is kept
 _WORTH_DONATING = 1 << 16  # bytes
@@ -35,7 +35,7 @@ class Record:
     nanoseconds: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT_CALLS))
     walk_nanoseconds: int = 0  # of graftax, for the same arguments
     compilations: list[Compilation] = field(default_factory=list)
-    signatures: list[CallSignature] = field(default_factory=list)
+    compiled_calls: list[CompiledCall] = field(default_factory=list)
     stale: Counter[str] = field(default_factory=Counter)  # reads that a call did not see, and in how many calls
     lost_changes: Counter[str] = field(default_factory=Counter)
     lost_ties: dict[str, int] = field(default_factory=dict)  # by the two paths: bytes of the second array

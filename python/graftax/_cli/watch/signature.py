@@ -16,10 +16,21 @@ _LONGEST = 60  # characters of a value
 
 
 class CallSignature(NamedTuple):
-    """The structure of the arguments, and for each leaf its path and what is compared of it."""
+    """What is compared of a call: the structure of the arguments, their leaves, and the texts of those that are static.
+
+    It is made on each call, so it holds no text of what a leaf or its path is.
+    """
 
     structure: Any
-    leaves: tuple[tuple[str, str], ...]
+    leaves: tuple[Any, ...]
+    static: tuple[tuple[str, str], ...]
+
+
+class CompiledCall(NamedTuple):
+    """A call that may compile, described for people: by path, what is compared of each leaf."""
+
+    signature: CallSignature
+    texts: dict[str, str]
 
 
 class Parameters:
@@ -46,27 +57,36 @@ class Parameters:
 
     def call(self, named: dict[str, Any], numbers_are_traced: bool) -> CallSignature:
         """The signature of a call."""
-        traced = {name: value for name, value in named.items() if name not in self.static}
-        leaves, structure = jax.tree_util.tree_flatten_with_path(traced)
-        described = [(_path(path), _described(leaf, numbers_are_traced)) for path, leaf in leaves]
-        described += [(name, f"static {_short(named[name])}") for name in named if name in self.static]
-        return CallSignature(structure, tuple(described))
+        leaves, structure = jax.tree_util.tree_flatten(self._traced(named))
+        facts = tuple([_facts(leaf, numbers_are_traced) for leaf in leaves])
+        return CallSignature(structure, facts, self._static_texts(named))
+
+    def described(self, named: dict[str, Any], signature: CallSignature) -> CompiledCall:
+        """The signature of a call, with the text of each leaf by its path."""
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self._traced(named))[0]]
+        texts = {_path(path): _text(facts) for path, facts in zip(paths, signature.leaves, strict=True)}
+        return CompiledCall(signature, {**texts, **dict(signature.static)})
+
+    def _traced(self, named: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in named.items() if name not in self.static}
+
+    def _static_texts(self, named: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+        return tuple([(name, f"static {_short(named[name])}") for name in named if name in self.static])
 
 
-def cause(call: CallSignature, earlier: Sequence[CallSignature], made_anew: bool) -> str:
-    """Why a call was compiled: the differences to the most similar earlier call."""
+def cause(call: CompiledCall | None, earlier: Sequence[CompiledCall], made_anew: bool) -> str:
+    """Why a call was compiled: the differences to the most similar earlier call. None: there was an equal one."""
     if not earlier:
         return "the first call"
-    if call in earlier:
+    if call is None or any(call.signature == other.signature for other in earlier):
         return MADE_ANEW if made_anew else NOTHING
-    nearest = max(earlier, key=lambda signature: len({*call.leaves} & {*signature.leaves}))
-    earlier_leaves = dict(nearest.leaves)
+    nearest = max(earlier, key=lambda other: len(call.texts.items() & other.texts.items()))
     changed = [
-        f"{path} was {earlier_leaves[path]}, is {leaf_text}"
-        for path, leaf_text in call.leaves
-        if earlier_leaves.get(path, leaf_text) != leaf_text
+        f"{path} was {nearest.texts[path]}, is {text}"
+        for path, text in call.texts.items()
+        if nearest.texts.get(path, text) != text
     ]
-    if not changed or call.structure != nearest.structure:
+    if not changed or call.signature.structure != nearest.signature.structure:
         changed.append("the structure of the arguments")
     return "; ".join(changed[:3])
 
@@ -81,13 +101,20 @@ def _path(path: Sequence[Any]) -> str:
     return f"{getattr(path[0], 'key', path[0])}{jax.tree_util.keystr(tuple(path[1:]))}"
 
 
-def _described(leaf: Any, numbers_are_traced: bool) -> str:
+def _facts(leaf: Any, numbers_are_traced: bool) -> Any:
+    """What is compared of a leaf: the dtype, the shape and the weak type of an array, or a text."""
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
-        weak = " weak" if getattr(leaf, "weak_type", False) else ""
-        return f"{leaf.dtype}{list(leaf.shape)}{weak}"
+        return leaf.dtype, leaf.shape, getattr(leaf, "weak_type", False)
     if numbers_are_traced and isinstance(leaf, (bool, int, float, complex)):
         return type(leaf).__name__
     return _short(leaf)
+
+
+def _text(facts: Any) -> str:
+    if isinstance(facts, str):
+        return facts
+    dtype, shape, is_weak = facts
+    return f"{dtype}{list(shape)}{' weak' if is_weak else ''}"
 
 
 def _short(value: Any) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 import types
@@ -18,7 +19,7 @@ import jax.core
 
 from graftax import _core
 from graftax._cli.watch.record import Compilation, Record
-from graftax._cli.watch.signature import CallSignature, Parameters, cause
+from graftax._cli.watch.signature import CallSignature, CompiledCall, Parameters, cause
 from graftax._cli.watch.snapshot import Snapshot, captured
 from graftax._jax.compilation import compile_stage, on_compile_stages
 from graftax.replace import Request, StandsForCompiled, patch_names, restore_names
@@ -81,8 +82,8 @@ class Watch:
 class Call:
     """One call: its arguments, and the stages of its compilation."""
 
-    def __init__(self, named: dict[str, Any], signature: CallSignature) -> None:
-        self.named, self.signature = named, signature
+    def __init__(self, named: dict[str, Any], signature: CallSignature, described: CompiledCall | None) -> None:
+        self.named, self.signature, self.described = named, signature, described
         self.stages: dict[str, float] = {}
 
 
@@ -98,7 +99,7 @@ class Watched(StandsForCompiled):
         plain = type(function) is types.FunctionType
         self._compiled = request.original(watch.probe(function, self._record, request.name) if plain else function)
         self._programs: dict[CallSignature, Snapshot] = {}
-        self._replaceable: list[tuple[Any, int]] = []  # arguments of the last call that a result could have taken over
+        self._replaceable: list[tuple[Any, Any]] = []  # arguments of the last call that a result could have taken over
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         thread = self._watch.thread
@@ -106,7 +107,10 @@ class Watched(StandsForCompiled):
             return self._compiled(*args, **kwargs)  # a part of a larger program
         self._count_dead()
         named = self._parameters.named(args, kwargs)
-        call = Call(named, self._parameters.call(named, self._jit == "jax.jit"))
+        signature = self._parameters.call(named, self._jit == "jax.jit")
+        # Before the call, which may change the arguments.
+        described = None if signature in self._programs else self._parameters.described(named, signature)
+        call = Call(named, signature, described)
         thread.running.append(call)
         start = time.perf_counter_ns()
         try:
@@ -130,9 +134,10 @@ class Watched(StandsForCompiled):
         record, read = self._record, self._read(call.named)
         record.calls += 1
         if call.stages:
-            text = cause(call.signature, record.signatures, self._is_anew and not self._programs)
+            text = cause(call.described, record.compiled_calls, self._is_anew and not self._programs)
             record.compilations.append(Compilation(text, call.stages))
-            record.signatures.append(call.signature)
+            if call.described is not None:
+                record.compiled_calls.append(call.described)
         else:
             record.nanoseconds.append(elapsed)
         if call.stages or call.signature not in self._programs:
@@ -147,23 +152,27 @@ class Watched(StandsForCompiled):
 
     def _note_result(self, named: dict[str, Any], result: Any) -> None:
         """Compares the arrays of a result with those of the arguments."""
-        free_results = Counter(_aval(leaf) for leaf in jax.tree_util.tree_leaves(result) if isinstance(leaf, jax.Array))
-        parts = {"result": result} if type(result) is not tuple else {f"result[{i}]": x for i, x in enumerate(result)}
+        named_parts = {f"result[{i}]": x for i, x in enumerate(result)} if type(result) is tuple else {"result": result}
+        parts = {name: jax.tree_util.tree_flatten(part) for name, part in named_parts.items()}
+        free_results = Counter(
+            _aval(leaf) for leaves, _ in parts.values() for leaf in leaves if isinstance(leaf, jax.Array)
+        )
         for name, value in named.items():
             if name in self._parameters.static:
                 continue
-            leaves, structure = jax.tree_util.tree_flatten_with_path(value)
-            for path, part in parts.items():
-                result_leaves, result_structure = jax.tree_util.tree_flatten(part)
-                if result_structure == structure:
-                    self._note_ties(path, leaves, result_leaves)
-            for _, leaf in leaves:
-                if isinstance(leaf, jax.Array) and not leaf.is_deleted() and free_results[_aval(leaf)] > 0:
-                    free_results[_aval(leaf)] -= 1
-                    self._replaceable.append((weakref.ref(leaf), leaf.nbytes))
+            leaves, structure = jax.tree_util.tree_flatten(value)
+            if len(set(map(id, leaves))) < len(leaves):
+                for path, (result_leaves, result_structure) in parts.items():
+                    if result_structure == structure:
+                        self._note_ties(path, value, result_leaves)
+            for leaf in leaves:
+                if isinstance(leaf, jax.Array) and free_results[aval := _aval(leaf)] > 0 and not leaf.is_deleted():
+                    free_results[aval] -= 1
+                    self._replaceable.append((weakref.ref(leaf), aval))
 
-    def _note_ties(self, name: str, argument_leaves: list[tuple[Any, Any]], result_leaves: list[Any]) -> None:
+    def _note_ties(self, name: str, argument: Any, result_leaves: list[Any]) -> None:
         first_index: dict[int, int] = {}
+        argument_leaves = jax.tree_util.tree_flatten_with_path(argument)[0]
         for i, (path, leaf) in enumerate(argument_leaves):
             if not isinstance(leaf, jax.Array) or leaf.ndim == 0:
                 continue
@@ -174,7 +183,7 @@ class Watched(StandsForCompiled):
 
     def _count_dead(self) -> None:
         """Arguments of the last call that nobody holds any more could have been donated to it."""
-        dead = sum(size for reference, size in self._replaceable if reference() is None)
+        dead = sum(math.prod(s) * d.itemsize for reference, (s, d) in self._replaceable if reference() is None)
         self._replaceable.clear()
         if dead:
             self._record.missed_donations += 1
