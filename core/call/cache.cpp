@@ -110,6 +110,14 @@ uint32_t Entry::captured_from() const {
   return track;
 }
 
+OwnedList Entry::without_numbers(const OwnedList& leaves) const {
+  static PyObject* const nothing = nb::module_::import_("numpy").attr("int32")(0).release().ptr();
+  OwnedList out;
+  for (size_t i = 0; i < leaves.size(); ++i) out.push(leaves[i]);
+  for (auto [leaf, _] : symbols) out.set(leaf, nothing);
+  return out;
+}
+
 OwnedList Entry::vectors(PyObject* host_values) const {
   static PyObject* const name = interned("vectors");
   OwnedList out;
@@ -330,6 +338,7 @@ void bind_table(nb::module_& m) {
           nb::for_getter(nb::sig("def numpy_leaves(self) -> list[bool] | None")),
           nb::for_setter(nb::sig("def numpy_leaves(self, leaves: list[bool], /) -> None")),
           "Where its code changes arrays in place: which leaves were NumPy arrays in the trace. No others may be.")
+      .def_rw("donated", &Entry::donated, "Leaves that each call deletes.")
       .def_rw("waits", &Entry::waits,
               "Does a call wait for the computation, so that its errors are raised by the call?")
       .def_prop_ro(

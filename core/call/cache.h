@@ -27,6 +27,7 @@ struct Entry {
   bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
+  std::vector<uint32_t> donated{};                           // leaves that each call deletes
   std::optional<std::vector<bool>> numpy_leaves{};  // where its code changes arrays in place: which were NumPy's
   std::vector<AlikeLeaves> alike{};                 // which of its leaves its code found to be one array
   uint32_t arguments = 0;                 // roots that are arguments; what the function captures comes after them
@@ -57,6 +58,8 @@ struct Entry {
   // What the host computes from the symbolic numbers among these leaves: a tuple; empty where there are none, or where
   // they are not as its guards say.
   Owned host_values(const OwnedList& leaves) const;
+  // The leaves for an executable with symbolic numbers: nothing in place of these. What the host has computed follows.
+  OwnedList without_numbers(const OwnedList& leaves) const;
   // Its inputs as two arrays, for an executable.
   OwnedList vectors(PyObject* host_values) const;
   // The first tracked node that only captured roots reach.

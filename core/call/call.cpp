@@ -9,6 +9,7 @@
 #include "call/arguments.h"
 #include "call/cache.h"
 #include "call/call_stack.h"
+#include "call/kept_calls.h"
 #include "capture/frame_hook.h"
 #include "capture/watchers.h"
 #include "python/hooks.h"
@@ -28,6 +29,7 @@ struct CallerObject {
   PyObject* prefix;    // tuple: arguments that come before the caller's (self of a bound method, a partial's)
   PyObject* table;     // Table
   PyObject* binding;   // Binding
+  PyObject* ring;      // CallRing of a recorder; else null
   PyObject* method;    // of a callable object, the first of the prefix: what its class had as __call__; else null
 };
 
@@ -61,16 +63,46 @@ void copy_numpy(const OwnedList& leaves, OwnedList& out) {
   }
 }
 
-// The number of the Outcome, coded as a tuple of None (0) and () (1), lowest bit first: no leaves, no user node.
+// The number of the Outcome, coded as a tuple of None (0) and () (1), lowest bit first: no leaves, no user node. Behind
+// it may stand a scalar: are the results finite?
 size_t decode(PyObject* code) {
   size_t out = 0;
-  for (Py_ssize_t i = PyTuple_GET_SIZE(code) - 1; i >= 0; --i) out = 2 * out + (PyTuple_GET_ITEM(code, i) != Py_None);
+  for (Py_ssize_t i = PyTuple_GET_SIZE(code) - 1; i >= 0; --i) {
+    PyObject* bit = PyTuple_GET_ITEM(code, i);
+    if (bit == Py_None || PyTuple_Check(bit)) out = 2 * out + (bit != Py_None);
+  }
   return out;
 }
 
-// What the host computes for a call, a tuple: two tuples of inputs (integers, floats), the number of Outcomes that it
-// knows, and its outputs.
-constexpr Py_ssize_t host_inputs = 2, host_outputs = 3;
+// What a program has returned.
+struct Returned {
+  Owned outputs;  // a list or a tuple
+  size_t count = 0, outcome = 0;
+  PyObject* are_finite = nullptr;  // a scalar, where the program checks
+
+  // Of an executable: the scalar comes after the outputs.
+  static Returned by_executable(Owned list, size_t outcome, PyObject* outcomes) {
+    Returned out{std::move(list), 0, outcome};
+    out.count = static_cast<size_t>(PyList_GET_SIZE(out.outputs.get()));
+    if (outcome >= static_cast<size_t>(PyList_GET_SIZE(outcomes))) return out;
+    const Outcome& o = *nb::inst_ptr<Outcome>(PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(outcome)));
+    if (out.count != o.program.leaves - o.numbers.size() + 1) return out;
+    out.are_finite = PyList_GET_ITEM(out.outputs.get(), static_cast<Py_ssize_t>(--out.count));
+    return out;
+  }
+  // Of jax.jit: (result leaves, write-back leaves, number of the Outcome).
+  static Returned by_jit(PyObject* flat) {
+    if (!PyTuple_Check(flat) || PyTuple_GET_SIZE(flat) != 3)
+      raise_error(PyExc_SystemError, "the flat function returned something else");
+    PyObject *first = PyTuple_GET_ITEM(flat, 0), *second = PyTuple_GET_ITEM(flat, 1), *code = PyTuple_GET_ITEM(flat, 2);
+    Returned out{PyTuple_GET_SIZE(second) == 0 ? Owned::borrow(first) : own(PySequence_Concat(first, second)), 0,
+                 decode(code)};
+    out.count = static_cast<size_t>(PyTuple_GET_SIZE(out.outputs.get()));
+    PyObject* last = PyTuple_GET_SIZE(code) ? PyTuple_GET_ITEM(code, PyTuple_GET_SIZE(code) - 1) : Py_None;
+    if (last != Py_None && !PyTuple_Check(last)) out.are_finite = last;
+    return out;
+  }
+};
 
 // Was this computed by a program that knew of an Outcome?
 bool knows(PyObject* host, size_t outcome) {
@@ -97,19 +129,9 @@ class HostLock {
   Owned lock_;
 };
 
-// The output leaves with the numbers that the host has computed in their places.
-std::vector<PyObject*> with_numbers(const Outcome& outcome, PyObject* const* outputs, size_t count, PyObject* host) {
-  std::vector<PyObject*> out;
-  auto next = outcome.numbers.begin();
-  for (size_t i = 0; i < count + outcome.numbers.size(); ++i)
-    if (next != outcome.numbers.end() && next->first == i)
-      out.push_back(PyTuple_GET_ITEM(host, host_outputs + (next++)->second));
-    else out.push_back(*outputs++);
-  return out;
-}
-
-Owned finish(PyObject* const* outputs, size_t count, size_t number, PyObject* outcomes, const Walk& walk,
-             const Entry& entry, PyObject* host) {
+Owned finish(const Returned& returned, PyObject* outcomes, const Walk& walk, const Entry& entry, PyObject* host) {
+  PyObject* const* outputs = PySequence_Fast_ITEMS(returned.outputs.get());
+  size_t count = returned.count, number = returned.outcome;
   PyObject* obj = number < static_cast<size_t>(PyList_GET_SIZE(outcomes))
                       ? PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(number))
                       : nullptr;
@@ -137,17 +159,6 @@ Owned finish(PyObject* const* outputs, size_t count, size_t number, PyObject* ou
                       "closure or a global). Pass that object to both as an argument.");
   }
   return apply(outcome, outputs, walk.leaves.data(), walk.nodes.data(), seen_only);
-}
-
-// What jax.jit returned: (result leaves, write-back leaves, number of the Outcome).
-Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const Entry& entry, PyObject* host) {
-  if (!PyTuple_Check(flat_result) || PyTuple_GET_SIZE(flat_result) != 3)
-    raise_error(PyExc_SystemError, "the flat function returned something else");
-  PyObject *first = PyTuple_GET_ITEM(flat_result, 0), *second = PyTuple_GET_ITEM(flat_result, 1);
-  size_t number = decode(PyTuple_GET_ITEM(flat_result, 2));
-  Owned all = PyTuple_GET_SIZE(second) == 0 ? Owned::borrow(first) : own(PySequence_Concat(first, second));
-  return finish(PySequence_Fast_ITEMS(all.get()), static_cast<size_t>(PyTuple_GET_SIZE(all.get())), number, outcomes,
-                walk, entry, host);
 }
 
 PyObject* call_plain(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -271,21 +282,12 @@ void tell_reads(CallerObject* self, Entry& entry, PyObject* obj) {
   if (raised) raised->restore();
 }
 
-// The leaves of an executable with symbolic numbers: nothing in place of these. What the host has computed comes after.
-OwnedList without_numbers(const Entry& entry, const OwnedList& leaves) {
-  static PyObject* nothing = nb::module_::import_("numpy").attr("int32")(0).release().ptr();
-  OwnedList out;
-  for (size_t i = 0; i < leaves.size(); ++i) out.push(leaves[i]);
-  for (auto [leaf, _] : entry.symbols) out.set(leaf, nothing);
-  return out;
-}
-
 // A call through the jit object, which may trace: that fills in `vectors`.
 Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, const OwnedList& vectors) {
   OwnedList copies, with_host;
   if (walk.has_numpy) copy_numpy(walk.leaves, copies);
   if (entry.host) {
-    with_host = without_numbers(entry, walk.has_numpy ? copies : walk.leaves);
+    with_host = entry.without_numbers(walk.has_numpy ? copies : walk.leaves);
     for (size_t i = 0; i < vectors.size(); ++i) with_host.push(vectors[i]);
   }
   const OwnedList& leaves = entry.host ? with_host : walk.has_numpy ? copies : walk.leaves;
@@ -322,7 +324,7 @@ CallReferences references_of(const Walk& walk, const Owned& recording, const Own
 }
 
 PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject* const* args, Py_ssize_t nargs,
-                    PyObject* kwnames) {
+                    PyObject* kwnames, Owned& recorded) {
   rebind_changed_function(self);
   if (registry_has_grown()) follow_registry();
   Owned kept = Owned::borrow(self->binding);
@@ -350,12 +352,15 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get(), recording.get()});
     OwnedList numberless;
-    if (host) numberless = without_numbers(entry, walk.leaves);
+    if (host) numberless = entry.without_numbers(walk.leaves);
     const OwnedList& given = host ? numberless : walk.leaves;
     if (!entry.refused && direct_takes(given.size() + (host ? 2 : 0)))
       direct = entry.find_direct(given, host.get(), now, seen,
                                  recording && !host ? &nb::inst_ptr<Recording>(recording.get())->looks : nullptr);
     if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
+    if (CallRing* ring = ring_of(self->ring))
+      recorded = ring->begin({reinterpret_cast<PyObject*>(self), held, recording, roots.values, roots.layout.get(),
+                              walk, static_cast<bool>(direct)});
     CallReferences references;
     if (entry.donor) {
       references = references_of(walk, recording, host);
@@ -407,10 +412,12 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
   if (seen) entry.remember(std::move(seen));
   Owned result;
   try {
-    result = direct ? finish(PySequence_Fast_ITEMS(flat_result.get()),
-                             static_cast<size_t>(PyList_GET_SIZE(flat_result.get())), direct->outcome(), outcomes.get(),
-                             walk, entry, host.get())
-                    : finish(flat_result.get(), outcomes.get(), walk, entry, host.get());
+    Returned returned = direct ? Returned::by_executable(std::move(flat_result), direct->outcome(), outcomes.get())
+                               : Returned::by_jit(flat_result.get());
+    result = finish(returned, outcomes.get(), walk, entry, host.get());
+    if (recorded)
+      ring_of(self->ring)
+          ->end(recorded.get(), returned.outputs.get(), returned.outcome, host, returned.are_finite, !!recording);
   } catch (nb::python_error& e) {
     if (!donated) throw;
     e.restore();
@@ -431,10 +438,14 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   for (int tries = 0;; ++tries) {
     Shared<SettingsNow> now = settings_now();
     if (as_plain || now->as_plain) return call_unjitted(self, args, nargs, kwnames);
+    Owned recorded, ring = Owned::borrow(self->ring);
     try {
-      return call_once(self, now, args, nargs, kwnames);
+      if (ring) ring_of(ring.get())->make_room();
+      return call_once(self, now, args, nargs, kwnames, recorded);
     } catch (nb::python_error& e) {
-      if (!new_reads || !e.matches(new_reads)) throw;
+      bool begins_anew = new_reads && e.matches(new_reads);
+      if (recorded) ring_of(ring.get())->fail(recorded.get(), begins_anew ? nullptr : e.value().ptr());
+      if (!begins_anew) throw;
       if (tries == max_restarts)
         raise_graftax(
             "GraftaxError",
@@ -489,6 +500,16 @@ PyObject* caller_configure(PyObject* obj, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+PyObject* caller_record_in(PyObject* obj, PyObject* ring) {
+  if (!nb::isinstance<CallRing>(nb::handle(ring))) {
+    PyErr_SetString(PyExc_TypeError, "expected a CallRing");
+    return nullptr;
+  }
+  auto* self = reinterpret_cast<CallerObject*>(obj);
+  Py_XSETREF(self->ring, Py_NewRef(ring));
+  Py_RETURN_NONE;
+}
+
 PyObject* caller_has_changed(PyObject* obj, PyObject*) {
   auto* self = reinterpret_cast<CallerObject*>(obj);
   try {
@@ -506,6 +527,7 @@ int caller_traverse(PyObject* obj, visitproc visit, void* arg) {
   Py_VISIT(self->prefix);
   Py_VISIT(self->table);
   Py_VISIT(self->binding);
+  Py_VISIT(self->ring);
   Py_VISIT(self->method);
   return 0;
 }
@@ -514,6 +536,7 @@ int caller_clear(PyObject* obj) {
   auto* self = reinterpret_cast<CallerObject*>(obj);
   Py_XSETREF(self->function, Py_NewRef(Py_None));
   Py_XSETREF(self->table, Py_NewRef(Py_None));
+  Py_CLEAR(self->ring);
   Py_CLEAR(self->method);
   return 0;
 }
@@ -527,6 +550,7 @@ void caller_dealloc(PyObject* obj) {
   Py_CLEAR(self->prefix);
   Py_CLEAR(self->table);
   Py_CLEAR(self->binding);
+  Py_CLEAR(self->ring);
   Py_CLEAR(self->method);
   type->tp_free(obj);
   Py_DECREF(type);
@@ -534,6 +558,7 @@ void caller_dealloc(PyObject* obj) {
 
 PyMethodDef caller_methods[] = {
     {"_configure", caller_configure, METH_VARARGS, "_configure(function, prefix, table, binding, is_method=False)"},
+    {"_record_in", caller_record_in, METH_O, "_record_in(ring): keeps what each call is given"},
     {"_has_changed", caller_has_changed, METH_NOARGS,
      "_has_changed(): has the function other code or defaults than its signature was read from?"},
     {nullptr, nullptr, 0, nullptr}};
@@ -567,6 +592,7 @@ PyType_Spec caller_spec = {"graftax._core.Caller", sizeof(CallerObject), 0,
 void bind_call(nb::module_& m) {
   bind_binding(m);
   bind_table(m);
+  bind_kept_calls(m);
   nb::object caller = nb::steal(check(PyType_FromSpec(&caller_spec)));
   m.attr("Caller") = caller;
 

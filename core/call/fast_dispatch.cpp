@@ -75,6 +75,8 @@ TraceContext trace_context_now(const Shared<SettingsNow>& settings) { return {ja
 
 uint64_t caches_cleared() { return times_cleared; }
 
+bool is_key_type(PyTypeObject* type) { return type == jax.key; }
+
 bool direct_takes(size_t leaves) { return jax.on && leaves >= jax.least; }
 
 bool nothing_has_run(PyObject* error) { return own(PyObject_CallOneArg(jax.refused, error)).get() == Py_True; }

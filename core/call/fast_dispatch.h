@@ -42,6 +42,9 @@ struct HostLook {
   Owned aval, sharding, devices;  // of the copy
 };
 
+// Is this the class of typed PRNG keys?
+bool is_key_type(PyTypeObject* type);
+
 // What a leaf looked like. Leaves that are alike have one in common, but for their shardings: each result of an
 // executable has a sharding object of its own.
 struct Look {

@@ -110,6 +110,16 @@ void find_readers(Outcome& outcome) {
       outcome.readers.push_back(pc);
 }
 
+std::vector<PyObject*> with_numbers(const Outcome& outcome, PyObject* const* outputs, size_t count, PyObject* host) {
+  std::vector<PyObject*> out;
+  auto next = outcome.numbers.begin();
+  for (size_t i = 0; i < count + outcome.numbers.size(); ++i)
+    if (next != outcome.numbers.end() && next->first == i)
+      out.push_back(PyTuple_GET_ITEM(host, host_outputs + (next++)->second));
+    else out.push_back(*outputs++);
+  return out;
+}
+
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes,
             uint32_t seen_only) {
   const Program& p = outcome.program;

@@ -46,6 +46,13 @@ bool is_context(const Program& p, uint32_t pc);
 // Finds the readers of an Outcome whose program and writes are there.
 void find_readers(Outcome& outcome);
 
+// What the host computes for a call, a tuple: two tuples of inputs (integers, floats), the number of Outcomes that it
+// knows, and its outputs.
+inline constexpr Py_ssize_t host_inputs = 2, host_outputs = 3;
+
+// The output leaves with the numbers that the host has computed in their places.
+std::vector<PyObject*> with_numbers(const Outcome& outcome, PyObject* const* outputs, size_t count, PyObject* host);
+
 // Builds the result and applies the writes: every value exists before the first write.
 // Tracked nodes from `seen_only` on get no `unseen` writes.
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes,

@@ -67,6 +67,7 @@ inline Hook named_scope("named_scope");                    // name -> context ma
 inline Hook registered_classes("registered_classes");      // abstract class -> what was registered with it, to compare
 
 inline Hook block_until_ready("block_until_ready");
+inline Hook outside_of_traces("outside_of_traces");  // -> is no trace running in this thread?
 inline Hook with_room("with_room");  // function -> what it returns, with all its frames in one piece of memory
 
 // ---- methods of a GraphDef and of an Outcome

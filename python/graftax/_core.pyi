@@ -3,6 +3,7 @@
 
 """The engine of graftax: walks object graphs. See core/README.md."""
 
+from collections.abc import Sequence
 import enum
 import types
 
@@ -722,6 +723,13 @@ class Entry:
     def numpy_leaves(self, leaves: list[bool], /) -> None: ...
 
     @property
+    def donated(self) -> list[int]:
+        """Leaves that each call deletes."""
+
+    @donated.setter
+    def donated(self, arg: Sequence[int], /) -> None: ...
+
+    @property
     def waits(self) -> bool:
         """Does a call wait for the computation, so that its errors are raised by the call?"""
 
@@ -779,12 +787,102 @@ class Table:
 
     def _forget_all(self) -> None: ...
 
+class KeptCall:
+    """A call of a recorder: references to what it was given and gave."""
+
+    @property
+    def target(self) -> Any: ...
+
+    @property
+    def plan(self) -> Any: ...
+
+    @property
+    def entry(self) -> Entry: ...
+
+    @property
+    def graphdef(self) -> GraphDef: ...
+
+    @property
+    def layout(self) -> tuple[Any, ...]: ...
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The inputs before the call. Those in `given` may be deleted."""
+
+    @property
+    def before(self) -> KeptCall | None:
+        """The call whose outputs some of its donated leaves are."""
+
+    @property
+    def given(self) -> list[tuple[int, int]]:
+        """These leaves: (the leaf, which output of `before` it is)."""
+
+    @property
+    def refs(self) -> list[tuple[int, Any]]:
+        """Copies of the Refs after the call: (the leaf, the copy)."""
+
+    @property
+    def outcome(self) -> int:
+        """The number of the Outcome."""
+
+    @property
+    def outputs(self) -> list[Any] | None:
+        """The output leaves, for the Outcome; None of a call that has raised."""
+
+    def arguments(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """What the program of the entry is called with for these leaves."""
+
+    @property
+    def statement(self) -> int:
+        """The offset in the code of the script's frame; -1 without a script."""
+
+    @property
+    def draws(self) -> Any:
+        """Random states, by who draws."""
+
+    @draws.setter
+    def draws(self, draws: Any, /) -> None: ...
+
+    @property
+    def raised(self) -> str | None:
+        """What the call has raised."""
+
+    @raised.setter
+    def raised(self, raised: str, /) -> None: ...
+
+class CallRing:
+    """The last calls of a recorder."""
+
+    def __init__(self, last: int, copy_every: int, observer: Any) -> None: ...
+
+    @property
+    def calls(self) -> list[KeptCall]:
+        """Those that are kept, the oldest first."""
+
+    @property
+    def draws_in_calls(self) -> bool:
+        """Do calls draw random numbers?"""
+
+    @draws_in_calls.setter
+    def draws_in_calls(self, arg: bool, /) -> None: ...
+
+    def flush(self) -> None:
+        """Waits for the calls, and tells the observer of results that are not finite."""
+
+def pause_recorders(paused: bool) -> bool:
+    """While they are paused, recorders only call their functions. Returns what was so before."""
+
+def use_script(frame: types.FrameType) -> None:
+    """The frame of the script: recorded calls note where it is."""
+
 class Caller:
     """The callable that graftax.jit returns: its C++ part."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
 
     _configure: types.MethodDescriptorType = ...
+
+    _record_in: types.MethodDescriptorType = ...
 
     _has_changed: types.MethodDescriptorType = ...
 

@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import pickle
+import sys
 import tempfile
 import threading
 import warnings
@@ -122,8 +123,67 @@ def test_arrays_are_kept_without_a_copy_and_donated_ones_with(tmp_path: Path):
     recorder = graftax.record(graftax.jit(scaled, donate="b"), dir=tmp_path)
     a, b = jnp.ones(4), jnp.full(4, 3.0)
     recorder(a, b)
-    (call,) = recorder._history._calls
+    (call,) = recorder._history.ring.calls
     assert call.leaves[0] is a and b.is_deleted() and call.leaves[1].tolist() == [3, 3, 3, 3]
+
+
+def test_a_hit_runs_no_python_code_of_the_recorder(tmp_path: Path):
+    def count(model: Model, x: Any) -> Any:
+        model.steps += 1
+        model.w = model.w * x
+        return model.w.sum()
+
+    recorder = graftax.record(count, dir=tmp_path)
+    model, called = Model(), list[str]()
+    for _ in range(40):
+        recorder(model, jnp.ones(2))
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        for _ in range(4):
+            recorder(model, jnp.ones(2))
+    finally:
+        sys.setprofile(None)
+    assert not [file for file in called if "graftax" in file]
+    assert len(recorder._history.ring.calls) == 3 and model.steps == 44
+
+
+def test_donated_arrays_are_copied_now_and_then_and_computed_again_between(tmp_path: Path):
+    def advance(w: Any, n: Any, x: Any) -> Any:
+        return w * 0.5 + x, n + 1
+
+    recorder = graftax.record(graftax.jit(advance, donate=("w", "n")), copy_every=4, nonfinite=False, dir=tmp_path)
+    state, expected = (jnp.ones(4), jnp.int32(0)), np.ones(4, np.float32)
+    for i in range(11):
+        given, before = state, expected
+        state = recorder(*state, jnp.float32(i))
+        expected = before * np.float32(0.5) + np.float32(i)
+        assert given[0].is_deleted()
+    links = [call.before is not None for call in recorder._history.ring.calls]
+    assert links == [False, True, True]  # the ninth call was copied
+    recorder.save(tmp_path / "calls")
+    recorded = RecordedCalls(tmp_path / "calls")
+    assert [recorded.run(i).differences for i in range(3)] == [[], [], []]
+    last = recorded.prepare(2).args
+    assert last[0].tolist() == before.tolist() and int(last[1]) == 10
+    recorder(jnp.zeros(4), jnp.int32(7), jnp.float32(1))  # of no call
+    assert recorder._history.ring.calls[-1].before is None
+
+
+def test_static_objects_that_end_with_their_call_are_kept(tmp_path: Path):
+    recorder = graftax.record(apply, nonfinite=False, dir=tmp_path)
+    for _ in range(4):
+        assert recorder(functools.partial(apply, double), jnp.ones(2)).tolist() == [2, 2]
+        assert recorder(lambda x: x + 1, jnp.zeros(2)).tolist() == [1, 1]
+    recorder.save(tmp_path / "calls")
+    assert [RecordedCalls(tmp_path / "calls").run(i).differences for i in range(3)] == [[], [], []]
+
+
+def apply(function: Any, x: Any) -> Any:
+    return function(x)
+
+
+def double(x: Any) -> Any:
+    return x * 2
 
 
 def test_only_the_last_calls_are_kept(tmp_path: Path):
@@ -192,6 +252,16 @@ def test_a_filter_chooses_the_results(tmp_path: Path, checked: Any, expected: in
         recorder = graftax.record(masked, nonfinite="return[0][loss]", dir=tmp_path)
     recorder(Model(), -jnp.ones(2))
     assert len(warned(recorder.flush)) == expected
+
+
+def test_with_shardings_and_many_leaves_the_results_are_looked_at(tmp_path: Path):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    for options in ({"out_shardings": sharding}, {"in_shardings": sharding}, {"donate": "xs"}, {"keep_unused": True}):
+        recorder = graftax.record(graftax.jit(lambda xs: [jnp.log(x) for x in xs], **options), dir=tmp_path)
+        for value in (1.0, 1.0, -1.0):
+            recorder([jnp.full(2, value) for _ in range(40)])
+        assert len(warned(recorder.flush)) == 1, options
 
 
 @pytest.mark.parametrize("make", [jnp.array, np.array, lambda x: jax.new_ref(jnp.array(x))])
@@ -327,7 +397,9 @@ def test_a_recorder_is_a_jitted_function(tmp_path: Path):
     assert isinstance(recorder, graftax.Recorder) and isinstance(recorder, graftax.Jitted)
     jitted(Model(), jnp.ones(2))
     recorder(Model(), jnp.ones(2))
-    assert recorder.cache_info().traces == 1  # they share their programs
+    assert recorder.cache_info().traces == 1 and jitted.cache_info().traces == 1  # of a program with the check
+    graftax.record(jitted, nonfinite=False)(Model(), jnp.ones(2))
+    assert jitted.cache_info().traces == 1  # without it they share their programs
     assert copy.copy(recorder) is recorder and "graftax.record of" in repr(recorder)
     copied = pickle.loads(pickle.dumps(graftax.record(log_step, last=7, dir=tmp_path)))
     assert copied._history.policy.last == 7

@@ -76,6 +76,7 @@ def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
     if not staged and (store := program_store.current()) is not None:
         compiled = store.extensible(compiled, tupled)
     entry = _core.Entry(weak, call.context, compiled, outcomes, call.arguments, tupled)
+    entry.donated = [leaf for leaf, is_donated in enumerate(donated) if is_donated]
     if donor is not None:
         entry.donor = donor
     if numbers is not None:

@@ -53,6 +53,7 @@ class Plan:
         self.number_rules = [
             (argument_pattern(text, name, "numbers="), policy == "symbolic") for text, policy in options.number_patterns
         ]
+        self.finite_patterns = [argument_pattern(text, name, "nonfinite=") for text in options.finite or ()]
         self.ignoring = IgnoreOption(options.ignore, name)
         self._layouts: dict[tuple[Layout, frozenset[int]], tuple[tuple[str, ...], list[int]]] = {}
         self._defaults: frozenset[int] | None = None

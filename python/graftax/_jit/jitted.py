@@ -696,6 +696,14 @@ class Jitted(_core.Caller, Generic[P, R]):
         bound.__self__, bound._method_of = instance, self
 
     @property
+    def _unchecked(self) -> Jitted[P, R]:
+        """The same function without the check of a recorder, which is one more output of its program."""
+        if self._options.finite is None and type(self).trace is Jitted.trace:
+            return self
+        jitted = Jitted(self.__wrapped__, dataclasses.replace(self._options, finite=None))
+        return jitted.__get__(self.__self__) if self._is_bound else jitted
+
+    @property
     def _is_bound(self) -> bool:
         return bool(self._prefix) and isinstance(self.__wrapped__, types.FunctionType)
 

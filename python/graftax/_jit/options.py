@@ -85,6 +85,7 @@ class Options:
     keep_unused: bool = False
     inline: Any = False  # or one of `jax.Inline`
     compiler_options: tuple[tuple[str, Any], ...] = ()
+    finite: tuple[str, ...] | None = None  # patterns of the results that a recorder checks; (): all; None: none
     repeated: bool | tuple[Any, ...] = ()  # classes, methods and functions whose calls repeat; True for all
 
     def __post_init__(self) -> None:

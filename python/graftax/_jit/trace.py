@@ -42,6 +42,7 @@ from graftax._jax.nested_jit import private_caches
 from graftax._jax.traces import equations
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan
+from graftax._jit.finite_check import FiniteCheck
 from graftax._jit.jax_results import as_jax_returns
 from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
@@ -92,6 +93,8 @@ def flat_function(
 ) -> Callable[..., Flat]:
     """The function that JAX traces: arrays to (result leaves, write-back leaves, number of the Outcome).
 
+    With `Options.finite` a scalar follows the number: are these results finite?
+
     The arguments of the call are not parameters here: they come from the active call of this thread, so that the
     function, which JAX keeps, holds no object of the user's.
 
@@ -116,6 +119,7 @@ def flat_function(
             raise NewReads
         if caller._table.frozen and not shapes:
             frozen.refuse(caller._table, plan.name, recording)
+        check = FiniteCheck(plan, recording, leaves) if plan.options.finite is not None and not shapes else None
         warnings_before = count_warnings()
         finished = take_finished(caller._table, recording, leaves)
         if finished is not None:
@@ -142,7 +146,8 @@ def flat_function(
             compile_events.record_trace(caller._table, plan.name, recording, outcomes, repeated)
         # Symbolic numbers of the result are computed by the host: they are not outputs of the program.
         n = outcome.result_leaves - sum(leaf < outcome.result_leaves for leaf, _ in outcome.numbers)
-        return tuple(outputs[:n]), tuple(outputs[n:]), encode(number)
+        are_finite = () if check is None else check.result(outcome, outputs)
+        return tuple(outputs[:n]), tuple(outputs[n:]), (*encode(number), *are_finite)
 
     flat.__name__ = flat.__qualname__ = plan.name
     flat.__wrapped__ = plan.definition  # type: ignore[attr-defined]

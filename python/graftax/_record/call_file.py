@@ -35,6 +35,7 @@ from graftax._graph.structure import Structure, place_name
 from graftax._io import save
 from graftax._jax.arrays import ref_types
 from graftax._jit.leaf_names import leaf_names
+from graftax._record.cells import is_cell, known_cells
 from graftax._record.code_pickle import Template, dumps, main_file, source_of
 from graftax._record.snapshot import Snapshot
 
@@ -67,13 +68,15 @@ def write_calls(path: str, calls: Sequence[Snapshot], what: str, reads: ReadSet 
             "calls": [_call_data(call) for call in calls],
         }
     )
+    known: dict[int, str] = {}  # most arrays are in several calls
     header = {
         "format": FORMAT,
         "what": what,
         "name": calls[-1].plan.name,
         "digest": hashlib.sha256(structures).hexdigest(),
         "calls": [
-            {"inputs": leaf_digests(call.leaves), "results": _results(call), "raised": call.raised} for call in calls
+            {"inputs": leaf_digests(call.leaves, known), "results": _results(call, known), "raised": call.raised}
+            for call in calls
         ],
         **environment(),
         "script": _script(calls[-1].line) if b"__main__" in structures else None,
@@ -156,9 +159,17 @@ def _state(graphdef: _core.GraphDef, names: tuple[str, ...]) -> tuple[Any, ...]:
 # ---- what a replay compares
 
 
-def leaf_digests(leaves: Sequence[Any]) -> list[str]:
-    """A text for each leaf that is the same for the same bits."""
-    return [_leaf_digest(leaf) for leaf in leaves]
+def leaf_digests(leaves: Sequence[Any], known: dict[int, str] | None = None) -> list[str]:
+    """A text for each leaf that is the same for the same bits.
+
+    Args:
+        known: those of leaves that are held meanwhile, by id; these are added.
+    """
+    known = {} if known is None else known
+    for leaf in leaves:
+        if id(leaf) not in known:
+            known[id(leaf)] = _leaf_digest(leaf)
+    return [known[id(leaf)] for leaf in leaves]
 
 
 def _leaf_digest(leaf: Any) -> str:
@@ -172,17 +183,19 @@ def _leaf_digest(leaf: Any) -> str:
     host = np.ascontiguousarray(np.asarray(content))
     text = f"{host.dtype}[{','.join(map(str, np.shape(content)))}]"
     value = f" {host.reshape(-1)[0]!s}" if host.size == 1 else ""
-    return f"{text}{value} {hashlib.sha256(host.tobytes()).hexdigest()[:16]}"
+    return f"{text}{value} {hashlib.sha256(host.reshape(-1).view(np.uint8)).hexdigest()[:16]}"
 
 
-def results_data(graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[Any]) -> dict[str, Any]:
-    """What is compared of the results of a call: the structure, and each leaf by its name."""
-    digests = dict(zip(unique_names(graphdef, names), leaf_digests(leaves), strict=True))
+def results_data(
+    graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[Any], known: dict[int, str] | None = None
+) -> dict[str, Any]:
+    """What is compared of the results of a call: the structure, and each leaf by its name. `known`: as above."""
+    digests = dict(zip(unique_names(graphdef, names), leaf_digests(leaves, known), strict=True))
     return {"structure": graphdef.fingerprint(), "leaves": digests}
 
 
-def _results(call: Snapshot) -> dict[str, Any] | None:
-    return None if call.after is None else results_data(call.after, call.after_names, call.after_leaves)
+def _results(call: Snapshot, known: dict[int, str]) -> dict[str, Any] | None:
+    return None if call.after is None else results_data(call.after, call.after_names, call.after_leaves, known)
 
 
 # ---- what a call depends on besides
@@ -234,10 +247,13 @@ def _is_installed(folder: str) -> bool:
 
 
 def _script(line: int | None) -> dict[str, Any] | None:
-    """The file of the script, and the line of its top-level statement that made the call."""
+    """The file of the script, and the line of its statement that made the call; or the cells of a notebook."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     file = main_file()
-    return {"file": file, "line": line, "package": getattr(spec, "parent", None), "argv": sys.argv} if file else None
+    if file is None:
+        cells = known_cells()
+        return {"file": None, "cells": cells} if cells else None
+    return {"file": file, "line": line, "package": getattr(spec, "parent", None), "argv": sys.argv}
 
 
 def _functions(function: types.FunctionType, reads: ReadSet | None) -> list[dict[str, str]]:
@@ -259,4 +275,4 @@ def _functions(function: types.FunctionType, reads: ReadSet | None) -> list[dict
 
 def _is_in_users_file(function: types.FunctionType) -> bool:
     file = function.__code__.co_filename
-    return is_users(file) and os.path.isfile(file)
+    return is_users(file) and (is_cell(file) or os.path.isfile(file))

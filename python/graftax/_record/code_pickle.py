@@ -21,10 +21,11 @@ from graftax._base.missing import MISSING
 from graftax._export.digest import code_digest
 from graftax._export.holders import Holder, holder_of, resolve
 from graftax._graph.pickling import Sentinels, name_for_pickle
+from graftax._record.cells import codes_of_cells, is_cell
 
 NO_SOURCE = (
-    "{name} was defined in {file}, which another process cannot read. Define it in a module or a script, and not in a "
-    "notebook, in an interactive session or by exec()"
+    "{name} was defined in {file}, which another process cannot read. Define it in a module, a script or a notebook, "
+    "and not by exec()"
 )
 GONE = "{module} has no function {name} any more"
 
@@ -97,7 +98,11 @@ class CodePickler(pickle.Pickler):
 
     def _holder(self, function: types.FunctionType) -> Holder | None:
         if id(function) not in self._names:
-            self._names[id(function)] = holder_of(function, {}, [function.__module__ or ""])
+            holder = holder_of(function, {}, [function.__module__ or ""])
+            # Of cells only definitions run again, and no other statement that gives a function another name.
+            if holder is not None and is_cell(function.__code__.co_filename):
+                holder = holder if holder[1].split(".@")[0] == function.__qualname__ else None
+            self._names[id(function)] = holder
         return self._names[id(function)]
 
     def _number(self, obj: Any) -> int:
@@ -222,7 +227,9 @@ def code_name(function: types.FunctionType) -> CodeName:
 
 def find_code(name: CodeName) -> types.CodeType:
     """The code of this name; if there are several, that with the same contents, or else on the next line."""
-    found = [code for code in _codes_in(module_code(name.module)) if code.co_qualname == name.name]
+    in_cells = name.module == "__main__" and main_file() is None
+    modules = codes_of_cells() if in_cells else [module_code(name.module)]
+    found = [code for module in modules for code in _codes_in(module) if code.co_qualname == name.name]
     if not found:
         raise LookupError(GONE.format(module=name.module, name=name.name))
     return min(found, key=lambda code: (code_digest(code) != name.digest, abs(code.co_firstlineno - name.line)))
@@ -251,7 +258,7 @@ def main_file() -> str | None:
     file = getattr(main, "__file__", None)
     if file is not None:
         _main_files[id(main)] = os.path.abspath(file)
-    return _main_files.get(id(main))
+    return _main_files.get(id(main)) if main is not None else None
 
 
 def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

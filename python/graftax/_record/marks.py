@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftax._jax.arrays import ref_types
+from graftax._jit.finite_check import is_floating_dtype
 
 MOST_BITS = 31  # further origins share the last one
 
@@ -43,11 +43,6 @@ class Value(NamedTuple):
 
 def is_floating(x: Any) -> bool:
     return not isinstance(x, ref_types) and is_floating_dtype(getattr(x, "dtype", None))
-
-
-@functools.lru_cache(maxsize=64)
-def is_floating_dtype(dtype: Any) -> bool:
-    return dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
 
 
 @jax.jit

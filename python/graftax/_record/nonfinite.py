@@ -115,7 +115,7 @@ class TracedOrigins(NamedTuple):
 def trace_origins(jitted: Jitted[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedOrigins:
     """Runs the equations of a call."""
     # Whatever jit has found out about the function's reads is in the stage by now.
-    traced = jitted.trace(*args, **kwargs)
+    traced = jitted._unchecked.trace(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
     staging, jaxpr = traced._staging, traced.jaxpr  # pyright: ignore[reportPrivateUsage]
     leaves = _leaves(staging, args, kwargs)
     interpreter = Interpreter()

@@ -31,6 +31,7 @@ from graftax._io import LoadError, load, peek
 from graftax._jit.auto_donation import is_gone
 from graftax._jit.jitted import Jitted
 from graftax._record.call_file import FORMAT, environment, leaf_digests, results_data, unique_names
+from graftax._record.cells import Cell, known_cells, load_cells
 from graftax._record.code_pickle import CodeName, find_code, loads, main_file
 from graftax._record.marks import are_finite
 from graftax._record.nonfinite import NonfiniteReport, nonfinite
@@ -110,8 +111,9 @@ class RecordedCalls:
         if hashlib.sha256(content["structures"]).hexdigest() != self.header["digest"]:
             raise LoadError(DAMAGED.format(path=self.path, what="the structures"))
         self._leaves: list[dict[str, Any]] = content["calls"]
+        known: dict[int, str] = {}
         for call, leaves in zip(self.header["calls"], self._leaves, strict=True):
-            if leaf_digests(list(leaves.values())) != call["inputs"]:
+            if leaf_digests(list(leaves.values()), known) != call["inputs"]:
                 raise LoadError(DAMAGED.format(path=self.path, what="the arrays"))
         self._data = self._load_structures(content["structures"])
         self.notes += _changed_functions(self.header["functions"])
@@ -119,17 +121,15 @@ class RecordedCalls:
 
     def _load_structures(self, structures: bytes) -> dict[str, Any]:
         name, changed = self.header["name"], list[CodeName]()
-        Paused.now = True
         try:
-            if self.header["script"] and self.header["script"]["file"] != main_file():
-                load_script(self.header["script"], name)
-            return loads(structures, changed)
+            with Paused():
+                if (script := self.header["script"]) is not None:
+                    _load_main(script, name)
+                return loads(structures, changed)
         except GraftaxError:
             raise
         except (Exception, SystemExit) as error:  # a script may end itself
             raise GraftaxError(NOT_FOUND.format(name=name, error=f"{type(error).__name__}: {error}")) from error
-        finally:
-            Paused.now = False
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -206,6 +206,16 @@ class RecordedCalls:
             return nonfinite(prepared.jitted, *prepared.args, **prepared.kwargs)
         finally:
             prepared.close()
+
+
+def _load_main(script: dict[str, Any], name: str) -> None:
+    """Loads the script or the cells as the main module, unless it is this process that has recorded them."""
+    if script["file"] is None:
+        known = set(known_cells()) if main_file() is None else set[Cell]()
+        if not known.issuperset(Cell(*cell) for cell in script["cells"]):
+            load_cells(script["cells"])
+    elif script["file"] != main_file():
+        load_script(script, name)
 
 
 def _header(path: str) -> dict[str, Any]:

@@ -10,7 +10,9 @@ import threading
 import types
 from typing import Any
 
+from graftax import _core
 from graftax._base.errors import GraftaxError
+from graftax._record.code_pickle import main_file
 
 NO_SCRIPT = "the script {file}, which defines {name}, is not there: {error}"
 
@@ -39,18 +41,35 @@ def load_script(script: dict[str, Any], name: str) -> None:
     exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
 
 
-def statement_line() -> int | None:
-    """The line of the script's top-level statement that runs now; None after the last one."""
+_codes: list[types.CodeType] = []  # that of the script
+
+
+def follow_script() -> None:
+    """Lets recorded calls note the statement of the script that makes them, if a script runs."""
+    frame = _script_frame() if main_file() is not None else None
+    if frame is not None and frame.f_code not in _codes:
+        _core.use_script(frame)
+        _codes[:] = [frame.f_code]
+
+
+def statement_line(offset: int) -> int | None:
+    """The line of the script that has this offset in its code; None without a script."""
+    ranges = _codes[0].co_lines() if _codes and offset >= 0 else ()
+    return next((line for start, end, line in ranges if start <= offset < end), None)
+
+
+def _script_frame() -> types.FrameType | None:
+    """The frame of the script's top-level statements; None after the last one."""
     scope = vars(sys.modules["__main__"])
     frame: types.FrameType | None = sys._getframe()
     if threading.current_thread() is not threading.main_thread():
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    line = None
+    found = None
     while frame is not None:
         if frame.f_globals is scope and frame.f_code.co_name == "<module>":
-            line = frame.f_lineno
+            found = frame
         frame = frame.f_back
-    return line
+    return found
 
 
 def _is_before(node: ast.stmt, line: int | None) -> bool:

@@ -13,12 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftax import _core
-from graftax._graph.patterns import Pattern, coverage_test
 from graftax._jax.arrays import array_class, new_ref, ref_types
-from graftax._jit.call_plan import Plan, RecordedCall
+from graftax._jit.call_plan import Plan
 from graftax._jit.options import Options
-from graftax._jit.requested_donation import donated_leaves
-from graftax._record.marks import is_floating, is_floating_dtype
+from graftax._record.script_module import statement_line
 
 _ARRAY = array_class()
 
@@ -76,7 +74,6 @@ class Snapshot:
         raised: the class and a line of what the call raised.
         line: of the script's statement that made the call.
         draws: the random states that the call or its trace began with, where one of them draws from these.
-        pending: whether the results are finite, not yet read.
     """
 
     target: Target
@@ -91,28 +88,75 @@ class Snapshot:
     raised: str = ""
     line: int | None = None
     draws: dict[str, Random] = dataclasses.field(default_factory=dict[str, Random])
-    pending: list[Any] = dataclasses.field(default_factory=list[Any])
 
 
-def snapshot_of(
-    target: Target, plan: Plan, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any
-) -> tuple[Snapshot, list[Any]]:
-    """(a snapshot of a call that is about to be made, the leaves of its roots)."""
-    recording = plan.record(roots, layout)
-    given = list(recording.leaves)
-    donated = _donated(RecordedCall(plan, roots, layout, recording, context))
-    leaves = [kept_leaf(leaf, is_donated) for leaf, is_donated in zip(given, donated, strict=True)]
-    return Snapshot(target, plan, layout, recording.names, recording.graphdef, leaves), given
+def snapshots_of(calls: Sequence[_core.KeptCall]) -> list[Snapshot]:
+    """What these calls were given and gave."""
+    inputs: dict[int, list[Any]] = {}
+    return [_snapshot(call, _leaves_of(call, inputs)) for call in calls]
 
 
-def _donated(call: RecordedCall) -> list[bool]:
-    """One flag a leaf: does the call delete it? Those of `donate="auto"` are not, since the recorder holds them."""
-    if call.donates:
-        try:
-            return donated_leaves(call.plan, call.roots, call.layout, call.recording.graphdef)
-        except ValueError:  # the call itself raises it
-            pass
-    return [False] * len(call.recording.leaves)
+def _snapshot(call: _core.KeptCall, leaves: list[Any]) -> Snapshot:
+    names = call.plan.signature.root_names(call.layout)
+    snapshot = Snapshot(call.target, call.plan, call.layout, names, call.graphdef, leaves)
+    snapshot.raised, snapshot.line = call.raised or "", statement_line(call.statement)
+    snapshot.draws = dict(call.draws or {})
+    outputs = call.outputs
+    if outputs is not None:
+        given = [kept_leaf(leaf) for leaf in leaves]
+        for leaf, ref in call.refs:
+            given[leaf] = ref
+        for leaf in call.entry.donated:
+            given[leaf] = jnp.copy(given[leaf])
+            given[leaf].delete()
+        roots = _core.unflatten_roots(call.graphdef, given)
+        walked = _core.walk(call.graphdef, roots)
+        if walked is not None:  # otherwise what was held weakly is gone, and a replay compares nothing
+            result = call.entry.outcomes[call.outcome].apply(outputs, *walked)
+            snapshot.after_leaves, snapshot.after, snapshot.after_names = graph_after(call.plan, names, roots, result)
+    return snapshot
+
+
+def _leaves_of(call: _core.KeptCall, known: dict[int, list[Any]]) -> list[Any]:
+    """The input leaves of a call. Where outputs of the call before were donated to it, that one is made again.
+
+    Args:
+        known: those of other calls, by id; this one is added.
+    """
+    chain = [call]
+    while (before := chain[-1].before) is not None:
+        chain.append(before)
+    for later in reversed(chain):
+        if id(later) in known:
+            continue
+        known[id(later)] = leaves = later.leaves
+        if later.before is not None:
+            outputs = _outputs_again(later.before, known[id(later.before)])
+            for leaf, output in later.given:
+                leaves[leaf] = outputs[output]
+    return known[id(call)]
+
+
+def _outputs_again(call: _core.KeptCall, leaves: list[Any]) -> list[Any]:
+    donated = set(call.entry.donated)
+    copied = [jnp.copy(leaf) if i in donated else leaf for i, leaf in enumerate(leaves)]
+    result, written, _ = call.entry.compiled(*call.arguments(copied))
+    return [*result, *written]
+
+
+@jax.jit
+def _copied(arrays: list[Any]) -> list[Any]:
+    return [jnp.copy(array) for array in arrays]
+
+
+def copies_of(leaves: list[Any]) -> list[Any]:
+    """Copies of leaves that a call may change or delete."""
+    arrays = [leaf for leaf in leaves if type(leaf) is _ARRAY]
+    try:
+        copied = iter(_copied(arrays) if len(arrays) > 1 else map(jnp.copy, arrays))
+    except ValueError:  # they lie on different devices
+        copied = map(jnp.copy, arrays)
+    return [next(copied) if type(leaf) is _ARRAY else kept_leaf(leaf, True) for leaf in leaves]
 
 
 def kept_leaf(leaf: Any, is_donated: bool = False) -> Any:
@@ -137,70 +181,7 @@ def graph_after(
     return leaves, graphdef, names
 
 
-def note_results(
-    snapshot: Snapshot, roots: tuple[Any, ...], given: list[Any], result: Any, checked: Sequence[Pattern] | None
-) -> None:
-    """Adds the results to the snapshot, and begins to compute whether those that `checked` covers are finite.
-
-    Args:
-        given: the leaves of the inputs. An array that is one of them is no result.
-        checked: patterns of key paths; an empty list checks all, and None nothing.
-    """
-    plan = snapshot.plan
-    plan.signature.look_again(roots)
-    leaves, snapshot.after, snapshot.after_names = graph_after(plan, snapshot.names, roots, result)
-    snapshot.after_leaves = [kept_leaf(leaf) for leaf in leaves]
-    if checked is None:
-        return
-    before = {id(leaf): kept for leaf, kept in zip(given, snapshot.leaves, strict=True)}
-    is_covered = coverage_test(checked, snapshot.after_names)
-    places = snapshot.after.leaf_places() if is_covered is not None else ()
-    new: list[Any] = []
-    for i, leaf in enumerate(leaves):
-        if is_covered is not None and not is_covered(places[i]):
-            continue
-        if id(leaf) not in before:
-            new.append(leaf)
-        elif type(leaf) is not _ARRAY and isinstance(leaf, (np.ndarray, *ref_types)):
-            new.append(_made_since(before[id(leaf)], leaf))
-    snapshot.pending = start_finite_test(new)
-
-
-def _made_since(before: Any, after: Any) -> Any:
-    """The elements of an array that a call may change in place; 0 for those that were not finite before it."""
-    if not is_floating(after[...]):
-        return None
-    if isinstance(after, np.ndarray):
-        return np.where(np.isfinite(before), after, 0)
-    return jnp.where(jnp.isfinite(before[...]), after[...], 0)
-
-
-@jax.jit
-def _are_finite(arrays: list[Any]) -> Any:
-    return jnp.stack([jnp.isfinite(x).all() for x in arrays]).all()
-
-
-def start_finite_test(leaves: Sequence[Any]) -> list[Any]:
-    """Scalars that are true if all floating arrays among the leaves are finite. Nothing waits for them."""
-    arrays = [leaf if type(leaf) is _ARRAY or not isinstance(leaf, ref_types) else leaf[...] for leaf in leaves]
-    arrays = [array for array in arrays if is_floating_dtype(getattr(array, "dtype", None))]
-    if not arrays:
-        return []
-    try:
-        return [_are_finite(arrays)]
-    except ValueError:  # they lie on different devices
-        by_devices: dict[frozenset[Any], list[Any]] = {}
-        for array in arrays:
-            sharding = getattr(array, "sharding", None)
-            by_devices.setdefault(frozenset(sharding.device_set if sharding else ()), []).append(array)
-        return [_are_finite(group) for group in by_devices.values()]
-
-
-def is_ready(snapshot: Snapshot) -> bool:
-    return all(scalar.is_ready() for scalar in snapshot.pending)
-
-
-def has_finite_results(snapshot: Snapshot) -> bool:
-    """Waits for the results. Raises what the computation has raised."""
+def is_true(scalar: Any) -> bool:
+    """Waits for a scalar. Raises what the computation has raised."""
     with jax.transfer_guard("allow"):
-        return all(bool(scalar) for scalar in snapshot.pending)
+        return bool(scalar)

@@ -24,6 +24,7 @@ from graftax._graph.types.recomputed_leaves import equal_leaves
 from graftax._graph.types.static_values import copied_value, text_array, write_text_array
 from graftax._jax.arrays import new_ref
 from graftax._jax.jaxprs import open_jaxpr
+from graftax._jax.traces import outside_of_traces
 from graftax._jax.tree_registry import one_level_with_keys as open_with_keys
 from graftax._jax.tree_registry import open_first
 from graftax.interop import UNSPOKEN
