@@ -141,7 +141,7 @@ mutants: $(VENV)/.test ## which wrong versions of the core no test notices: hour
 ecosystem: $(VENV)/.ecosystem ## programs of the libraries around, with graftax's names in place of theirs: 20 minutes
 	$(BIN)/python ecosystem/run.py $(ARGS)
 
-suites: $(VENV)/.ecosystem ## the libraries' own tests with graftax's names, cloned at their tags: hours
+suites: $(VENV)/.suites ## the libraries' own tests with graftax's names, cloned at their tags: hours
 	$(BIN)/python ecosystem/suites.py $(ARGS)
 
 bench: $(VENV)/.demo ## time and calls per step, beside the neighbours
@@ -186,8 +186,8 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml
 	$(PIP) --group dev
 	@touch $@
 
-$(VENV)/.ecosystem: $(VENV)/.test
-	$(PIP) --group ecosystem
+$(VENV)/.ecosystem $(VENV)/.suites: $(VENV)/.%: $(VENV)/.test
+	$(PIP) --group $*
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.python pyproject.toml

@@ -85,6 +85,9 @@ SUITES = {
     "tinygp": Suite("dfm/tinygp", "tests", "tinygp", "jit"),
 }
 
+# How many tests of a suite differ, by README.md, which has the cause of each. One more than that is a failure.
+KNOWN = {"nnx": 128, "jax": 13, "jax-api": 8, "jax-refs": 6, "jax-checkify": 1, "distrax": 1, "optax": 1}
+
 
 def cloned(suite: Suite, into: Path) -> Path:
     """The repository as it was when the installed version was released."""
@@ -154,11 +157,15 @@ def main() -> int:
     for name in given.suites:
         names = "filter_jit" if given.jit and SUITES[name].names == "equinox" else SUITES[name].names
         more = [argument for argument in more if argument != "--"]
-        if given.checkout is not None:
-            failed += compare(name, given.checkout.resolve(), names, more)
-            continue
         with tempfile.TemporaryDirectory() as folder:
-            failed += compare(name, cloned(SUITES[name], Path(folder) / name), names, more)
+            checkout = given.checkout.resolve() if given.checkout is not None else None
+            try:
+                differing = compare(name, checkout or cloned(SUITES[name], Path(folder) / name), names, more)
+            except (importlib.metadata.PackageNotFoundError, subprocess.CalledProcessError, RuntimeError) as error:
+                print(f"{name}: could not be run: {error}", flush=True)
+                failed += 1
+                continue
+        failed += max(0, differing - KNOWN.get(name, 0))
     return 1 if failed else 0
 
 
