@@ -12,6 +12,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 # Byte code is left to the imports: pip would compile every module of every package, a minute for the few that run.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard README.md LICENSE) \
            $(shell find core python -name __pycache__ -prune -o -print)

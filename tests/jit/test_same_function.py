@@ -327,3 +327,15 @@ def test_a_wrapper_shares_by_what_it_wraps():
         return graftax.jit(wrapper)
 
     assert [make(k)(f32(1)).tolist() for k in (2.0, 3.0)] == [[3.0], [4.0]]
+
+
+def test_partials_of_a_function_share_its_programs():
+    def scaled(factor, x, shift):
+        return factor * x + shift
+
+    jitted = [graftax.jit(functools.partial(scaled, jnp.float32(n), shift=0.5)) for n in (1, 2, 3)]
+    assert [f(jnp.ones(())).item() for f in jitted] == [1.5, 2.5, 3.5]
+    assert jitted[0].cache_info().traces == 1 and jitted[2].cache_info().currsize == 1
+    other = graftax.jit(functools.partial(scaled, shift=jnp.zeros(2)))
+    assert other(jnp.ones(()), jnp.ones(2)).tolist() == [1, 1]
+    assert graftax.jit(scaled)(jnp.ones(()), jnp.ones(2), 0.5).tolist() == [1.5, 1.5]

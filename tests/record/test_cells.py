@@ -27,7 +27,7 @@ def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *map(str, command)], env=env, capture_output=True, text=True, cwd=folder)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 def test_calls_of_a_notebook_are_equal_in_another_process(tmp_path: Path):
     made = run(CELLS, tmp_path, folder=tmp_path)
     files = {file.name.split("-")[0]: file for file in tmp_path.glob("*.record")}

@@ -112,7 +112,7 @@ def test_a_treedef_in_a_form_that_is_not_its_own_is_refused():
         with pytest.raises(ValueError):
             tree.PyTreeDef._from_records([*good[:place], record, *good[place + 1 :]])
     for bad in ([], good[:-1], [*good, (None, 1)]):
-        with pytest.raises(ValueError, match="no pickled tree structure"):
+        with pytest.raises(ValueError, match="not a pickled tree structure"):
             tree.PyTreeDef._from_records(bad)
 
 

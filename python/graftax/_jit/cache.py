@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable, Set
@@ -290,7 +291,7 @@ class _Tables:
 
     def __init__(self, owner: types.FunctionType) -> None:
         self.owner = weakref.ref(owner)
-        self.tables: dict[tuple[Options, tuple[Any, ...]], FunctionTable] = {}
+        self.tables: dict[tuple[Options, Any], FunctionTable] = {}  # by the options, and what a transform was given
         self.transform_of: tuple[types.FunctionType, tuple[Any, ...]] | None = None  # (source function, options)
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -300,9 +301,14 @@ class _Tables:
         return (types.NoneType, ())
 
 
-def table_of(function: types.FunctionType, can_hold_table: bool, options: Options) -> FunctionTable:
+def table_of(callable_: Any, function: types.FunctionType, can_hold_table: bool, options: Options) -> FunctionTable:
+    """The table of a callable, behind which is this Python function."""
     if not can_hold_table:
-        return FunctionTable(options)
+        func = callable_.func if type(callable_) is functools.partial else None
+        if not isinstance(func, types.FunctionType):
+            return FunctionTable(options)
+        # What a partial holds are arguments of each call, so that all partials of a function have one table.
+        return _made_once(_tables_of(func), (options, functools.partial), lambda: FunctionTable(options))
     # The function that a transform returns is new on each use. Its tables are found under the function it was made of.
     tables, key = _tables_of(function), ()
     while (
@@ -310,11 +316,14 @@ def table_of(function: types.FunctionType, can_hold_table: bool, options: Option
     ):  # with captures, its closure would be part of the key
         source, transform = tables.transform_of
         tables, key = _tables_of(source), (*transform, *key)
+    return _made_once(tables, (options, key), lambda: FunctionTable(options, function))
+
+
+def _made_once(tables: _Tables, key: Any, make: Callable[[], FunctionTable]) -> FunctionTable:
     try:
-        known = tables.tables.get((options, key))
-        return known or tables.tables.setdefault((options, key), FunctionTable(options, function))
+        return tables.tables.get(key) or tables.tables.setdefault(key, make())
     except TypeError:  # an unhashable option
-        return FunctionTable(options)
+        return make()
 
 
 def record_transform_of(function: types.FunctionType, source: Any, *transform: Any) -> None:

@@ -108,7 +108,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         """Finds the function to run, its table and its signature. Checks the options against the signature."""
         plain, prefix, can_hold_table = resolve(function)
         refuse_generators(plain)
-        table = table_of(plain, can_hold_table, options)
+        table = table_of(function, plain, can_hold_table, options)
         signature = self._signature(plain, len(prefix), options, table)
         signature.check(options.static, "static_arg", name)
         for option in ("donate", "dynamic"):
