@@ -71,7 +71,7 @@ def tried(
     return failures
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("name", OF_THE_CORE)
 @isolated()
 def test_failed_allocations(name: str) -> None:

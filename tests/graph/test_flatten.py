@@ -191,6 +191,7 @@ def test_a_hundred_thousand_levels_print():
     assert repr(graphdef).count("[") >= DEPTH
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_two_thousand_levels_have_a_flat_form():
     graph = nested_list(sized(2_000, 500))
@@ -218,6 +219,7 @@ def test_a_dag_of_forty_array_free_tuples_is_linear():
     assert graphdef == graftax.flatten([x, f32(1)])[1]
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_dag_of_tuples_with_arrays_is_a_clear_error():
     x = (f32(1),)

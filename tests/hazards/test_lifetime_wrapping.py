@@ -439,6 +439,7 @@ def use(graphdef):
 WRONG = [None, -1, 2**31, -(2**31), 2**63, -(2**63) - 1, 10**40, 1.5, "x", b"x", (), [], {}, object, True, float("nan")]
 
 
+@pytest.mark.quick(0)
 @isolated(seconds=300)
 def test_a_state_with_any_part_replaced_raises_and_never_crashes():
     from graftax import _core

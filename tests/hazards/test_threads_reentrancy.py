@@ -180,6 +180,7 @@ def test_any_exception_of_a_flatten_or_unflatten_propagates_and_the_next_call_is
         assert f({"h": Hook(f32(1))}).tolist() == [2.0]
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_long_walk_can_be_interrupted():
     graph = [[i] for i in range(sized(2_000_000, 500_000))]
@@ -265,6 +266,7 @@ def test_finalisers_that_run_during_a_call_may_call_the_jitted_function(how):
     assert calls and set(calls) == {(1,)}
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_everything_the_collector_shows_during_a_walk_is_whole():
     """A list, tuple or dict that is still being filled must not be seen from outside: reading it would crash."""

@@ -37,7 +37,7 @@ def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *map(str, command)], env=env, capture_output=True, text=True, cwd=folder)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("case", CASES)
 def test_calls_of_a_script_are_equal_in_another_process(case: str, tmp_path: Path):
     """The script has tied layers, cycles, closures, globals that helpers change, lambdas and random numbers."""

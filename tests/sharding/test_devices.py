@@ -46,6 +46,7 @@ def test_fingerprint_pickle_and_export(value):
     assert graftax.Exported.deserialize(exported).call(graph).tolist() == [2, 2]
 
 
+@pytest.mark.quick(0)
 def test_another_process():
     """The fingerprint is that of another process, and a pickle is the same structure there."""
     structure = graftax.flatten([NamedSharding(mesh(), PartitionSpec("data")), jax.devices()[0]])[1]

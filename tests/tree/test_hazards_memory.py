@@ -23,6 +23,7 @@ tree = graftax.tree
 # ── threads ──
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_eight_threads_walk_build_and_register():
     barrier = threading.Barrier(8)
