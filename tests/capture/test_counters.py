@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that code computes anew from themselves are symbolic from the first call on, where the body runs once."""
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -148,7 +149,47 @@ def asks_for_the_type(model):
     model.w = model.w * (2 if type(model.steps) is int else 3)
 
 
-@pytest.mark.parametrize("f", [roots, catches, asks_for_the_type])
+def as_float(f):
+    @functools.wraps(f)
+    def wrapper(model):
+        OUTSIDE.append("ran")
+        f(model)
+        model.w = model.w * float(model.steps)
+
+    return wrapper
+
+
+@as_float
+def wrapped(model):
+    model.steps += 1
+
+
+class Asked:
+    """What it has is made by its own code, which nobody but the function may run."""
+
+    def __getattr__(self, name):
+        OUTSIDE.append(name)
+        raise RuntimeError(name)
+
+    def __call__(self, x):
+        return x * 2
+
+
+ASKED = Asked()
+
+
+def with_an_object_that_answers(model):
+    model.steps += 1
+    model.w = ASKED(model.w)
+
+
+def test_what_is_looked_at_runs_no_code():
+    OUTSIDE.clear()
+    assert calls(graftax.jit(with_an_object_that_answers), 2) == calls(with_an_object_that_answers, 2)
+    assert not OUTSIDE
+
+
+@pytest.mark.parametrize("f", [roots, catches, asks_for_the_type, wrapped])
 def test_where_symbols_would_make_the_trace_begin_anew_the_body_runs_once_in_the_first_call(f):
     OUTSIDE.clear()
     model, plain = Counted(), Counted()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import itertools
 import types
 from collections.abc import Iterable
@@ -89,29 +90,28 @@ class _Reachable:
         if id(value) in self._seen:
             return True
         self._seen.add(id(value))
-        if isinstance(value, functools.partial):
+        if type(value) is functools.partial:
             return self.add(value.func)
-        if isinstance(value, types.MethodType):
+        if type(value) is types.MethodType:
             return self.add(value.__func__) and self.add(type(value.__self__))
-        function = getattr(value, "__wrapped__", value) if callable(value) and not isinstance(value, type) else value
-        if isinstance(function, types.FunctionType):
+        function = _function_in(value)
+        if function is not None:
             if is_users_code(function.__code__, function.__globals__):
                 self._functions.append(function)
                 return True
             return is_never_asked(function.__code__.co_filename)
-        if isinstance(value, types.ModuleType):
+        if type(value) is types.ModuleType:
             return _is_of_jax(value.__name__) or is_users_scope(vars(value))
-        cls: type = value if isinstance(value, type) else type(value)
+        cls: type = value if issubclass(type(value), type) else type(value)
         return all(map(self._add_class, cls.__mro__)) and (value is cls or self.add(cls))
 
     def _add_class(self, cls: type) -> bool:
         if not is_users_class(cls):
             return not cls.__flags__ & HEAP_TYPE or _is_of_jax(cls.__module__, *NEVER)
         for name, value in list(vars(cls).items()):
-            parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
-            for part in parts:
-                function = getattr(part, "__wrapped__", getattr(part, "__func__", part))
-                if isinstance(function, types.FunctionType):
+            parts = (value.fget, value.fset, value.fdel) if type(value) is property else (value,)
+            for function in map(_function_in, parts):
+                if function is not None:
                     is_named = name in self._attributes or name.startswith("__")
                     (self._functions if is_named else self._methods.setdefault(name, [])).append(function)
         return True
@@ -144,6 +144,15 @@ class _Reachable:
             if value is not MISSING and not self.add(value):
                 return False
         return True
+
+
+def _function_in(value: Any) -> types.FunctionType | None:
+    """The function that a value is, or that a wrapper without code of its own runs. Runs no code of the user's."""
+    if type(value) in (staticmethod, classmethod):
+        value = value.__func__
+    elif type(value) is not types.FunctionType and not issubclass(type(value), type):
+        value = inspect.getattr_static(value, "__wrapped__", None)
+    return value if type(value) is types.FunctionType else None
 
 
 def _is_of_jax(module: str | None, *others: str) -> bool:
