@@ -83,6 +83,7 @@ from graftax.errors import MutationError as MutationError
 from graftax.errors import RecompileError as RecompileError
 from graftax.errors import RecompileWarning as RecompileWarning
 from graftax.errors import RecordedCallWarning as RecordedCallWarning
+from graftax.errors import SharedGradientWarning as SharedGradientWarning
 from graftax.errors import StructureError as StructureError
 from graftax.errors import UnknownInterpreterWarning as UnknownInterpreterWarning
 from graftax.errors import UnpicklableError as UnpicklableError

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +72,18 @@ TRANSFORMED = {"in a gradient", "in a loop", "in a branch"}
 CASES = [(kind, body) for kind in HELPERS for body in BODIES if kind not in CHANGES or body not in TRANSFORMED]
 
 
-def _program(state: str, helper: str, body: str, path: Path) -> Any:
-    """A module with a helper, and an `f` that calls it and adds a letter to a file each time that its body runs."""
+def _program(state: str, helper: str, body: str, path: Path | None) -> Any:
+    """A module with a helper, and an `f` that calls it, and adds a letter to a file each time that its body runs."""
     module = types.ModuleType("users")
     vars(module).update(jnp=jnp, graftax=graftax, types=types, path=str(path))
     parts = "\n    ".join(part.strip() for part in helper.split(";"))
     lines = "\n    ".join(part.strip() for part in body.split(";"))
+    appends = "with open(path, 'a') as file: file.write('x')" if path is not None else ""
     text = (
         f"log, model = [], {{'w': jnp.full(2, 5.0), 'n': 'one'}}\n{state}\n"
         f"def helper(x):\n    {parts}\n"
         "class Model:\n    def go(self, x):\n        return helper(x)\n"
-        f"def f(x):\n    with open(path, 'a') as file: file.write('x')\n    {lines}\n"
+        f"def f(x):\n    {appends}\n    {lines}\n"
     )
     exec(compile(text, str(Path(__file__).with_name("users.py")), "exec"), vars(module))
     return module
@@ -108,13 +112,13 @@ def test_the_body_runs_once_in_a_first_call_and_each_call_is_right(kind: str, bo
 @pytest.mark.parametrize("body", ["graftax.vmap(helper)(x)", "graftax.grad(lambda y: helper(y).sum())(x) + helper(x)"])
 @pytest.mark.parametrize("kind", [kind for kind in HELPERS if kind not in CHANGES])
 @pytest.mark.quick(3)
-def test_what_a_transform_is_given_is_read_anew(kind: str, body: str, tmp_path: Path):
+def test_what_a_transform_is_given_is_read_anew(kind: str, body: str):
     state, helper, change = HELPERS[kind]
     state = state.replace("jnp.ones(2)", "jnp.ones(())").replace("jnp.full(2, 2.0)", "jnp.full((), 2.0)")
     change = change.replace("jnp.full(2, 3.0)", "jnp.full((), 3.0)")
     seen = list[Any]()
     for jit in (False, True):
-        module = _program(state, helper, f"return {body}", tmp_path / str(jit))
+        module = _program(state, helper, f"return {body}", None)
         module.model["w"] = jnp.full((), 5.0)
         f = graftax.jit(module.f) if jit else module.f
         out = [f(jnp.full(2, 2.0))]
@@ -185,6 +189,69 @@ def test_what_the_body_put_into_a_helper_before_it_was_read_is_no_input():
         assert jitted(jnp.ones(2)).tolist() == jitted(jnp.ones(2)).tolist() == [4, 4]
         assert hooked.hook.tolist() == [2, 2]
     vars(hooked).clear()
+
+
+TABLE = np.array([2, 0, 1])
+
+
+class Counted:
+    n = 0
+
+
+def append(path: Path) -> None:
+    with path.open("a") as file:
+        file.write("x")
+
+
+def run_process(path: Path) -> None:
+    subprocess.run(["sh", "-c", f"printf x >> {path}"], check=True)
+
+
+def by_values(x: jax.Array) -> jax.Array:
+    return jnp.stack([x[i] for i in TABLE.tolist()])
+
+
+def by_class(x: jax.Array) -> jax.Array:
+    Counted.n = Counted.n + 1
+    return x * Counted.n
+
+
+@pytest.mark.parametrize("warn_impure", [True, False])
+@pytest.mark.parametrize("helper", [by_values, by_class])
+@pytest.mark.parametrize(("act", "call"), [(append, "open"), (run_process, "subprocess.run")])
+def test_what_must_not_be_done_twice_is_refused_a_second_time(
+    act: Callable[[Path], None],
+    call: str,
+    helper: Callable[[jax.Array], jax.Array],
+    warn_impure: bool,
+    tmp_path: Path,
+):
+    path, x, Counted.n = tmp_path / "runs", jnp.arange(3.0), 0
+
+    def f(x: jax.Array) -> jax.Array:
+        act(path)
+        return helper(x)
+
+    jitted = graftax.jit(f, warn_impure=warn_impure)
+    with pytest.raises(graftax.MutationError, match=rf"f called \S*{call}\(\) .* a second time") as caught:
+        jitted(x)
+    assert f"{__file__}:{act.__code__.co_firstlineno + 1}" in str(caught.value)
+    assert path.read_text() == "x" and Counted.n == 0  # the objects are as they were
+    np.testing.assert_array_equal(jitted(x), [2, 0, 1] if helper is by_values else x)
+    assert path.read_text() == "xx"
+
+
+def test_what_can_be_done_twice_is_not_refused(tmp_path: Path):
+    path, Counted.n = tmp_path / "text", 0
+
+    @graftax.jit
+    def f(x: jax.Array) -> jax.Array:
+        with path.open("w") as file:
+            file.write("whole")
+        with ThreadPoolExecutor(1) as pool:
+            return by_class(x * pool.submit(len, "a").result())
+
+    assert f(jnp.ones(())) == 1 and path.read_text() == "whole" and Counted.n == 1
 
 
 class Text(str):

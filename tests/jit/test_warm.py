@@ -127,6 +127,8 @@ def test_an_error_of_one_call_is_that_of_warm():
         f.warm([(x,) for x in shapes(3, 4)])
     with pytest.raises(TypeError, match="each a tuple"):
         f.warm([jnp.ones(3)])
+    with pytest.raises(TypeError, match="warm takes a list of calls"):
+        f.warm(jnp.ones(()))
 
 
 def test_a_terminal_shows_how_far_it_is(monkeypatch):

@@ -190,8 +190,10 @@ def test_sharing_between_arguments_is_one_derivative():
     def f(a, b):
         return a["s"][0] * b["s"][0]
 
-    first = grad(f)({"s": shared}, {"s": shared})
-    second = grad(f, argnums=1)({"s": shared}, {"s": shared})
+    with pytest.warns(graftax.SharedGradientWarning, match=r"a\['s'\] is also b\['s'\]"):
+        first = grad(f)({"s": shared}, {"s": shared})
+    with pytest.warns(graftax.SharedGradientWarning, match=r"b\['s'\] is also a\['s'\]"):
+        second = grad(f, argnums=1)({"s": shared}, {"s": shared})
     both = grad(f, argnums=(0, 1))({"s": shared}, {"s": shared})
     assert first["s"][0] == second["s"][0] == 6 and both[0]["s"] is both[1]["s"] and both[0]["s"][0] == 6
 

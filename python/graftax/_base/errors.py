@@ -65,6 +65,10 @@ class UntiedWarning(UserWarning):
     """Objects or arrays that are shared in the caller's objects became separate copies."""
 
 
+class SharedGradientWarning(UserWarning):
+    """A gradient counts uses of an object outside of the argument that is differentiated; `jax.grad` does not."""
+
+
 class ImpureCallWarning(UserWarning):
     """The traced function makes a call that a compiled program cannot repeat: time, random numbers, print, files."""
 

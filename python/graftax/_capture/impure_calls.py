@@ -46,6 +46,13 @@ IMPURE = (
     "warn_impure=False turns this warning off."
 )
 
+TWICE = (
+    "{name} called {call} ({place}) while it was traced, and then met a value that the trace did not know of, such as "
+    "a class attribute that it sets, the result of a cache, or a global of a function under a transform. It would have "
+    "to be traced again, and to call {call} a second time. Make the call outside of {name}, or on every run by "
+    "jax.experimental.io_callback. If {name} is called once more, one trace is enough."
+)
+
 
 # ---- what code names
 
@@ -155,6 +162,7 @@ _LOCK = threading.RLock()
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.watches: list[_Watch | None] = []
+        self.done_once: str = ""  # what the last trace has done that is not to be done twice; the message
 
 
 _THREAD = _Thread()
@@ -209,6 +217,7 @@ class ImpureCalls:
         """
         watch, is_raising = _Watch(self, name, opaque, warns) if wanted else None, True
         _THREAD.watches.append(watch)
+        _THREAD.done_once = ""
         try:
             if watch is not None:
                 with _LOCK:
@@ -223,7 +232,16 @@ class ImpureCalls:
         finally:
             _THREAD.watches.pop()
             if watch is not None:
+                _THREAD.done_once = watch.done_once
+                if (outer := _watch()) is not None and watch.done_once:
+                    outer.done_once = outer.done_once or watch.done_once
                 watch.end(is_raising)
+
+
+def take_done_once() -> str:
+    """Why the last trace of this thread must not be repeated, as a message; an empty one where it may be."""
+    message, _THREAD.done_once = _THREAD.done_once, ""
+    return message
 
 
 class _Watch:
@@ -233,6 +251,7 @@ class _Watch:
         self.calls, self._name, self._warns, self.looks = calls, name, warns, False  # `looks`: does it hear of calls?
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
+        self.done_once = ""
         self._warnings: dict[tuple[str, int, str], tuple[str, str | None]] = {}  # the text, and the name of the module
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
@@ -265,16 +284,19 @@ class _Watch:
             self._tell(call, code, line, module)
 
     def _tell(self, call: Call, code: types.CodeType, line: int, module: str | None) -> None:
+        call, place = call.of_code(code), f"{code.co_filename}:{line}"
+        if call.kind.is_once and not self.done_once:
+            self.done_once = TWICE.format(name=self._name, call=f"{call.name}()", place=place)
         key = (code.co_filename, line, call.name)
         heard = self.calls.heard.setdefault(call.name if call.is_read else f"{call.name}()", {})
-        heard[f"{code.co_filename}:{line}"] = None
+        heard[place] = None
         if not self._warns or key in self.calls.told or key in self._warnings:
             return
         verb = IMPURE.replace("calls {call}", "uses {call}") if call.is_read else IMPURE
         message = verb.format(
             name=self._name,
             call=call.name if call.is_read else f"{call.name}()",
-            place=f"{code.co_filename}:{line}",
+            place=place,
             later=call.kind.later,
             way=call.kind.way,
         )

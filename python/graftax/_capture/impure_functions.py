@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import os
 import sys
@@ -15,6 +16,7 @@ from graftax._base.missing import MISSING
 class Kind(NamedTuple):
     later: str
     way: str
+    is_once: bool = False  # does a second call do something else than the first one alone?
 
 
 _CALLBACK = "jax.experimental.io_callback calls a function in each run."
@@ -24,7 +26,9 @@ _RANDOM = Kind(_VALUE, "Give the function a jax.random key, and draw from that."
 _VALUES = Kind(_VALUE, f"Make the value outside, and give it as an argument. {_CALLBACK}")
 _PRINT = Kind("print nothing", "jax.debug.print prints in each run, and shows values in place of tracers.")
 _FILE = Kind("leave the file alone", f"Read it outside, and give its content as an argument. {_CALLBACK}")
-_INPUT = Kind("do not ask again", f"Ask outside, and give the answer as an argument. {_CALLBACK}")
+_APPEND = _FILE._replace(is_once=True)
+_INPUT = Kind("do not ask again", f"Ask outside, and give the answer as an argument. {_CALLBACK}", True)
+_PROCESS = Kind("start nothing", f"Run it outside, and give what it gives as an argument. {_CALLBACK}", True)
 _FILES = Kind("do not look again", f"Look outside, and give what the function needs as an argument. {_CALLBACK}")
 _NAMES = Kind(
     "see the names of then",
@@ -62,7 +66,10 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
     "os": (
         (_VALUES, ("urandom", "getcwd", "getcwdb", "getpid", "getloadavg")),
         (_FILES, ("listdir", "scandir", "stat", "mkdir", "makedirs", "remove", "unlink", "rename", "replace", "walk")),
+        (_PROCESS, ("system", "popen", "posix_spawn", "kill")),
     ),
+    "subprocess": ((_PROCESS, ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")),),
+    "shutil": ((_FILES, ("copy", "copy2", "copyfile", "copytree", "move", "rmtree", "which", "disk_usage")),),
     **dict.fromkeys(
         ("posixpath", "ntpath"),
         ((_FILES, ("exists", "lexists", "isfile", "isdir", "getsize", "getmtime", "expanduser")),),
@@ -114,7 +121,26 @@ class Call(NamedTuple):
     unseeded: bool = False  # only where it is given nothing
     is_read: bool = False
 
+    def of_code(self, code: types.CodeType) -> Call:
+        """The call as this code makes it: what opens a file may append to it."""
+        is_open = self.kind is _FILE and self.name.endswith("open") and not _APPENDS.isdisjoint(code.co_consts)
+        return self._replace(kind=_APPEND) if is_open and _appends(code) else self
 
+
+def _appends(code: types.CodeType) -> bool:
+    """Is a mode that appends among the arguments of a call of `open`?"""
+    is_open = False
+    for instruction in dis.get_instructions(code):
+        if instruction.argval == "open":
+            is_open = True
+        elif instruction.opname.startswith("CALL"):
+            is_open = False
+        elif is_open and instruction.opname == "LOAD_CONST" and instruction.argval in _APPENDS:
+            return True
+    return False
+
+
+_APPENDS = frozenset(("a", "ab", "at", "a+", "ab+", "a+b", "at+", "a+t"))
 ENVIRON = Call("os.environ", _SETTING, is_read=True)
 VARS_OF_MODULE = Call("vars", _NAMES)
 

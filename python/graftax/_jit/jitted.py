@@ -54,6 +54,7 @@ from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.out_of_memory import note_largest
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.requested_donation import refuse_static_donation
+from graftax._jit.restarts import refuse_restart
 from graftax._jit.same_function import keep
 from graftax._jit.slow_input_warnings import note_comparison
 from graftax._jit.stages import Lowered, Staging, Traced
@@ -148,8 +149,17 @@ class Jitted(_core.Caller, Generic[P, R]):
         signature.binding.generation = table.generation
         return dataclasses.replace(signature, numpy_is_constant=table.numpy_is_constant)
 
+    @boundary
     def _rebind(self) -> None:
-        """Reads the function's signature again: its code or defaults were replaced, or there are new roots."""
+        """Reads the function's signature again: its code or defaults were replaced, or there are new roots.
+
+        Raises:
+            MutationError: for new roots, where a trace with them would do twice what it has done.
+        """
+        self._read_signature()
+        refuse_restart()
+
+    def _read_signature(self) -> None:
         if self._is_bound and self._method_of._options is self._options:
             self._method_of._rebind()  # the next attribute access binds the method of the class
         plan, plain = self._plan, self._function

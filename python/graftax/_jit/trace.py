@@ -48,6 +48,7 @@ from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.repeated_parts import RepeatedParts
+from graftax._jit.restarts import Restartable
 from graftax._jit.running_trace import enter_trace, leave_trace, running_traces
 from graftax._jit.trace_effects import refuse_trace_effects
 from graftax._jit.trace_growth import Growth, TraceFinished, keep, take_finished
@@ -121,24 +122,25 @@ def flat_function(
             frozen.refuse(caller._table, plan.name, recording)
         check = FiniteCheck(plan, recording, leaves) if plan.options.finite is not None and not shapes else None
         warnings_before = count_warnings()
-        finished = take_finished(caller._table, recording, leaves)
-        if finished is not None:
-            outcome, outputs = finished.outcome, finished.repeat(leaves)
-        elif numbers is None:
-            growth = None
-            if grows and not running_traces() and Growth.is_possible(plan, caller._table):
-                growth = Growth(plan, caller._table, roots, recording, layout, leaves, donated, shapes)
-            run_arguments = (plan, caller, roots, recording, layout)
-            outcome, outputs = trace(*run_arguments, leaves, donated, by_value, growth=growth)
-        else:
-            run_arguments = (plan, caller, roots, recording, layout)
-            outcome, outputs = numbers.run(
-                caller._table.reads,
-                recording,
-                leaves,
-                computed,
-                lambda values: trace(*run_arguments, values, donated, by_value, True),
-            )
+        with Restartable():
+            finished = take_finished(caller._table, recording, leaves)
+            if finished is not None:
+                outcome, outputs = finished.outcome, finished.repeat(leaves)
+            elif numbers is None:
+                growth = None
+                if grows and not running_traces() and Growth.is_possible(plan, caller._table):
+                    growth = Growth(plan, caller._table, roots, recording, layout, leaves, donated, shapes)
+                run_arguments = (plan, caller, roots, recording, layout)
+                outcome, outputs = trace(*run_arguments, leaves, donated, by_value, growth=growth)
+            else:
+                run_arguments = (plan, caller, roots, recording, layout)
+                outcome, outputs = numbers.run(
+                    caller._table.reads,
+                    recording,
+                    leaves,
+                    computed,
+                    lambda values: trace(*run_arguments, values, donated, by_value, True),
+                )
         caller._table.has_warned |= count_warnings() != warnings_before
         number = add_outcome(outcomes, outcome)
         if not shapes:
@@ -232,8 +234,9 @@ def _trace_once(
             return caller._table.make_defaults_constant(recording, current.defaults_among(roots, layout) - defaults)
 
         try:
-            is_heard = options.warns_impure or (program_store.current() is not None and not options.check)
-            heard = (reads or impure_calls).impure.named(plan.name, is_heard, recording.opaque, options.warns_impure)
+            heard = (reads or impure_calls).impure.named(
+                plan.name, not options.check, recording.opaque, options.warns_impure
+            )
             with caches, heard:
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
                 if reads is not None or _core.is_watched() or not options.warns_impure:

@@ -21,7 +21,11 @@ def warm(
     lower: Callable[..., Any], name: str, calls: Iterable[Any], threads: int, report: ProgressCallback | None
 ) -> None:
     """Lowers all calls in this thread, because JAX's settings are thread-local, and compiles in a pool of threads."""
-    arguments = [_arguments(call) for call in calls]
+    try:
+        given = list(calls)
+    except TypeError:
+        raise TypeError(NO_CALL.format(call=calls)) from None
+    arguments = [_arguments(call) for call in given]
     report = report or Bar(name)
     start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:

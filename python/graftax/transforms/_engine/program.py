@@ -359,6 +359,11 @@ class Program:
         return {leaf for leaf in reached if leaf is not None}
 
     @property
+    def functions(self) -> list[Callable[..., Any]]:
+        """The plain functions of the program."""
+        return [part.function for part in self._parts]
+
+    @property
     def definition(self) -> Any:
         """The user's function that JAX's messages name in place of the flat function."""
         return definition_of(self._parts[0].function)

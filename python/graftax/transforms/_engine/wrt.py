@@ -15,6 +15,7 @@ from graftax._graph.patterns import CoverFinder, argument_pattern, nearest
 from graftax._jit.options import is_path
 from graftax.transforms._engine.lift import Make, name_of
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions
+from graftax.transforms._engine.other_uses import warn_of_other_uses
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import is_inexact, is_key
 
@@ -119,6 +120,8 @@ def choose_leaves(
 ) -> Chosen:
     """Chooses the leaves to differentiate, and the operands that the derivative is structured like.
 
+    Warns if the function can use these leaves through something else, which counts in the derivative as well.
+
     Args:
         program: the function and its arguments.
         argnums, wrt: as in `value_and_grad`.
@@ -155,6 +158,8 @@ def choose_leaves(
     if not leaves and not like_equinox:
         searched = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=searched))
+    if not like_equinox:
+        warn_of_other_uses(program, set(leaves), roots)
     return Chosen(program.graphdef, tuple(leaves), tuple(roots), single and len(roots) == 1)
 
 

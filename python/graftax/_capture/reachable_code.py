@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code of the user's that a function can call, as far as names say before it runs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from graftax._base.missing import MISSING
+from graftax._capture.bytecode import (
+    HEAP_TYPE,
+    NEVER,
+    cells_of,
+    is_never_asked,
+    is_users_class,
+    is_users_code,
+    is_users_scope,
+    names_of,
+    nested_codes,
+)
+
+
+class ReachableCode:
+    """Follows names from functions and classes to the code that they lead to.
+
+    Methods count once their name, or a text equal to it, occurs in code that was reached; special methods at once.
+    """
+
+    def __init__(self) -> None:
+        self.is_known = True  # is there nothing that may call code of the user's in ways that no name shows?
+        self._functions: list[types.FunctionType] = []  # that are still to be looked at
+        self._methods: dict[str, list[types.FunctionType]] = {}  # that no code has named yet
+        self._attributes: set[str] = set()
+        self._seen: set[int] = set()
+
+    def add(self, value: Any) -> None:
+        """Notes what can be called of a value."""
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if type(value) is functools.partial:
+            self.add(value.func)
+            return
+        if type(value) is types.MethodType:
+            self.add(value.__func__)
+            self.add(type(value.__self__))
+            return
+        function = _function_in(value)
+        if function is not None:
+            if is_users_code(function.__code__, function.__globals__):
+                self._functions.append(function)
+            else:
+                self._expect(is_never_asked(function.__code__.co_filename))
+        elif type(value) is types.ModuleType:
+            self._expect(_is_of_jax(value.__name__) or is_users_scope(vars(value)))
+        else:
+            cls: type = value if issubclass(type(value), type) else type(value)
+            for base in cls.__mro__:
+                self._add_class(base)
+            if value is not cls:
+                self.add(cls)
+
+    def _expect(self, is_known: bool) -> None:
+        self.is_known = self.is_known and is_known
+
+    def _add_class(self, cls: type) -> None:
+        if not is_users_class(cls):
+            self._expect(not cls.__flags__ & HEAP_TYPE or _is_of_jax(cls.__module__, *NEVER))
+            return
+        for name, value in list(vars(cls).items()):
+            parts = (value.fget, value.fset, value.fdel) if type(value) is property else (value,)
+            for function in map(_function_in, parts):
+                if function is not None:
+                    is_named = name in self._attributes or name.startswith("__")
+                    (self._functions if is_named else self._methods.setdefault(name, [])).append(function)
+
+    def codes(self) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
+        """Each code object that is reached, with its globals. `is_known` may turn false between one and the next."""
+        while self._functions:
+            function = self._functions.pop()
+            for value in cells_of(function).values():
+                self.add(value)
+            for code in nested_codes(function.__code__):
+                self._follow(code, function.__globals__)
+                yield code, function.__globals__
+
+    def _follow(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+        names = names_of(code)
+        for attribute in names.attributes | names.stored_attributes | names.texts:
+            self._attributes.add(attribute)
+            self._functions += self._methods.pop(attribute, ())
+        for first, *attributes in names.chains:
+            value = scope.get(first, MISSING)
+            if isinstance(value, types.ModuleType) and attributes and not _is_of_jax(value.__name__):
+                value = vars(value).get(attributes[0], MISSING)
+            if value is not MISSING:
+                self.add(value)
+
+
+def _function_in(value: Any) -> types.FunctionType | None:
+    """The function that a value is, or that a wrapper without code of its own runs. Runs no code of the user's."""
+    if type(value) in (staticmethod, classmethod):
+        value = value.__func__
+    elif type(value) is not types.FunctionType and not issubclass(type(value), type):
+        value = inspect.getattr_static(value, "__wrapped__", None)
+    return value if type(value) is types.FunctionType else None
+
+
+def _is_of_jax(module: str | None, *others: str) -> bool:
+    return (module or "").partition(".")[0] in ("jax", "jaxlib", "graftax", "builtins", "typing", *others)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace that begins anew runs the body a second time, which must not do what is to be done once."""
+
+from __future__ import annotations
+
+from graftax._base.errors import MutationError
+from graftax._capture.impure_calls import take_done_once
+from graftax._capture.retrace_signals import NewReads
+from graftax._jit.trace_growth import TraceFinished
+
+
+class Restartable:
+    """While entered, a call is traced. Forgets what it has done, unless it has to begin anew.
+
+    No generator: frames of `contextlib` would stand in the traceback of an error in the trace.
+    """
+
+    def __enter__(self) -> None:
+        take_done_once()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        # What a finished trace has computed is repeated, not its body.
+        if not isinstance(error, NewReads) or isinstance(error, TraceFinished):
+            take_done_once()
+
+
+def refuse_restart() -> None:
+    """Raises MutationError if a trace of this thread has to begin anew that has done what is to be done once."""
+    message = take_done_once()
+    if message:
+        raise MutationError(message)

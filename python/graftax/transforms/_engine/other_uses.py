@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warns where a gradient counts uses of an object that `jax.grad` would take for constants.
+
+An object that is differentiated may be reached from elsewhere, too: from a variable that the function captures, or from
+another argument. It is one object, so its gradient counts every use. Whether the function uses it there is not seen in
+a trace, where both ways lead to the same arrays. What tells is the code: which attributes it names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Collection, Set
+from typing import Any, NamedTuple
+
+from jax.tree_util import GetAttrKey
+
+from graftax._base.errors import SharedGradientWarning
+from graftax._base.given_warnings import note_warning
+from graftax._capture.bytecode import is_users_class, names_of
+from graftax._capture.reachable_code import ReachableCode
+from graftax._graph.structure import Op, Row, Structure, place_name
+from graftax._jax.tracebacks import caller_level
+from graftax.transforms._engine.program import Program
+
+SHARED = (
+    "{name}: {argument} is also {other}, and its gradient counts the uses there, too: it is one object. jax.grad takes "
+    "them for constants. For that, pass graftax.copy({argument}), or apply jax.lax.stop_gradient to what is computed "
+    "from {other}."
+)
+
+
+class Step(NamedTuple):
+    """A part of a path through a structure."""
+
+    key_entry: Any
+    node: int  # the number of the row that it leads away from
+
+
+_MAKES = ("__init__", "__new__", "__post_init__")  # which name the attributes of new objects
+
+
+def warn_of_other_uses(program: Program, leaves: Set[int], roots: Collection[int]) -> None:
+    """Warns if the function can use differentiated leaves through a root that is not differentiated.
+
+    Args:
+        program: the function and its arguments.
+        leaves: those that are differentiated.
+        roots: the operands that the gradient is structured like.
+    """
+    if not program.graphdef._shares:  # pyright: ignore[reportPrivateUsage]
+        return
+    structure = Structure(program.graphdef)
+    others = [row for i, row in enumerate(structure.roots) if i not in roots]
+    candidates = leaves & structure.reachable_leaves(others)
+    if not candidates:
+        return
+    names_attribute = _attribute_test(program, structure)
+    for row in others:
+        paths = _paths_to_leaves(structure, row, names_attribute)
+        leaf = next((leaf for leaf in paths if leaf in candidates), None)
+        if leaf is not None:
+            _warn(program, structure, leaf, (row.root, paths[leaf]), roots)
+            return
+
+
+def _attribute_test(program: Program, structure: Structure) -> Callable[[Row, Any], bool]:
+    """Tells whether code of the program may follow an entry from a node: an attribute of a user's class by its name."""
+    reachable, named, computes = ReachableCode(), set[str](), False
+    for function in program.functions:
+        reachable.add(function)
+    for row in structure.rows:
+        if row.type is not None:
+            reachable.add(row.type)
+    for code, _ in reachable.codes():
+        if code.co_name in _MAKES:
+            continue
+        names = names_of(code)
+        named |= names.attributes
+        computes = computes or names.computes or "vars" in names.loaded
+
+    def may_follow(node: Row, entry: Any) -> bool:
+        by_name = type(entry) is GetAttrKey and node.type is not None and is_users_class(node.type)
+        return not by_name or computes or entry.name in named
+
+    return may_follow
+
+
+def _paths_to_leaves(structure: Structure, root: Row, may_follow: Callable[[Row, Any], bool]) -> dict[int, list[Step]]:
+    """The first path from a root to each leaf that code may reach from there."""
+    paths, visited, stack = dict[int, list[Step]](), set[int](), [(root, list[Step]())]
+    while stack:
+        row, path = stack.pop()
+        row = structure.target(row)
+        if row.op is Op.leaf:
+            paths.setdefault(row.leaf, path)
+        elif row.number not in visited:
+            visited.add(row.number)
+            children = [child for child in structure.children(row) if may_follow(row, child.key_entry)]
+            stack.extend((child, [*path, Step(child.key_entry, row.number)]) for child in reversed(children))
+    return paths
+
+
+def _warn(
+    program: Program, structure: Structure, leaf: int, other: tuple[int, list[Step]], roots: Collection[int]
+) -> None:
+    root, path = other
+    own_root, own_path = next(
+        (i, paths[leaf])
+        for i, row in enumerate(structure.roots)
+        if i in roots and leaf in (paths := _paths_to_leaves(structure, row, lambda node, entry: True))
+    )
+    pairs = zip(reversed(path), reversed(own_path), strict=False)
+    shared_steps = sum(1 for _ in itertools.takewhile(lambda steps: steps[0] == steps[1], pairs))
+    argument, elsewhere = (
+        place_name((number, tuple(step.key_entry for step in steps[: len(steps) - shared_steps])), program.names)
+        for number, steps in ((own_root, own_path), (root, path))
+    )
+    note_warning()
+    message = SHARED.format(name=program.name, argument=argument, other=elsewhere)
+    warnings.warn(message, SharedGradientWarning, caller_level())
