@@ -49,6 +49,7 @@ _SEES_ITSELF = {
 _LIBRARIES = {"graftax", "jax", "jaxlib", "numpy", *sys.stdlib_module_names}
 _PROCESS_WIDE = type(jax.tree_util.default_registry)  # every `jax.jit` object refers to it
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, types.CodeType, types.BuiltinFunctionType, _PROCESS_WIDE)
+_CONTAINERS = (tuple, list, dict, set, frozenset, types.CellType)
 
 
 # ---- what makes two functions equal
@@ -156,9 +157,10 @@ class Sharing:
 
     def add(self, key: tuple[Any, ...], entry: _core.Entry) -> None:
         """An entry that a function of the sharing may run."""
-        for number in range(_MOST_IDLE_ENTRIES):
-            if self._entries.setdefault((*key[:2], number), entry) is entry:
-                return
+        with _LOCK:
+            for number in range(_MOST_IDLE_ENTRIES):
+                if self._entries.setdefault((*key[:2], number), entry) is entry:
+                    return
 
     def entry_for(self, recording: _core.Recording, context: Any) -> _core.Entry | None:
         """An entry of another function of the sharing that serves this recording."""
@@ -172,12 +174,13 @@ class Sharing:
 
     def discard(self, entry: _core.Entry) -> None:
         """No other function takes over this entry from now on: a table has dropped it."""
-        for key in [key for key, known in self._entries.items() if known is entry]:
-            self._entries.pop(key, None)
-        self.impersonal.discard(entry)
-        idle = _IDLE.get(self)
-        if idle is not None:
-            idle[0][:] = [known for known in idle[0] if known is not entry]
+        with _LOCK:
+            for key in [key for key, known in self._entries.items() if known is entry]:
+                self._entries.pop(key, None)
+            self.impersonal.discard(entry)
+            idle = _IDLE.get(self)
+            if idle is not None:
+                idle[0][:] = [known for known in idle[0] if known is not entry]
 
     def forget(self, entry: _core.Entry | None) -> None:
         """Drops an entry from every table that runs it."""
@@ -226,16 +229,16 @@ def keep(sharing: Sharing, entry: _core.Entry, reads: Any) -> None:
         scopes = {id(vars(module)) for module in modules if isinstance(module, types.ModuleType)}
         for idle in [idle for idle, (_, held) in _IDLE.items() if not held.is_there(scopes)]:
             del _IDLE[idle]
-        if _Held.of([entry], scopes, besides=_core.Reads) is None:
-            sharing.impersonal.discard(entry)
-        else:
-            sharing.impersonal.add(entry)
         before = _IDLE.pop(sharing, None)
-        entries = [*(known for known in (before[0] if before else []) if known is not entry), entry]
-        held = _Held.of((sharing.reads, sharing.numbers, reads, entries := entries[-_MOST_IDLE_ENTRIES:]), scopes)
-        if held is None:
+        held = _Held()
+        if not held.add([entry], scopes, besides=_core.Reads):
+            sharing.impersonal.discard(entry)
             return
-        _IDLE[sharing] = entries, held
+        sharing.impersonal.add(entry)
+        entries = [*(known for known in (before[0] if before else []) if known is not entry), entry]
+        if held.add((sharing.reads, sharing.numbers, reads, entries := entries[-_MOST_IDLE_ENTRIES:]), scopes):
+            held.forget_seen()
+            _IDLE[sharing] = entries, held
         while len(_IDLE) > _MOST_IDLE_SHARINGS:
             _IDLE.popitem(last=False)
 
@@ -272,6 +275,7 @@ class _Held:
     def __init__(self) -> None:
         self._scopes: set[int] = set()  # ids of the dicts of modules
         self._named: list[tuple[str, str, weakref.ref[Any]]] = []
+        self._seen: dict[int, Any] = {}
 
     def is_there(self, scopes: set[int]) -> bool:
         """Have these modules, and they alone, still what is held?"""
@@ -279,36 +283,44 @@ class _Held:
             (value := ref()) is not None and _found_under(module, name) is value for module, name, ref in self._named
         )
 
-    @staticmethod
-    def of(roots: Iterable[Any], scopes: set[int], besides: type = types.NoneType) -> _Held | None:
-        """What these objects hold, in modules with these dicts. None if they hold anything else of the user's.
+    def add(self, roots: Iterable[Any], scopes: set[int], besides: type = types.NoneType) -> bool:
+        """Adds what these objects hold, in modules with these dicts. False if they hold anything else of the user's.
 
         Objects of the class `besides` are not looked into.
         """
-        held, seen, todo = _Held(), dict[int, Any](), list(roots)
-        while todo:
+        seen, todo = self._seen, list(roots)
+        while todo:  # some hundred objects for each function that is compiled
             value = todo.pop()
-            value = vars(value) if isinstance(value, types.ModuleType) else value
-            if isinstance(value, (*_ATOMS, besides)) or id(value) in seen:
+            kind = type(value)
+            if kind in _ATOMS or id(value) in seen or isinstance(value, (*_ATOMS, besides)):
                 continue
-            if value is sys.modules or value is copyreg.dispatch_table:  # the process has them for ever
+            if kind is types.ModuleType or isinstance(value, types.ModuleType):
+                value = vars(value)
+                if id(value) in seen:
+                    continue
+            elif value is sys.modules or value is copyreg.dispatch_table:  # the process has them for ever
                 continue
             seen[id(value)] = value
             if len(seen) > _MOST_PARTS:
-                return None
+                return False
             if id(value) in scopes:
-                held._scopes.add(id(value))
+                self._scopes.add(id(value))
+            elif kind in _CONTAINERS:
+                todo += gc.get_referents(value)
             elif isinstance(value, type) and _is_of_library(value):
                 continue
             elif isinstance(value, type) or (isinstance(value, types.FunctionType) and not _is_ours(value)):
                 if _found_under(value.__module__, value.__qualname__) is not value:
-                    return None
-                held._named.append((value.__module__, value.__qualname__, weakref.ref(value)))
-            elif _is_array(value) or not _is_of_library(type(value)):
-                return None
+                    return False
+                self._named.append((value.__module__, value.__qualname__, weakref.ref(value)))
+            elif _is_array(value) or not _is_of_library(kind):
+                return False
             else:
                 todo += _parts_of(value)
-        return held
+        return True
+
+    def forget_seen(self) -> None:
+        self._seen = {}
 
 
 def _is_array(value: Any) -> bool:
