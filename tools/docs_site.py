@@ -140,7 +140,7 @@ def on_files(files: Any, config: Any) -> Any:
         made[place] = text
     for name in ("iframe-worker.js", "site.css"):
         made[f"assets/{name}"] = (ROOT / "tools" / name).read_text(encoding="utf-8")
-    made |= {place: f"# {title}\n\n{_directives(names)}\n" for place, (title, names) in api_pages().items()}
+    made |= {place: _api_page(title, names) for place, (title, names) in api_pages().items()}
     made[API] = _api_index()
     for place, text in made.items():
         files.append(File.generated(config, place, content=text))
@@ -156,22 +156,27 @@ def _api_index() -> str:
     return "\n".join([*lines, ""])
 
 
-def _directives(names: list[str]) -> str:
-    return "\n\n".join(_directive(name) for name in names)
+def _api_page(title: str, names: list[str]) -> str:
+    """The title of the page is that of the function or class that has it, with what it returns below."""
+    own = [f"# {title}"] if title not in names else []
+    levels = (1 if name == title else 2 for name in names)
+    return "\n\n".join([*own, *map(_directive, names, levels), ""])
 
 
 def _anchor(name: str) -> str:
     return "graftax._show._Show" if name == "show" else f"graftax.{name}"
 
 
-def _directive(name: str) -> str:
+def _directive(name: str, level: int) -> str:
+    options = [f"heading_level: {level}"]
     if name == "show":  # an object that is called
-        return "::: graftax._show._Show\n    options:\n      heading: show\n      toc_label: show"
+        options += ["heading: show", "toc_label: show"]
     if name == "Jitted":  # with what it has from the stages: lower, trace, warm
-        return "::: graftax.Jitted\n    options:\n      inherited_members: true"
+        options += ["inherited_members: true"]
+    directive = "\n      ".join([f"::: {_anchor(name)}\n    options:", *options])
     if (ROOT / "docs" / "errors" / f"{name}.md").is_file():
-        return f"::: graftax.{name}\n\n[What to do about it](../errors/{name}.md)"
-    return f"::: graftax.{name}"
+        return f"{directive}\n\n[What to do about it](../errors/{name}.md)"
+    return directive
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
