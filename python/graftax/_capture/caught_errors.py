@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from graftax._base.code_line import code_line
 from graftax._base.errors import ImpureCallWarning
 from graftax._base.given_warnings import note_warning
 from graftax._capture.bytecode import is_in_package, is_users
@@ -212,7 +213,7 @@ def tell_of_caught(name: str, raised: list[BaseException]) -> None:
         if not any(
             hasattr(jax.errors, error_name) for error_name in code.co_names
         ):  # else it knows that it runs under a trace
-            location = f"{code.co_filename}:{traceback.tb_lineno}"
+            location = code_line(code.co_filename, traceback.tb_lineno)
             message = ERROR_CAUGHT.format(name=name, error=class_name, place=location)
             note_warning()
             warnings.warn_explicit(message, ImpureCallWarning, code.co_filename, traceback.tb_lineno)

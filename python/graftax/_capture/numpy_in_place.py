@@ -25,6 +25,7 @@ import numpy as np
 from jax.core import Tracer
 
 from graftax import _core
+from graftax._base.code_line import code_line
 from graftax._base.errors import LostChangeWarning, MutationError
 from graftax._base.given_warnings import note_warning
 from graftax._capture.bytecode import is_never_asked
@@ -332,7 +333,7 @@ def _refusing(tracer_class: type, name: str, remedy: str) -> Any:
         frame = sys._getframe(1)
         if not _is_asked_by_user(frame):
             return getattr(tracer_class, name)(self, *args, **kwargs)
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        place = code_line(frame.f_code.co_filename, frame.f_lineno)
         raise MutationError(METHOD.format(method=name, place=place, remedy=remedy))
 
     refusing.__name__ = name

@@ -7,10 +7,10 @@ import functools
 import json
 import os
 import sys
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from graftax._base.code_line import code_line
 from graftax._explain.variant import Variant
 
 ENVIRONMENT = "GRAFTAX_EXPLAIN"
@@ -117,7 +117,7 @@ def headline(variant: Variant) -> str:
         was_ready = any(cause.kind in ("loaded", "disk", "shared") for cause in variant.causes)
         parts = "nothing was compiled" if was_ready else "as a part of another program"
     file, line = variant.where
-    return f"{variant.all_seconds:.2f} s ({parts}), called at {Path(file).name}:{line}"
+    return f"{variant.all_seconds:.2f} s ({parts}), called at {code_line(file, line, folder=False)}"
 
 
 def describe(variant: Variant) -> str:

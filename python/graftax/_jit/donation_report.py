@@ -10,6 +10,7 @@ import types
 import warnings
 from typing import Any
 
+from graftax._base.code_line import code_line
 from graftax._base.errors import MissedDonationWarning
 from graftax._base.size_text import count_text, short_bytes
 from graftax._jax.fast_dispatch import counts_buffer_users
@@ -157,7 +158,7 @@ def _in_frame(frame: types.FrameType, array: Any) -> list[str]:
     code = frame.f_code
     if code.co_name == "<module>":
         return []  # its locals are the module's dict
-    line = f"{code.co_filename}:{frame.f_lineno}"
+    line = code_line(code.co_filename, frame.f_lineno)
     return [f"{name} of {code.co_qualname} ({line})" for name, value in frame.f_locals.items() if value is array]
 
 
@@ -173,7 +174,7 @@ def _in_object(referrer: Any, array: Any) -> str:
         return f"a {type(referrer).__name__} of {len(referrer)} at [{index}]"
     if isinstance(referrer, types.GeneratorType | types.CoroutineType):
         code = referrer.gi_code if isinstance(referrer, types.GeneratorType) else referrer.cr_code
-        return f"{code.co_qualname}, which is suspended ({code.co_filename}:{code.co_firstlineno})"
+        return f"{code.co_qualname}, which is suspended ({code_line(code.co_filename, code.co_firstlineno)})"
     if type(referrer).__name__ in ("managedbuffer", "memoryview"):
         return VIEW
     if isinstance(referrer, types.CellType):

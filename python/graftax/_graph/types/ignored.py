@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from graftax._base.code_line import code_line
 from graftax._base.errors import IgnoredValueError, UnsupportedValueError
 from graftax._base.missing import MISSING
 from graftax._graph.filters import Filter, as_filter
@@ -91,7 +92,7 @@ def _used(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     why, frame = object.__getattribute__(self, "_why"), sys._getframe(1)
     error: Exception = IgnoredValueError(USED.format(path=path))
     if why is not None:
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        place = code_line(frame.f_code.co_filename, frame.f_lineno)
         error = UnsupportedValueError(REFUSED_USED.format(path=path, why=why, place=place, pattern=path.split(" ")[-1]))
     if _USES.errors is not None:
         _USES.errors.append(error)

@@ -82,5 +82,6 @@ class _Bar:
         bar, task = self._shown
         bar.update(task, completed=steps_done)
         if steps_done >= num_steps:
+            bar.refresh()  # in a notebook, stop() leaves the bar as it was drawn last
             bar.stop()
             self._shown = None
