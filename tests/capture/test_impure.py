@@ -76,7 +76,7 @@ def own_method(self):
 
 
 KINDS = [
-    (lambda x: time.time(), "calls time.time()", "give it as an argument"),
+    (lambda x: time.time(), "calls time.time()", "pass it as an argument"),
     (lambda x: time.perf_counter_ns(), "calls time.perf_counter_ns()", "io_callback"),
     (lambda x: clock(), "calls time.perf_counter()", "block_until_ready"),
     (lambda x: time.localtime(), "calls time.localtime()", "as an argument"),
@@ -111,8 +111,8 @@ KINDS = [
     (lambda x: len(vars(types)), "calls vars()", "in a dict"),
     (lambda x: decimal.getcontext().prec, "calls decimal.getcontext()", "as an argument"),
     (console, "calls sys.stdout.write()", "jax.debug.print"),
-    (thread, "calls Thread.start()", "call the function itself"),
-    (pool, "calls ThreadPoolExecutor.map()", "call the function itself"),
+    (thread, "calls Thread.start()", "call the function directly"),
+    (pool, "calls ThreadPoolExecutor.map()", "call the function directly"),
     (lambda x: threading.current_thread().name, "calls threading.current_thread()", "as an argument"),
     (lambda x: threading.get_ident(), "calls threading.get_ident()", "as an argument"),
     (lambda x: stoppable.stop.is_set(), "calls Event.is_set()", "as an argument"),

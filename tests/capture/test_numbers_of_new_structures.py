@@ -42,14 +42,14 @@ def test_a_counter_that_changes_while_its_object_is_set_up_is_symbolic_at_once()
     assert run.step == plain.step == 12 and list(run.p) == ["b", "w"]
     assert traces(step) == 2
     texts = [str(cause) for cause in graftax.explain(step).variants[1].causes]
-    assert "run.step was 0, is 1: from now on any value of it is served" in texts
+    assert "run.step was 0, is 1: from now on, one program takes any value" in texts
 
 
 def test_explain_says_it_beforehand():
     step, run = graftax.jit(lambda run, x: train(run, x)), Run()
     step(run, jnp.arange(3.0))
     causes = graftax.explain(step, run, jnp.arange(3.0)).causes
-    assert "run.step was 0, is 1: from now on any value of it is served" in [str(cause) for cause in causes]
+    assert "run.step was 0, is 1: from now on, one program takes any value" in [str(cause) for cause in causes]
 
 
 def test_a_number_whose_value_is_asked_for_stays_static_in_new_structures():

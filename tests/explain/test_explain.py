@@ -285,7 +285,7 @@ def test_a_number_that_is_symbolic_from_now_on_is_named_and_so_are_its_guards():
     said = [list(map(str, variant.causes)) for variant in graftax.explain(f).variants]
     assert said[:3] == [
         ["the first call"],
-        ["trainer.step was 1, is 2: from now on any value of it is served"],
+        ["trainer.step was 1, is 2: from now on, one program takes any value"],
         ["trainer.step % 10 == 0 was False, is True"],
     ]
     # The last one differs in one guard from the second and from the third.
@@ -296,7 +296,7 @@ def test_a_number_that_is_symbolic_from_now_on_is_named_and_so_are_its_guards():
     trainer.rate = 0.25
     explanation = graftax.explain(f, trainer, jnp.ones(3))
     assert not explanation.hit
-    assert "trainer.rate was 0.5, is 0.25: from now on any value of it is served" in map(str, explanation.causes)
+    assert "trainer.rate was 0.5, is 0.25: from now on, one program takes any value" in map(str, explanation.causes)
     assert f.cache_info().traces == 4  # to ask compiles nothing
 
 
@@ -321,7 +321,7 @@ def test_an_object_that_counted_by_identity_and_is_gone_has_that_remedy():
         f(graftax.jit(lambda x: x * 2), jnp.ones(2))
     first = graftax.explain(f).variants[-1].causes[0]
     assert (first.kind, first.path, first.before) == ("identity", "g", "a value that is gone")
-    assert "make it once" in first.remedy
+    assert "create it once" in first.remedy
 
 
 @pytest.mark.quick(0)
@@ -354,7 +354,7 @@ def test_a_call_is_compared_with_the_variant_that_is_most_like_it():
     f(jnp.ones(2), "a", 2)
     variant = graftax.explain(f).variants[-1]
     assert variant.nearest == 1 and list(map(str, variant.causes)) == [
-        "n was 1, is 2: from now on any value of it is served"
+        "n was 1, is 2: from now on, one program takes any value"
     ]
 
 

@@ -419,7 +419,7 @@ def test_what_others_may_write_is_refused(cache, what):
 
 def test_a_folder_of_somebody_else_is_refused(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(graftax.GraftaxError, match="belongs to somebody else"):
+    with pytest.raises(graftax.GraftaxError, match="belongs to another user"):
         graftax.cache(cache.folder)
 
 

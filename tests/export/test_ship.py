@@ -106,10 +106,10 @@ def test_a_fresh_process_traces_and_compiles_nothing(saved):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("LIMIT = 5", "global shipped_functions.LIMIT is another one"),
-        ("Model.scale = 3.0", "class attribute Model.scale is another one"),
+        ("LIMIT = 5", "global shipped_functions.LIMIT is different"),
+        ("Model.scale = 3.0", "class attribute Model.scale is different"),
         ("def helper(x): return x * rate[0] * LIMIT * 2", "helper"),
-        ("def out(self, x): return x\nModel.out = out", "Model.out is another one"),
+        ("def out(self, x): return x\nModel.out = out", "Model.out is different"),
         (
             "import jax; jax.__version__; import graftax._export.saved_entry as f; f.version_of = lambda p: '0'",
             "jax was",

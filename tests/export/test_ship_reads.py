@@ -152,7 +152,7 @@ def test_classes_registered_with_an_abstract_one_are_compared(module, tmp_path):
         + "(2 if isinstance(one, Base) else 3)"
     )
     plain, registered = (functools.partial(module, source.format(text)) for text in ("", "Base.register(One)\n"))
-    with pytest.warns(graftax.RecompileWarning, match="Base is another one, or has other classes registered"):
+    with pytest.warns(graftax.RecompileWarning, match="Base is different, or has other classes registered"):
         assert saved_and_loaded(plain, registered, tmp_path / "x")[:3] == (0, 2, 2)
 
 

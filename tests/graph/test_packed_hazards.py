@@ -127,7 +127,7 @@ def test_arrays_that_another_handle_gave_away_are_a_clear_error():
     handle = pack(with_big())
     twin = jax.tree.map(lambda x: x, handle)
     graftax.jit(grow)(handle)
-    with pytest.raises(graftax.StructureError, match="this packed state's arrays are gone"):
+    with pytest.raises(graftax.StructureError, match="the arrays of this packed state are gone"):
         twin.unpack()
     with pytest.raises((RuntimeError, ValueError), match="holds an array that was deleted"):
         graftax.jit(grow)(twin)

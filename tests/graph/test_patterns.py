@@ -326,7 +326,7 @@ def test_what_is_no_pattern_is_refused_with_the_option(pattern: str):
     for where, call in users.items():
         with pytest.raises(ValueError, match="is not a pattern") as caught:
             call()
-        assert str(caught.value).startswith(f"{where}: {pattern!r} is not a pattern: it "), where
+        assert str(caught.value).startswith(f"{where}: {pattern!r} is not a pattern: "), where
         assert "Write layers[*].w" in str(caught.value)
 
 
@@ -346,7 +346,7 @@ def test_a_pattern_that_means_nothing_is_an_error_that_names_what_is_near(option
             graftax.jit(f, **{option: pattern})(state)
         text = str(caught.value)
         assert text.startswith(
-            f"f: the pattern {pattern!r} of {option}= matches nothing that is there. There is: state['"
+            f"f: the pattern {pattern!r} of {option}= matches nothing that is there. Available: state['"
         )
         near = {"donate": "state['moments'][0]", "dynamic": "state['rate']"}
         assert [o for o, path in near.items() if path in text] == [option] and text.endswith(
@@ -377,8 +377,8 @@ def test_a_pattern_of_a_gradient_that_means_nothing_names_what_is_near():
     model = {f"layer{i}": {"w": jnp.ones(()), "b": jnp.ones(())} for i in range(20)}
     with pytest.raises(ValueError) as caught:
         graftax.grad(lambda m: 1.0, wrt="m[layer17][v]")(model)
-    assert "There is: m['layer17']['" in str(caught.value) and " more. .w is an attribute" in str(caught.value)
-    with pytest.raises(ValueError, match="There is: no array"):
+    assert "Available: m['layer17']['" in str(caught.value) and " more. .w is an attribute" in str(caught.value)
+    with pytest.raises(ValueError, match="Available: no array"):
         graftax.grad(lambda m: 1.0, wrt="m[a]")({"b": 1})
 
 

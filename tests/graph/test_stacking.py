@@ -298,7 +298,7 @@ def test_layers_that_differ_are_named_in_a_note(jit: Any):
 def test_what_layers_share_is_changed_by_no_step(jit: Any):
     scan = jit(lambda x, layers: graftax.scan(run, x, layers)[0])
     layer, other = Layer(0), Layer(1)
-    with pytest.raises(graftax.StructureError, match=r"obj\.mean is changed, and numbers 0 and 2 of the list are one"):
+    with pytest.raises(graftax.StructureError, match=r"obj\.mean is changed, and items 0 and 2 of the list are one"):
         scan(jnp.ones(3), [layer, other, layer])
     assert not layer.mean.any()
     other.inner = layer.inner  # read alone

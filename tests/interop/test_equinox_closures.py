@@ -205,7 +205,7 @@ MADE = {
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_a_mark_that_a_function_makes_is_returned_as_by_equinox(make: Any):
     assert type(make(eqx)) is type(make(graftax)) is object
-    with pytest.raises(graftax.UnsupportedValueError, match="made inside the function"):
+    with pytest.raises(graftax.UnsupportedValueError, match="created inside the function"):
         graftax.jit(lambda x: (x, object()))(V)
 
 

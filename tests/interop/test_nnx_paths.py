@@ -18,7 +18,7 @@ class Net(nnx.Module):
 
 def test_messages_name_the_variable():
     net = Net()
-    with pytest.raises(Exception, match=r"There is: net\.scale, net\.linear\.bias, net\.linear\.kernel\.") as error:
+    with pytest.raises(Exception, match=r"Available: net\.scale, net\.linear\.bias, net\.linear\.kernel\.") as error:
         graftax.jit(lambda net: net.scale[...], donate="net.other")(net)
     assert "_raw_value" not in str(error.value)
     with pytest.raises(graftax.StructureError, match=r"here at net\.linear\.bias, net\.linear\.kernel, net\.scale"):

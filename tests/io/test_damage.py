@@ -173,16 +173,16 @@ EMPTY = {"__metadata__": {}}
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [
-        (b"", b"", "no room"),
-        (b"[]", b"", "no object"),
+        (b"", b"", "too few for the header"),
+        (b"[]", b"", "not an object"),
         (b"{ ", b"", "JSON"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, b"", "nested"),
         (b"[" * 200_000, b"", "nested"),
         (b"\xff\xfe", b"", "JSON"),
         (b'{"a":NaN}', b"", "NaN"),
         (b'{"__metadata__":{"a":"1","a":"2"}}', b"", "twice"),
-        ({"__metadata__": {"a": 1}}, b"", "texts"),
-        ({"__metadata__": []}, b"", "texts"),
+        ({"__metadata__": {"a": 1}}, b"", "not strings"),
+        ({"__metadata__": []}, b"", "not strings"),
         ({"a": 1}, b"", "no tensor"),
         ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 5]}}, b"1234", "no tensor"),
         ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"1234", "no tensor"),
@@ -200,11 +200,11 @@ EMPTY = {"__metadata__": {}}
             "begin at 0",
         ),
         ({"__metadata__": {"graftax": "["}}, b"", "JSON"),
-        ({"__metadata__": {"graftax": "[]"}}, b"", "no object"),
+        ({"__metadata__": {"graftax": "[]"}}, b"", "not an object"),
         ({"__metadata__": {"graftax": "{}"}}, b"", "what it needs"),
         ({"__metadata__": {"graftax": '{"needs":2}'}}, b"", "update graftax"),
         ({"__metadata__": {"graftax": '{"needs":1}'}}, b"", "names"),
-        ({"__metadata__": {"graftax": '{"needs":1,"parts":["../x"]}'}}, b"", "no names"),
+        ({"__metadata__": {"graftax": '{"needs":1,"parts":["../x"]}'}}, b"", "not named like parts"),
         ({"__metadata__": {"graftax": '{"needs":1,"names":[],"arrays":[],"rows":[]}'}}, b"", "missing"),
         ({"__metadata__": {"graftax": '{"needs":1,"names":["builtins:list"],"arrays":[],"rows":[["n",0,99999]]}'}}, b"",
          "more children than there are rows"),
@@ -221,7 +221,7 @@ def test_a_file_that_is_none(tmp_path):
     path = tmp_path / "x.safetensors"
     for data in (b"", b"1234567", b"PK\3\4" * 100):
         path.write_bytes(data)
-        with pytest.raises(graftax.LoadError, match="no safetensors file"):
+        with pytest.raises(graftax.LoadError, match="not a safetensors file"):
             graftax.load(path)
     with pytest.raises(FileNotFoundError):
         graftax.load(tmp_path / "none")

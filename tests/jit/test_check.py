@@ -167,7 +167,7 @@ def test_the_first_difference_is_named(f, text):
         run = checked(f)
         for _ in range(3):
             run(f32(1))
-    assert f"{f.__name__} does something else when it is compiled" in str(caught.value)
+    assert f"{f.__name__} behaves differently when it is compiled" in str(caught.value)
 
 
 def test_a_difference_in_an_argument_is_named():

@@ -82,8 +82,8 @@ def test_a_host_that_stays_away_is_named(hosts: Any):
     last = len(hosts) - 1
     for host in hosts[:-1]:
         text, late, soon = host["a_host_that_stays_away"]
-        assert soon and f"host {last} has not come to comparison" in text and "within 5 s" in text
-        assert len(late) == 1 and f"host {last} has not come to comparison" in late[0]
+        assert soon and f"host {last} has not reached comparison" in text and "within 5 s" in text
+        assert len(late) == 1 and f"host {last} has not reached comparison" in late[0]
 
 
 @pytest.mark.quick(0)

@@ -409,7 +409,11 @@ def test_an_error_that_is_caught():
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [(3, "is no class, method or function"), (int, "are not called"), ("Block", "is no class, method or function")],
+    [
+        (3, "is not a Python class, method or function"),
+        (int, "are not called"),
+        ("Block", "is not a Python class, method or function"),
+    ],
 )
 def test_what_is_no_part(given, message):
     with pytest.raises(TypeError, match=message):

@@ -243,7 +243,7 @@ ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type, str]] = {
     "other order": (
         lambda opt, m: graftax.optimizer(m, optax.adam(1e-3)),
         TypeError,
-        "of type Box. The two are in the other order",
+        "of type Box. Did you swap the two arguments",
     ),
     "nothing to train": (
         lambda opt, m: graftax.optimizer(optax.sgd(1.0), Box(n=jnp.asarray(1), rate=0.1)),

@@ -460,7 +460,7 @@ def test_a_missing_tangent_is_zero():
         (
             lambda: grad(lambda d: d, wrt="e.x")(1.0),
             ValueError,
-            "'e.x' of wrt= covers no floating array .* There is: no array",
+            "'e.x' of wrt= covers no floating array .* Available: no array",
         ),
         (lambda: grad(lambda d: d, has_aux=True)(1.0), TypeError, r"has_aux=True the function returns a pair"),
         (lambda: grad(lambda a, b: a)(1.0), TypeError, "missing 1 required positional argument: 'b'"),

@@ -51,7 +51,7 @@ SLIPS: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "a pattern that is spelt wrong": (
         lambda: graftax.grad(run, wrt="model.head")(model(), X),
         ValueError,
-        ["'model.head'", "There is: model.w, x."],
+        ["'model.head'", "Available: model.w, x."],
     ),
     "one of two patterns is spelt wrong": (
         lambda: graftax.grad(run, wrt=["model.w", "model.bais"])(model(), X),

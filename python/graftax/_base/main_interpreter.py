@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib
 
 NOT_MAIN = (
-    "graftax works only in the main interpreter of a process: JAX and the core of graftax have one state "
-    "for the whole process. Use threads, or processes of their own."
+    "graftax works only in the main interpreter of a process: JAX and the core of graftax have one state for the "
+    "whole process. Use threads or separate processes."
 )
 
 

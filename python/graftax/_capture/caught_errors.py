@@ -25,10 +25,10 @@ from graftax._capture.bytecode import is_in_package, is_users
 from graftax._capture.numbers.symbols import Symbol, operation
 
 ERROR_CAUGHT = (
-    "{name} catches {error} at {place}: an array has no value while it is traced, so it is the handler "
-    "that is compiled. Plain Python has a value there, and raises nothing. Use jnp.where or graftax.cond "
-    "instead of an if on an array, and arrays instead of float(), int(), bool() or .tolist(). If the "
-    "handler is meant for a trace, let it name jax.errors.{error}."
+    "{name} catches {error} at {place}: an array has no value while it is traced, so the handler is what gets "
+    "compiled. Plain Python has a value there and raises nothing. Use jnp.where or graftax.cond instead of an if on "
+    "an array, and arrays instead of float(), int(), bool() or .tolist(). If the handler is meant to run while "
+    "tracing, let it name jax.errors.{error}."
 )
 
 # What C code raises of a value that it was told by a method of the symbol, which is a guard; or not of a number.

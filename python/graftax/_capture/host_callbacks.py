@@ -24,8 +24,8 @@ from graftax._jax.traces import equations
 
 COPY_CHANGED = (
     "{name}: its host function {host} seems to change {paths}, which is a copy made for the trace, because {name} "
-    "reaches it too: the change would be lost. Let only the host function name the object: write it as a function of "
-    "its own, outside of {name}. With graftax.io_callback in place of JAX's callbacks a change of a copy is an error."
+    "uses that object too: the change would be lost. Use the object in the host function only, and define that "
+    "function outside of {name}. (graftax.io_callback, unlike JAX's callbacks, raises an error if a copy is changed.)"
 )
 
 _Traces = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each running one: the caller's roots, the rebuilt ones

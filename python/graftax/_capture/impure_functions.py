@@ -19,38 +19,38 @@ class Kind(NamedTuple):
     is_once: bool = False  # does a second call do something else than the first one alone?
 
 
-_CALLBACK = "jax.experimental.io_callback calls a function in each run."
-_VALUE = "repeat the value of then"
-_CLOCK = Kind(_VALUE, f"Take the time outside, around jax.block_until_ready, or give it as an argument. {_CALLBACK}")
-_RANDOM = Kind(_VALUE, "Give the function a jax.random key, and draw from that.")
-_VALUES = Kind(_VALUE, f"Make the value outside, and give it as an argument. {_CALLBACK}")
-_PRINT = Kind("print nothing", "jax.debug.print prints in each run, and shows values in place of tracers.")
-_FILE = Kind("leave the file alone", f"Read it outside, and give its content as an argument. {_CALLBACK}")
+_CALLBACK = "jax.experimental.io_callback calls a function on every run."
+_VALUE = "reuse the value from tracing"
+_CLOCK = Kind(_VALUE, f"Take the time outside, around jax.block_until_ready, or pass it as an argument. {_CALLBACK}")
+_RANDOM = Kind(_VALUE, "Pass a jax.random key to the function, and draw from it.")
+_VALUES = Kind(_VALUE, f"Create the value outside and pass it as an argument. {_CALLBACK}")
+_PRINT = Kind("print nothing", "jax.debug.print prints on every run, and shows values instead of tracers.")
+_FILE = Kind("leave the file alone", f"Read it outside and pass its content as an argument. {_CALLBACK}")
 _APPEND = _FILE._replace(is_once=True)
-_INPUT = Kind("do not ask again", f"Ask outside, and give the answer as an argument. {_CALLBACK}", True)
-_PROCESS = Kind("start nothing", f"Run it outside, and give what it gives as an argument. {_CALLBACK}", True)
-_FILES = Kind("do not look again", f"Look outside, and give what the function needs as an argument. {_CALLBACK}")
+_INPUT = Kind("do not ask again", f"Ask for it outside and pass the answer as an argument. {_CALLBACK}", True)
+_PROCESS = Kind("start nothing", f"Run it outside and pass its result as an argument. {_CALLBACK}", True)
+_FILES = Kind("do not look again", f"Look it up outside and pass what the function needs as an argument. {_CALLBACK}")
 _NAMES = Kind(
-    "see the names of then",
-    "Name the variables that the function reads, or keep them in a dict: changes of these are noticed.",
+    "see the names from tracing",
+    "Name the variables that the function reads, or keep them in a dict: changes to those are noticed.",
 )
-_SETTING = Kind("do not look again", "Read it outside, and give the value as an argument.")
+_SETTING = Kind("do not look again", "Read it outside and pass the value as an argument.")
 _THREADS = Kind(
-    "start nothing, and do not notice what changes of what other threads read",
-    "Start it outside, or call the function itself.",
+    "start nothing, and do not notice changes to what other threads read",
+    "Start it outside, or call the function directly.",
 )
-_THREAD = Kind(_VALUE, "Ask outside, and give the answer as an argument.")
+_THREAD = Kind(_VALUE, "Ask for it outside and pass the answer as an argument.")
 _SIGNAL = Kind(
     "do not do it again",
-    "Ask or set it outside, and give what the function needs as an argument.",
+    "Read or set it outside and pass what the function needs as an argument.",
 )
-_WARN = Kind("warn of nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
+_WARN = Kind("warn of nothing", "jax.debug.callback and jax.experimental.io_callback call a function on every run.")
 _HANDED = Kind(
     "leave the object alone",
-    "The object is implemented in C and lies below a registered class: it is compared by identity, and a change in it "
-    "is not seen. Change it outside, and put a new one into what is passed to the function.",
+    "The object is implemented in C and belongs to an object of a registered class: it is compared by identity, so a "
+    "change inside it goes unnoticed. Change it outside, and pass a new object in its place.",
 )
-_LOG = Kind("log nothing", "jax.debug.callback and jax.experimental.io_callback call a function in each run.")
+_LOG = Kind("log nothing", "jax.debug.callback and jax.experimental.io_callback call a function on every run.")
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 _LOGS = ("debug", "info", "warning", "error", "exception", "critical", "log", "warn")
@@ -107,7 +107,7 @@ _METHODS: dict[tuple[str, str], tuple[Kind, tuple[str, ...]]] = {
 }
 # Attributes of modules that tell of the process, and are read without a call.
 _ATTRIBUTES = {
-    ("sys", "modules"): Kind(_VALUES.later, "Import the module by its name: a change of that is noticed."),
+    ("sys", "modules"): Kind(_VALUES.later, "Import the module by its name: a change to it is noticed."),
     ("sys", "argv"): _SETTING,
     ("sys", "path"): _SETTING,
 }

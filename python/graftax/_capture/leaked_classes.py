@@ -16,7 +16,8 @@ from graftax._graph.structure import Op, Structure, place_name
 
 CLASS_HOLDS_TRACER = (
     "{name} gives back {place}: {what} {cls}, which was made inside the traced function, and {where} holds an array "
-    "that exists only while it is traced. Make the class outside, and keep the array as an attribute of the instance."
+    "that exists only while it is traced. Define the class outside, and keep the array as an attribute of the "
+    "instance."
 )
 
 

@@ -15,10 +15,9 @@ from graftax._graph.structure import Op, RootPath, Structure, place_name
 from graftax._jax.tracers import is_ended, live_traces, trace_of, transform_of
 
 CHANGED_INSIDE = (
-    "{name}: {path} was given a value of a transform inside (a loop, a branch, a derivative), which has ended. A "
-    "function that the transform calls changes an object that it captures, or finds under a global name, and the "
-    "transform does not know of it. Give that object to the function that is transformed as an argument, or name it "
-    "there."
+    "{name}: {path} was given a value of a transform inside (a loop, a branch, a derivative) that has ended. A "
+    "function called by the transformed function changes an object that it captures or finds in a global, and the "
+    "transform cannot see that. Pass that object to the transformed function as an argument, or name it there."
 )
 HOLDS_TRACER = (
     "{name}: {path} holds a tracer of {transform}, which has ended: a function that it transforms changes"

@@ -27,7 +27,7 @@ class Cause(NamedTuple):
         if self.kind in TEXTS:
             return TEXTS[self.kind].format(path=self.path, before=self.before, now=self.now)
         if self.kind == "symbol":
-            return f"{self.path} was {self.before}, is {self.now}: from now on any value of it is served"
+            return f"{self.path} was {self.before}, is {self.now}: from now on, one program takes any value"
         if self.kind == "sharing" and " and " in self.path:
             return f"{self.path} were {self.before}, are now {self.now}"
         noun = {"shape": "shape ", "dtype": "dtype ", "sharding": "sharding "}.get(self.kind, "")
@@ -58,8 +58,8 @@ TEXTS = {
 REMEDIES = {
     # ---- static values
     "number": (
-        "The code asks for its value (a shape, an index, a text), or numbers='static' says so: to compile once, trace "
-        "it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or make it a jax.Array."
+        "The code needs its value (for a shape, an index or a text), or numbers='static' says so: to compile once, "
+        "trace it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or make it a jax.Array."
     ),
     "packed number": (
         "Python numbers are static, in packed state too: to compile once, pack a jax.Array or graftax.Dynamic(value) "
@@ -70,42 +70,43 @@ REMEDIES = {
         "choose with jnp.where or graftax.cond."
     ),
     "text": (
-        "A text decides what is computed and cannot be traced: pass one of a few fixed ones, and keep names, labels "
-        "and messages that change out of what the function is given."
+        "A string cannot be traced, so each one is a program: pass one of a few fixed strings, and keep names, labels "
+        "and messages that change out of the arguments."
     ),
     "value": (
-        "It is compared by its value: make it once and keep it as it is, or pass what changes in it as a jax.Array."
+        "It is compared by its value: create it once and leave it as it is, or pass the part that changes as a "
+        "jax.Array."
     ),
     "identity": (
-        "It is compared by identity, so each new object is a difference: make it once, outside of the loop, and pass "
-        "the same one. Objects with fields or an __eq__ of their own are compared by these."
+        "It is compared by identity, so each new object is a change: create it once, outside of the loop, and pass "
+        "the same one. (Objects with fields or an __eq__ of their own are compared by those.)"
     ),
     "code": (
-        "It is another function: make it once, or pass what differs between the two as an argument. Two functions of "
-        "one def with equal variables are the same."
+        "It is a different function: create it once, or pass what differs as an argument. (Functions from one def "
+        "with equal variables are the same.)"
     ),
     "number type": "1, 1.0 and True are three values: give it one type from the start.",
     "type": "Give it one type from the start: an array that is filled later instead of None, 1.0 instead of 1.",
-    "class": "Each run of a class statement makes another class: let it run once, outside of the loop.",
+    "class": "Each run of a class statement creates a new class: define it once, outside of the loop.",
     "array": "Give it one type from the start: a jax.Array before the first call, jnp.asarray(value).",
     # ---- structure
     "added": (
-        "A list, dict or object that grows is a new structure each time: keep counters, logs and caches outside of "
-        "what the function is given, say with ignore= that it does not read them, or make them jax.Arrays "
-        "of a fixed shape."
+        "A list, dict or object that grows is a new structure each time: keep counters, logs and caches out of the "
+        "arguments, exclude them with ignore= if the function does not read them, or make them jax.Arrays of a fixed "
+        "shape."
     ),
     "removed": (
-        "A list, dict or object that shrinks is a new structure each time: keep it outside of what the function is "
-        "given, or make it a jax.Array of a fixed shape with a mask."
+        "A list, dict or object that shrinks is a new structure each time: keep it out of the arguments, or make it a "
+        "jax.Array of a fixed shape with a mask."
     ),
     "content": "It is part of the structure: keep it as it is between calls.",
-    "order": "The order is part of the structure, the function can see it: fill it in one order.",
+    "order": "The order is part of the structure, because the function can see it: always fill it in the same order.",
     "sharing": (
         "Which objects are shared is part of the structure: pass the same objects in the same places each time, or a "
         "copy (graftax.copy) if they are to be separate."
     ),
     "set order": (
-        "Equal sets may iterate in another order, at once or after f changes them: pass a sorted list or tuple."
+        "Equal sets may iterate in a different order, now or after f changes them: pass a sorted list or tuple."
     ),
     "packed": "Pack it once, outside of the loop, and keep its structure.",
     # ---- arrays
@@ -115,26 +116,27 @@ REMEDIES = {
     ),
     "dtype": "Convert it once, where it is made: jnp.asarray(x, dtype) or x.astype(dtype).",
     "weak type": (
-        "An array made of a Python number alone is weakly typed, what is computed from it often is not: give it a "
-        "dtype where it is made, as in jnp.asarray(0.0, jnp.float32)."
+        "An array made from a bare Python number is weakly typed, and what is computed from it often is not: give it "
+        "a dtype where it is created, as in jnp.asarray(0.0, jnp.float32)."
     ),
     "sharding": (
-        "Place it once, as the function gives it back: jax.device_put(x, sharding), or in_shardings= and "
+        "Place it once, the way the function returns it: jax.device_put(x, sharding), or in_shardings= and "
         "out_shardings=."
     ),
     "committed": (
-        "jax.device_put(x, device) ties an array to its device, jnp.asarray(x) does not: put all of them, or none."
+        "jax.device_put(x, device) commits an array to its device, jnp.asarray(x) does not: commit all of them, "
+        "or none."
     ),
     # ---- the surroundings of the call
-    "setting": "Set it once, before the first call, or around all calls alike.",
+    "setting": "Set it once, before the first call, or around every call in the same way.",
     "read": (
-        "The code that runs in the trace reads it, so it is part of the program: set it before the first call, or pass "
-        "it as an argument."
+        "The traced code reads it, so it is part of the program: set it before the first call, or pass it as an "
+        "argument."
     ),
-    "id": "The function asks for the id() of this object: keep numbers of your own, or pass the same object.",
+    "id": "The function uses the id() of this object: number your objects yourself, or pass the same object.",
     "asked": (
         "The line {where} needs its value to build the program: for a shape, a range, a text, an exponent, a NumPy "
-        "function. Python's arithmetic, math and jax.numpy work without the value; else pass it as a jax.Array."
+        "function. Python's arithmetic, math and jax.numpy work without the value; otherwise, pass it as a jax.Array."
     ),
     "guard": "Its value decides what is computed: decide in the function with jnp.where or graftax.cond.",
     "evicted": "The calls use more structures than the cache keeps: raise cache_size=, or use fewer.",

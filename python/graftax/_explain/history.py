@@ -16,10 +16,8 @@ from graftax._jax.tracebacks import caller_level
 KEEPS_COMPILING = "{name} was compiled {count} times because {path} keeps changing (last values: {values}). {remedy}"
 KEEPS_BEING_DROPPED = "{name} was compiled {count} times: {cause}. {remedy}"
 COMPILES_ON_MOST_CALLS = (
-    "{name} compiles again on most calls: {count} times in a row, each time for another structure. "
-    "Between the last two:\n"
-    "{causes}\n"
-    "{remedies}"
+    "{name} compiles again on most calls: {count} times in a row, each time for a different structure. What differed "
+    "the last time:\n{causes}\n{remedies}"
 )
 
 _MAX_COMPILATIONS = 3  # compilations for one cause

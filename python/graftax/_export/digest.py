@@ -30,8 +30,8 @@ NO_NAME = (
     "another process could find it. Define it at the top of a module."
 )
 PACKED = (
-    "{name} cannot be saved: {path} is packed, and the layout of graftax.pack belongs to this process. Give the "
-    "function the object itself (`unpack()`) where it is to be saved."
+    "{name} cannot be saved: {path} is packed, and the layout of graftax.pack belongs to this process. Pass the "
+    "object itself (`unpack()`) to a function that is to be saved."
 )
 
 _MAX_DEPTH = 8  # within functions

@@ -16,10 +16,10 @@ from graftax._jit import program_store
 
 ENVIRONMENT = "GRAFTAX_CACHE"
 OTHERS_MAY_WRITE = (
-    "{folder} cannot be a cache of compiled programs: it belongs to somebody else, or others may write to it, and what "
-    "is loaded from there is run. Take a folder of your own, or close it for others: chmod 700 {folder}"
+    "{folder} cannot be a cache of compiled programs: it belongs to another user, or others may write to it, and "
+    "programs that are loaded from there are run. Use a folder of your own, or make it private: chmod 700 {folder}"
 )
-NO_FOLDER = "there is no cache on disk: {folder} cannot be made ({error})"
+NO_FOLDER = "there is no cache on disk: {folder} cannot be created ({error})"
 NOT_POSITIVE = "{name}={value}: expected {expected}"
 
 

@@ -34,7 +34,7 @@ from graftax._jit.multihost_rendezvous import compares_hosts
 DONOR = "donate='auto' chooses between programs at each call"
 SEVERAL_PROCESSES = "several processes compare what they trace"
 IMPURE = (
-    "its code uses {call} ({place}), which each process has to do again: give the function its value as an argument"
+    "its code uses {call} ({place}), which each process has to do again: pass its value to the function as an argument"
 )
 HAS_WARNED = "a warning was given while it was traced, which each process has to give"
 READS_CHANGED = "what its code reads has changed meanwhile"

@@ -195,7 +195,7 @@ class Exported(Generic[P, R]):
             raise StructureError(NOT_EXPORTED.format(error="they begin otherwise"))
         digest, content = stream.read(hashlib.sha256().digest_size), stream.read()
         if hashlib.sha256(content).digest() != digest:  # a changed bit of a constant would be read as another constant
-            raise StructureError(NOT_EXPORTED.format(error="their digest is another one"))
+            raise StructureError(NOT_EXPORTED.format(error="their digest is different"))
         try:
             data, program = pickle.loads(content)
             parts = pickle.loads(data)

@@ -163,21 +163,21 @@ def _find(data: dict[str, Any]) -> _Found:
 
 
 def _differences(data: dict[str, Any], found: _Found) -> Iterator[str]:
-    """What is another one in this process, as texts."""
+    """What is different in this process, as texts."""
     if data["hash"] not in (None, hash(_TEXT)):
-        yield "the hash of a text is another one in this process (PYTHONHASHSEED)"
+        yield "strings have different hashes in this process (PYTHONHASHSEED)"
     for package, saved in data["versions"].items():
         if (version := version_of(package)) != saved:
             yield f"{package} was {saved}, is {version}"
     for holder, name, saved in found.bindings:
         if value_token(value_at(holder, name)) != saved:
-            yield f"{Origin(holder, name).text()} is another one"
+            yield f"{Origin(holder, name).text()} is different"
     for key, token, saved in found.imported:
         if token != saved:
-            yield f"{key}, which its code imports, is another one"
+            yield f"{key}, which its code imports, is different"
     compared: list[tuple[list[Any], Callable[[Any], Any], str]] = [
-        (found.functions, value_token, "function {} is another one"),
-        (found.classes, value_token, "class {} is another one, or has other classes registered"),
+        (found.functions, value_token, "function {} is different"),
+        (found.classes, value_token, "class {} is different, or has other classes registered"),
         (found.abstract, registered_text, "class {} has other classes registered"),
         (found.names, _names_of, "{} has another name or docstring"),
         (found.subclasses, _subclasses_of, "class {} has other subclasses"),
@@ -189,7 +189,7 @@ def _differences(data: dict[str, Any], found: _Found) -> Iterator[str]:
                 yield text.format(value.__qualname__)
     for function, name, saved in found.cells:
         if value_token(_cell(function, name).cell_contents) != saved:
-            yield f"{name}, a variable of {function.__qualname__}, is another one"
+            yield f"{name}, a variable of {function.__qualname__}, is different"
 
 
 def restore(data: dict[str, Any], reads: ReadSet) -> str | None:

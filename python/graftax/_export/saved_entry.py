@@ -29,7 +29,8 @@ from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.multihost_rendezvous import compares_hosts
 
 OTHER_SETTINGS = (
-    "it was compiled under other settings of JAX, or for arrays that lie in another way. Call it under these settings"
+    "it was compiled under other settings of JAX, or for arrays that are placed differently. Call it under these "
+    "settings"
 )
 RETRIEVED = (
     "its executable comes from JAX's own cache on disk, and a copy of it cannot be run. Set "

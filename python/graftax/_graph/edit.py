@@ -27,7 +27,7 @@ OTHER_STRUCTURE = (
     "{name}: the graphs do not have the same structure at {path!r}: {one} in the first, {other} in another."
 )
 UNSHARED = (
-    " jax.tree makes a tree, in which a shared object is several. For a map over each array once: "
+    " jax.tree makes a tree, in which a shared object appears several times. To map over each array once: "
     "graftax.map_leaves(f, obj), or the leaves that graftax.flatten(obj) gives."
 )
 

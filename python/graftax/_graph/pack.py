@@ -29,9 +29,9 @@ PACK_CHANGED_TWICE = (
     "reaches another way (update, or another argument): one of the two would be lost. Change it in one of these ways."
 )
 PACK_DELETED = (
-    "this packed state's arrays are gone: a call took them as donated. It failed while it ran, or another handle, or "
-    "an object packed or unpacked with copy=False, holds the same arrays (jax.tree.map makes such handles). Use what "
-    "that call wrote back or returned, copy.copy(handle) before it, or pack with donate=False."
+    "the arrays of this packed state are gone: they were donated to a call. It failed while it ran, or another "
+    "handle, or an object packed or unpacked with copy=False, holds the same arrays (jax.tree.map makes such "
+    "handles). Use what that call wrote back or returned, copy.copy(handle) before it, or pack with donate=False."
 )
 PACK_OF_PACK = "this is packed already: a handle can be passed on as it is, and unpack() gives the objects inside."
 PACK_USED = (

@@ -154,7 +154,7 @@ def _parse(text: str, path_text: str) -> Path:
         entry = None if match is None or (position > 0 and match["first"] is not None) else _parse_entry(match)
         if match is None or entry is None:
             raise ValueError(
-                f"{text!r} is not a path: it cannot be read from {path_text[position:]!r} on. Write layers[0].w"
+                f"{text!r} is not a path: what begins at {path_text[position:]!r} cannot be parsed. Write layers[0].w"
             )
         key_entries.append(entry)
         position = match.end()

@@ -21,11 +21,10 @@ from graftax._graph.structure import Chain, Op, RootPath, Structure, walk
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 UNUSED = (
-    "{name}: the pattern {pattern!r} of {option} has no effect: it covers no array, or earlier patterns "
-    "cover them all (the first that covers a path decides). There is: {paths}. .w is an attribute, [w] a "
-    "key."
+    "{name}: the pattern {pattern!r} of {option} has no effect: it covers no array, or earlier patterns cover them "
+    "all (the first that covers a path decides). Available: {paths}. .w is an attribute, [w] a key."
 )
-NO_PATTERN = "{text!r} is not a pattern: it cannot be read from {rest!r} on. Write layers[*].w or **.w"
+NO_PATTERN = "{text!r} is not a pattern: what begins at {rest!r} cannot be parsed. Write layers[*].w or **.w"
 EMPTY_PATTERN = "'' is not a pattern: it is empty. Write layers[*].w, or '**', which covers everything"
 _CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be left out here, too
 

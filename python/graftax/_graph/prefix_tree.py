@@ -16,7 +16,7 @@ from graftax._graph.structure import plain_key
 from graftax._graph.structure_diff import LinkedPath, lockstep, short_text
 
 NOT_SELECTED = "{spec} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
-NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it, or one for all that contains it."
+NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it, or for a part that contains it."
 NO_SUCH_BOOL = "the tree of bools has an entry for {path!r}, and there is no such place."
 
 ABSENT: Any = object()

@@ -21,9 +21,9 @@ from graftax._jax.tracebacks import boundary
 
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
 AMBIGUOUS_FAILED = (
-    "the function given to at() returned the value at {paths}, which is in several places. To see which "
-    "one is meant, it is called again with other objects there, and failed: {error}. Give it the path "
-    "instead: at(obj)['layers[0].w']"
+    "the function given to at() returned the value at {paths}, which is in several places. To find out which one is "
+    "meant, at() called it again with different objects there, and it failed: {error}. Give it the path instead: "
+    "at(obj)['layers[0].w']"
 )
 NOTHING_OF_TYPE = "nothing in this {cls} is an instance of {where!r}."
 SET_COUNT = "set() takes a list or tuple with one value for each of the {places} places, got {given}."

@@ -22,7 +22,7 @@ OTHER_STRUCTURE = (
     "{name}: the objects have to be of one structure, and number {number} differs from the first:\n{lines}"
 )
 OTHER_ARRAY = "{name}: {path} is {expected} in the first object, and {given} in number {number}."
-NO_ROWS = "graftax.unstack: {path} has {given}, and {first} {length}: all arrays have a row for each object."
+NO_ROWS = "graftax.unstack: {path} has {given}, and {first} {length}: all arrays need one row per object."
 NO_ARRAYS = "graftax.unstack: this object holds no array, so the number of objects is not known."
 
 T = TypeVar("T")

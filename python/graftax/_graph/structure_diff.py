@@ -147,7 +147,7 @@ def differences_text(
     if len(shown) > limit:
         lines.append("  ... and more")
     if not lines:  # identity statics have no row that shows which object they are
-        lines.append("  an object that counts by identity, such as a sentinel, is another one than before")
+        lines.append("  an object that is compared by identity, such as a sentinel, is not the one from before")
     return "\n".join(lines)
 
 
@@ -442,7 +442,7 @@ def _packed_texts(expected: HandleLayout, actual: HandleLayout) -> tuple[str, st
     for path, shape in expected.shapes.items():
         if shapes.get(path, shape) != shape:
             return f"{shape} inside at {keystr(path)}", shapes[path]
-    return "packed state", "packed state that lies in its buffers in another way"
+    return "packed state", "packed state with another layout of its buffers"
 
 
 def short_text(value: Any) -> str:

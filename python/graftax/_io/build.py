@@ -184,8 +184,8 @@ def _check_text_array(detail: Any) -> None:
 def unknown_names(unknown: Iterable[str], path: str) -> LoadError:
     """The error that lists all names that are not known."""
     return LoadError(
-        f"{path} holds what is not known here. Loading imports nothing: give objects of the same classes as like=, the "
-        'classes and functions as classes=[...] (a class, or a pattern of loaded modules such as "mypkg.*"), or '
-        'classes="dict" for dicts in their place. Not known:',
+        f"{path} holds classes or functions that are not known here. Loading imports nothing: pass objects of the same "
+        "classes as like=, name the classes and functions in classes=[...] (a class, or a pattern of loaded modules "
+        'such as "mypkg.*"), or get dicts in their place with classes="dict". Not known:',
         unknown,
     )

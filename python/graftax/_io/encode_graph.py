@@ -27,7 +27,7 @@ _NUMBERS = (bool, int, float, complex)
 _MAX_NAME_LENGTH = 400
 
 NO_KEY = (
-    "a {cls} that is an element of a set has neither a value nor a name that a file can hold. Use numbers, texts, "
+    "a {cls} that is an element of a set has neither a value nor a name that a file can hold. Use numbers, strings, "
     "tuples of them or enums."
 )
 

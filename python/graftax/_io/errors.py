@@ -35,4 +35,4 @@ class Malformed(ValueError):
 
 def damaged(path: str, problem: str) -> LoadError:
     """The error for a file that is damaged or of another kind."""
-    return LoadError(f"{path} is no safetensors file, or it is damaged: {problem}")
+    return LoadError(f"{path} is not a safetensors file, or it is damaged: {problem}")

@@ -158,7 +158,7 @@ def _parse_patterns(patterns: Any) -> Any:
         else []
     )
     if not texts or not all(isinstance(text, (str, Path)) for text in texts):
-        raise TypeError("only= without like= takes patterns of paths: there is nothing that another filter could ask")
+        raise TypeError("only= without like= takes patterns of paths: other filters need the values of like=")
     return _AnyPattern([Pattern(without_root(str(text))) for text in texts])
 
 

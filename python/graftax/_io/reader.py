@@ -73,7 +73,7 @@ class Source:
         graph_data = self.graph or {}
         names: Any = graph_data.get("names")
         if type(names) is not list or not all(type(name) is str for name in cast("list[Any]", names)):
-            raise Malformed("the names are no texts")
+            raise Malformed("the names are not strings")
         decoder = Decoder(cast("list[str]", names), resolver, mesh)
         rows = FileGraph(graph_data, decoder)
         for leaf in rows.arrays:
@@ -118,7 +118,7 @@ def _open_files(path: str) -> tuple[list[MappedFile], dict[str, Any] | None]:
 def _graph(path: str, text: str) -> dict[str, Any]:
     graph = parse_json(path, text, _MAX_DEPTH)
     if type(graph) is not dict:
-        raise damaged(path, "its graph is no object")
+        raise damaged(path, "its graph is not an object")
     graph = cast("dict[str, Any]", graph)
     needs = graph.get("needs")
     if type(needs) is not int:
@@ -135,7 +135,7 @@ def _parts(path: str, graph: dict[str, Any] | None) -> list[str]:
     names: Any = (graph or {}).get("parts", [])
     # Only plain names: a file must not refer to files in other folders.
     if type(names) is not list or not all(type(n) is str and _PART.fullmatch(n) for n in cast("list[Any]", names)):
-        raise damaged(path, "the files that it lists have no names of such files")
+        raise damaged(path, "the files that it lists are not named like parts of such a file")
     return [os.path.join(os.path.dirname(os.path.realpath(path)), name) for name in cast("list[str]", names)]
 
 

@@ -95,7 +95,7 @@ def read_header(path: str, file: int) -> Header:
     # The length is untrusted: nothing of that size is allocated before it is checked against the file.
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length < 2 or length > size - 8:
-        raise damaged(path, f"its {size} bytes have no room for the header that they announce")
+        raise damaged(path, f"its {size} bytes are too few for the header that they announce")
     if length > MAX_HEADER:
         raise damaged(path, f"a header of {length} bytes")
     text = _read(file, length, 8)
@@ -103,10 +103,10 @@ def read_header(path: str, file: int) -> Header:
         raise damaged(path, "it ends within the header")
     entries = parse_json(path, text)
     if type(entries) is not dict:
-        raise damaged(path, "the header is no object")
+        raise damaged(path, "the header is not an object")
     metadata = cast("dict[str, Any]", entries).pop("__metadata__", {})
     if type(metadata) is not dict or not all(type(value) is str for value in cast("dict[str, Any]", metadata).values()):
-        raise damaged(path, "its metadata are not texts")
+        raise damaged(path, "its metadata are not strings")
     # Tensors have to fill the data without gaps and overlaps.
     tensors = {name: _tensor(path, name, entry) for name, entry in cast("dict[str, Any]", entries).items()}
     position = 0
@@ -139,7 +139,7 @@ def parse_json(path: str, text: bytes | str, max_depth: int = _MAX_DEPTH) -> Any
         _refuse_depth(decoded, max_depth)
         return json.loads(decoded, object_pairs_hook=_refuse_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise damaged(path, f"its header is no JSON: {error}") from None
+        raise damaged(path, f"its header is not JSON: {error}") from None
 
 
 def _refuse_depth(text: str, max_depth: int) -> None:

@@ -91,11 +91,11 @@ def _texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
             raise TypeError(f"metadata= is a dict of strings, got {name!r}: {text!r}. Numbers belong in the object.")
         if not (_is_whole(name) and _is_whole(text)):
             raise ValueError(
-                f"metadata= has to be valid Unicode for other programs, got half a character in {name!r}: {text!r}"
+                f"metadata= has to be valid Unicode for other programs, got a lone surrogate in {name!r}: {text!r}"
             )
         # The graph is itself a text in the metadata.
         if name in RESERVED:
-            raise ValueError(f"{name!r} in metadata= is a name of the format's own")
+            raise ValueError(f"{name!r} in metadata= is a name that the format reserves")
     return texts
 
 

@@ -44,12 +44,12 @@ REMEDIES = {
         "graftax.pure_callback."
     ),
     "TracerIntegerConversionError": (
-        "A traced value is no Python integer: loop with graftax.fori_loop or graftax.scan, index with a jax.Array in "
-        "place of a list, or pass a Python int."
+        "A traced value is not a Python integer: loop with graftax.fori_loop or graftax.scan, index with a jax.Array "
+        "in place of a list, or pass a Python int."
     ),
     "ConcretizationTypeError": (
-        "A traced value has no Python number yet: compute with the array itself and read it after the call, print it "
-        "with jax.debug.print, or pass a Python number in its place."
+        "A traced value is not a Python number yet: compute with the array itself and read it after the call, print "
+        "it with jax.debug.print, or pass a Python number in its place."
     ),
     "ShardingTypeError": (
         "The mesh has Explicit axes, for which JAX infers no sharding here. Make it with "

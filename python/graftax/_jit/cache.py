@@ -27,7 +27,7 @@ IDENTITY_COLLECTED = "an object that was compared by identity no longer exists"
 CACHE_FULL = "there were more structures than cache_size={size}"
 TOO_MANY_VARIANTS = "too many programs of one structure"
 CODE_REPLACED = "the code of the function was replaced"
-NUMPY_IS_CONSTANT = "its code asks for values of the NumPy arrays that it captures or has as defaults"
+NUMPY_IS_CONSTANT = "its code needs values of the NumPy arrays that it captures or has as defaults"
 NEW_READS_FOUND = "its code was found to read more globals or captures than before"
 
 _MAX_VARIANTS = 64  # entries of one structure, which differ in global bindings or in the order of sets

@@ -20,8 +20,8 @@ from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options, split_patterns
 
 PATTERN_UNMATCHED = (
-    "{name}: the pattern {pattern!r} of {option} matches nothing that is there. There is: {paths}. Name one of these "
-    "or a part that contains one, or remove the pattern. .w is an attribute, [w] a key."
+    "{name}: the pattern {pattern!r} of {option} matches nothing that is there. Available: {paths}. Name one of "
+    "these or a part that contains one, or remove the pattern. .w is an attribute, [w] a key."
 )
 
 _NUMBERS = (bool, int, float, complex)

@@ -28,7 +28,7 @@ from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names
 
 CHECK_FAILED = (
-    "{name} does something else when it is compiled:\n{difference}\n(expected is what the plain function did). The "
+    "{name} behaves differently when it is compiled:\n{difference}\n(expected is what the plain function did). The "
     "clock, os.environ, Python's random numbers and files are read once, when the function is traced; print and warn "
     "run only then, too."
 )

@@ -64,8 +64,8 @@ from graftax._jit.warm import warm
 from graftax.interop import own_error, refuse_around
 
 DELETED = (
-    "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
-    "donated argument: use what that call returned or wrote back, or do not donate it."
+    "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely it was donated to an earlier "
+    "call: use what that call returned or wrote back, or do not donate it."
 )
 
 P = ParamSpec("P")

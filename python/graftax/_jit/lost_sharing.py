@@ -26,8 +26,9 @@ from graftax._jax.tracebacks import caller_level
 
 UNTIED = (
     "{name}: {first} and {second} are {what}, and the call makes two of it: {one} and {other}, which then change "
-    "independently. jax.tree.map, optax.apply_updates and the like build a tree, which holds a shared array once for "
-    "each path to it. {remedy} (If it is not meant to be shared, copy it before the call: jnp.array(x, copy=True).)"
+    "independently. jax.tree.map, optax.apply_updates and the like build a tree, which has one copy of a shared array "
+    "for each path to it. {remedy} (If it is not meant to be shared, copy it before the call: jnp.array(x, "
+    "copy=True).)"
 )
 OF_AN_ARRAY = "graftax.optimizer, made before the call, keeps it shared; so does an object that holds it for both."
 OF_AN_OBJECT = "graftax.optimizer and graftax.map_leaves keep it shared."

@@ -30,13 +30,13 @@ DIFFERENT_PROGRAM = (
 )
 UNKNOWN_DIFFERENCE = "Host 0 and host {host} differ in {parts}."
 DIFFERENT_VALUES = "{place} has other values on host {host} than on host {first}."
-HOST_LATE = "{what}: {hosts} not come to comparison {number} after {seconds:.0f} s. This host (host {here}) waits."
+HOST_LATE = "{what}: {hosts} not reached comparison {number} after {seconds:.0f} s. This host (host {here}) waits."
 HOST_MISSING = (
-    "{what}: {hosts} not come to comparison {number} within {seconds:.0f} s. Every host has to make the same calls: "
-    "a host that has failed, has run this structure before, or skips the call does not come. GRAFTAX_CHECK_HOSTS=300 "
-    "waits for 300 s, GRAFTAX_CHECK_HOSTS=0 turns the comparison off."
+    "{what}: {hosts} not reached comparison {number} within {seconds:.0f} s. Every host has to make the same calls: a "
+    "host that has failed, has run this structure before, or skips the call does not get there. "
+    "GRAFTAX_CHECK_HOSTS=300 waits for 300 s, GRAFTAX_CHECK_HOSTS=0 turns the comparison off."
 )
-HOST_GAVE_UP = "{what}: this host came to comparison {number} after {hosts} had timed out with an error."
+HOST_GAVE_UP = "{what}: this host reached comparison {number} after {hosts} had timed out with an error."
 
 _WARN, _FAIL = 10.0, 60.0  # seconds
 _DETAIL = 3_000_000  # bytes of a description: the store takes 4 MB in one message

@@ -15,7 +15,8 @@ from graftax._jit.leaf_names import leaf_names
 
 LARGEST = "{name} takes {arrays} of {size} on a device. The largest:\n{rows}\n{remedy}"
 REMEDY = (
-    "graftax.memory(f, *args) says what results and temporaries need; donate= gives the memory of arguments to results."
+    "graftax.memory(f, *args) says what results and temporaries need; donate= reuses the memory of arguments for "
+    "results."
 )
 
 _ROWS = 10

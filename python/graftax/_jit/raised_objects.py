@@ -9,8 +9,8 @@ from typing import Any
 from jax.core import Tracer
 
 TRACED = (
-    "{path} is an array that was traced, which has no value: the exception was raised while the function was compiled. "
-    "Give it what is known then, or check the value outside of the function."
+    "{path} is an array that was traced, which has no value: the exception was raised while the function was "
+    "compiled. Give the exception what is known then, or check the value outside of the function."
 )
 
 

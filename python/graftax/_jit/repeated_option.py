@@ -12,7 +12,7 @@ NOT_CALLED = (
     "repeated={given.__name__}.{method}."
 )
 NO_FUNCTION = (
-    "repeated={given!r} is no class, method or function in Python. Give the class of the parts that repeat "
+    "repeated={given!r} is not a Python class, method or function. Give the class of the parts that repeat "
     "(repeated=Block), a method or a function (repeated=Block.forward), several of them, or True for all."
 )
 

@@ -247,7 +247,7 @@ class RepeatedParts:
             jaxpr = part.run(self._run_trace, arguments, leaves)
             walked = _core.walk(part.graphdef, arguments)
             if walked is None:
-                raise _Refused("it changes its arguments otherwise than through the copies that it is given")
+                raise _Refused("it changes its arguments other than through the copies that it is given")
             if reason := self._reason_against(part, jaxpr, walked[1]):
                 raise _Refused(reason)
         except Exception as error:  # also of the user's own code: without the part it is raised where they expect it

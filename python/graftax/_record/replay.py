@@ -405,5 +405,5 @@ def _result_differences(recorded: dict[str, Any], here: dict[str, Any], plain: b
             differences += _difference(name, old, new)
     # Plain Python may return one equal tuple for two.
     if not (differences or plain) and recorded["structure"] != here["structure"]:
-        differences.append("the structure or a static value of a result, or of what the call changes, is another one")
+        differences.append("the structure or a static value of a result, or of what the call changes, is different")
     return differences

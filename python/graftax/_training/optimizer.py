@@ -478,7 +478,7 @@ def _type_text(value: Any) -> str:
 
 def _hint(tx: Any, model: Any) -> str:
     if hasattr(model, "init") and hasattr(model, "update"):
-        return " The two are in the other order."
+        return " Did you swap the two arguments?"
     return f" Call it: {tx.__name__}(...)." if callable(tx) and hasattr(tx, "__name__") else ""
 
 

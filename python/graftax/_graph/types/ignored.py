@@ -26,8 +26,8 @@ USED = (
     "it."
 )
 REFUSED_USED = (
-    "{path}: {why} It is used at {place}. A compiled function may hold it, move it and return it; do the rest outside, "
-    "and pass the result. ignore={pattern!r} is for a value that no code of the function uses."
+    "{path}: {why} It is used at {place}. A compiled function may hold it, move it and return it; do everything else "
+    "outside, and pass the result. (ignore={pattern!r} is for a value that no code of the function uses.)"
 )
 NO_SPEC = (
     "{name}: ignore={spec!r} cannot select values. Give patterns of key paths ('**.history'), types, or a predicate of "

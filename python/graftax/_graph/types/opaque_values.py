@@ -25,8 +25,8 @@ from graftax._graph.types.static_values import PLAIN
 from graftax._jax.equations import holds_tracers, is_jaxpr
 
 MADE_INSIDE = (
-    "this {type} was made inside the function, where it would be one object for all calls. Make it outside, and pass "
-    "it or put it into the result there."
+    "this {type} was created inside the function, where it would be one object for all calls. Create it outside, and "
+    "pass it in or add it to the result afterwards."
 )
 # A caller who is given one expects that nobody else has it.
 _WITH_STATE = (
@@ -50,7 +50,7 @@ def check_opaque(obj: Any, is_output: bool) -> None:
         return
     if isinstance(obj, (operator.methodcaller, operator.itemgetter)) and not _is_plain(obj.__reduce__()):
         raise UnsupportedValueError(
-            f"this {type(obj).__qualname__} holds an object, and a change of that could not be noticed. Write a lambda "
+            f"this {type(obj).__qualname__} holds an object whose changes could not be noticed. Write a lambda "
             "or a function instead."
         )
     if isinstance(obj, types.ModuleType):

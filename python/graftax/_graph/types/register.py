@@ -213,7 +213,7 @@ def _check_arguments(
     ):
         raise TypeError(f"names= needs a different string for each child, got {given_names!r}")
     if static is not None and dynamic is not None:
-        raise TypeError("give static= or dynamic=: what is not the one is the other")
+        raise TypeError("give static= or dynamic=, not both: whatever one does not name is the other")
     # A text is an iterable of letters, which is never meant.
     for names in (static, dynamic, given_names):
         if isinstance(names, str):

@@ -40,7 +40,7 @@ RULE_RETURNS = (
 )
 WRITTEN_BY_HOST = (
     "{name} changes {paths}, and computes what it writes there with a host function of what is differentiated. Its "
-    "rule speaks of the result alone: return the value, or give the host function jax.lax.stop_gradient(...) of its "
+    "rule covers only the result: return the value, or give the host function jax.lax.stop_gradient(...) of its "
     "arguments."
 )
 RETURNS_ARGUMENT = (

@@ -30,9 +30,9 @@ OTHER_LAYER = (
     "Make what differs a jax.Array."
 )
 SHARED = (
-    "{name}: obj{path} is changed, and numbers {numbers} of the list are one object there. In a plain for"
-    " loop, each step continues with what the one before has left; here all are stacked beforehand. Give "
-    "each an object of its own (graftax.copy), or write the loop out: for obj in objects."
+    "{name}: obj{path} is changed, and items {numbers} of the list are one object there. In a plain for loop, each "
+    "step continues with what the one before has left; here all are stacked beforehand. Give each an object of its "
+    "own (graftax.copy), or write the loop out: for obj in objects."
 )
 CHANGED_BESIDES = (
     "{name}: a step changes obj{path} of number {number} through what it captures or carries. The objects were stacked "
@@ -41,23 +41,22 @@ CHANGED_BESIDES = (
 )
 READ_BESIDES = (
     "{name}: a step reads {path}: obj{own} of number {number} of the list, which the steps change, through something "
-    "else than the object that it is given. The objects were stacked before, so the step would read the old array. "
+    "other than the object that it is given. The objects were stacked before, so the step would read the old array. "
     "Carry what the steps read of one another, or write the loop out: for obj in objects."
 )
 SLICED = (
-    "{mismatch}\n(So this list is sliced as in JAX: each step is given all of it, with rows in place of arrays. For a "
-    "step with each of the {count} objects make them alike, as graftax.each requires, or write the loop out: "
-    "for obj in xs.)"
+    "{mismatch}\n(So this list is sliced as in JAX: each step is given all of it, with rows in place of arrays. For "
+    "one step per object, make the {count} objects alike, as graftax.each requires, or write the loop out: for obj in "
+    "xs.)"
 )
 
 ONE_OBJECT = (
     "{name}: xs is a list of one {cls}, whose arrays all have {rows} rows, so it is sliced as in JAX: each step is "
-    "given the list, with rows in place of arrays. For a step with the object, however many there are: "
-    "graftax.each(xs)."
+    "given the list, with rows in place of arrays. For one step per object: graftax.each(xs)."
 )
 LISTED = (
     "{name}: argument {number} is a list of {count} {cls}, which is sliced as in JAX: the function is given a list, "
-    "with rows in place of arrays. For a call with each of the objects, pass graftax.each(...) of the list."
+    "with rows in place of arrays. For one call per object, pass graftax.each(...) of the list."
 )
 
 

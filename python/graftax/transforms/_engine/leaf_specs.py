@@ -24,8 +24,8 @@ ENTRIES_COUNT = (
     "them{keywords}."
 )
 RETURNED_OTHERWISE = (
-    "{name} returns at {path} an object that it was given, which comes back with {entry!r}, as {inputs} says, and "
-    "{option} asks for {asked!r} there. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
+    "{name} returns, at {path}, an object that it was given: {inputs} says {entry!r} for it, but {option} says "
+    "{asked!r}. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
 )
 PACK_MAPPED = (
     "{name}: {option} maps {path}, a buffer of packed state, which has no such axis. Pass what unpack() gives, or give "

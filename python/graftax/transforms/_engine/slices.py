@@ -31,7 +31,7 @@ NOT_SLICED = (
 OTHER_LENGTH = (
     "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs need the same number of rows."
 )
-OF_OBJECTS = " (For a step with each of the objects in this list: graftax.each(xs).)"
+OF_OBJECTS = " (For one step per object in this list: graftax.each(xs).)"
 NO_LENGTH = (
     "{name}: xs holds no array, so the number of steps is not known: pass length=, or arrays with a row for each step "
     "(jnp.arange(n) for a range)."

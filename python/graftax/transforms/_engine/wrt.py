@@ -30,8 +30,8 @@ NOTHING_TO_DIFFERENTIATE = (
     "arrays (jnp.asarray), or name another argument with argnums= or wrt=."
 )
 WRT_UNUSED = (
-    "{name}: the pattern {pattern!r} of wrt= covers no floating array of the arguments. There is: {paths}. .w is an "
-    "attribute, [w] a key."
+    "{name}: the pattern {pattern!r} of wrt= covers no floating array of the arguments. Available: {paths}. .w is "
+    "an attribute, [w] a key."
 )
 WRT_AND_ARGNUMS = (
     "{name}: argnums={argnums!r} and wrt={wrt!r} both say what to differentiate. Give one of them; wrt= takes "
