@@ -102,7 +102,7 @@ def test_explain_names_the_line_that_asks_for_a_value():
             f(1.0, n)
     cause = graftax.explain(f).variants[2].causes[0]
     assert (cause.kind, cause.path, cause.before, cause.now) == ("asked", "n", "2", "3")
-    assert str(cause) == f"n was 2, is 3 (test_numbers_of_new_structures.py:{line} asks for its value)"
+    assert str(cause) == f"n was 2, is 3 (test_numbers_of_new_structures.py:{line} needs its value)"
 
 
 class Scaled(eqx.Module):

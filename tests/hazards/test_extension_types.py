@@ -306,7 +306,7 @@ def changed_cell(table):
 def test_a_table_of_pandas_is_refused(change, wrap):
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"a": [1.0, 2.0]})
-    f = graftax.jit(lambda x, t: x)
+    f = graftax.jit(lambda x, t: x * len(str(t)))
     for value in (table, table["a"], table.index, table["a"].array):
         for _ in range(2):
             with pytest.raises(graftax.UnsupportedValueError, match="to_numpy"):
@@ -319,4 +319,4 @@ def test_a_table_of_polars_is_refused():
     table = polars.DataFrame({"a": [1.0, 2.0]})
     for value in (table, table["a"], table.lazy()):
         with pytest.raises(graftax.UnsupportedValueError, match="to_numpy"):
-            graftax.jit(lambda x, t: x)(X, value)
+            graftax.jit(lambda x, t: x * len(str(t)))(X, value)

@@ -395,7 +395,7 @@ def test_texts_are_kept_with_it(path):
         assert file.metadata()["run"] == "7"
     with pytest.raises(TypeError, match="strings"):
         graftax.save(path, [], metadata={"run": 7})
-    with pytest.raises(ValueError, match="own"):
+    with pytest.raises(ValueError, match="reserves"):
         graftax.save(path, [], metadata={"graftax": "{}"})
     with pytest.raises(ValueError, match="lone surrogate"):
         graftax.save(path, {"w": jnp.ones(2)}, metadata={"run": "\ud800"})

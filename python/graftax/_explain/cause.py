@@ -31,7 +31,7 @@ class Cause(NamedTuple):
         if self.kind == "sharing" and " and " in self.path:
             return f"{self.path} were {self.before}, are now {self.now}"
         noun = {"shape": "shape ", "dtype": "dtype ", "sharding": "sharding "}.get(self.kind, "")
-        line = f" ({self.where} asks for its value)" if self.where else ""
+        line = f" ({self.where} needs its value)" if self.where else ""
         return f"{self.path} was {noun}{self.before}, is {noun}{self.now}{line}"
 
     @property
