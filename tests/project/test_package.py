@@ -28,7 +28,8 @@ PACKAGES = (
     *("_export", "_training", "_io", "_show", "_record", "_memory", "_setup"),
     *("errors", "types", "__init__", "replace", "_cli", "__main__"),
 )
-LATE = {("_jit", "_export"), ("_jit", "transforms")}  # inside of methods of `Jitted`, for what needs all of that class
+# Inside of functions of `_jit`, for what needs all of `Jitted`.
+LATE = {("_jit", "_export"), ("_jit", "_record"), ("_jit", "transforms")}
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")
 NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
 

@@ -17,7 +17,7 @@ import pytest
 from jax import lax
 
 import graftax
-from graftax._record.marks import are_finite
+from graftax._record.origin_marks import are_finite
 from graftax._record.reduction import Flattening, Part, with_fewer_equations, with_smaller_arrays
 
 STATE = {"scale": jnp.float32(1)}

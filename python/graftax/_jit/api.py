@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.compare_with_plain import Checked
@@ -17,6 +17,7 @@ from graftax._jit.options import (
     JitOptions,
     NumberPolicy,
     Options,
+    RecordOptions,
     donation,
     names_and_numbers,
     number_options,
@@ -25,6 +26,11 @@ from graftax._jit.options import (
 )
 from graftax._jit.pytree_callable import is_pytree
 from graftax._sharding.frozen_specs import freeze
+
+if TYPE_CHECKING:
+    from graftax._record.recorder import Recorder
+
+NO_RECORD_OPTIONS = "record={given!r}: expected True, or a dict of the options of graftax.record: record={{'last': 5}}"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,10 +44,31 @@ def _wrap(function: Any, options: Options) -> Any:
     return (Checked if options.check else Jitted)(function, options)
 
 
+def _recorded(wrap: Callable[[Any], Any], record: Literal[True] | RecordOptions) -> Callable[[Any], Any]:
+    from graftax._record.recorder import record as with_recorder  # circular: it imports this module
+
+    if record is not True and not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(NO_RECORD_OPTIONS.format(given=record))
+    keep = with_recorder(**({} if record is True else record))
+    return lambda function: keep(wrap(function))
+
+
 @overload
-def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> Jitted[P, R]: ...
+def jit(
+    function: Callable[P, R], /, *, record: Literal[False] = False, **options: Unpack[JitOptions]
+) -> Jitted[P, R]: ...
 @overload
-def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def jit(
+    *, record: Literal[False] = False, **options: Unpack[JitOptions]
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+@overload
+def jit(
+    function: Callable[P, R], /, *, record: Literal[True] | RecordOptions, **options: Unpack[JitOptions]
+) -> Recorder[P, R]: ...
+@overload
+def jit(
+    *, record: Literal[True] | RecordOptions, **options: Unpack[JitOptions]
+) -> Callable[[Callable[P, R]], Recorder[P, R]]: ...
 @boundary
 def jit(
     function: Callable[..., Any] | None = None,
@@ -66,6 +93,7 @@ def jit(
     warn_impure: bool = True,
     numbers: NumberPolicy | Mapping[str, NumberPolicy] = "symbolic",
     repeated: Any = None,
+    record: bool | RecordOptions = False,
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """Compiles a function of ordinary Python objects with XLA.
 
@@ -112,9 +140,11 @@ def jit(
         repeated: classes, methods or functions whose calls repeat, such as `repeated=Block` for the blocks of a deep
             model: they are traced and lowered once for all objects of one structure with arguments of the same shapes.
             True: all methods of classes with several objects in the arguments.
+        record: keeps what the last calls were given, and writes a file when one goes wrong. True, or a dict of the
+            options of `graftax.record`: `{"last": 5, "dir": "runs"}`.
 
     Returns:
-        the compiled function, a `Jitted`: it is called like `function`.
+        the compiled function, a `Jitted`: it is called like `function`. With `record`, a `Recorder`.
 
     Raises:
         UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
@@ -149,9 +179,9 @@ def jit(
         inline=inline,
         compiler_options=tuple(sorted((compiler_options or {}).items())),
     )
-    if function is None:
-        return functools.partial(_wrap, options=options)
-    return _wrap(function, options)
+    wrap = functools.partial(_wrap, options=options)
+    decorate = _recorded(wrap, record) if record is not False else wrap
+    return decorate if function is None else decorate(function)
 
 
 def jit_in_place_of_jax(function: Any, /, **options: Unpack[JitOptions]) -> Any:

@@ -693,7 +693,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
             return self  # as plain Python: only functions become methods
-        is_pytree_method = not self._options.captured and is_pytree(instance)
+        is_pytree_method = type(self) is Jitted and not self._options.captured and is_pytree(instance)
         bound_class: Any = PytreeMethod if is_pytree_method else type(self)
         bound = bound_class.__new__(bound_class)
         self._bind(bound, instance)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -39,6 +40,16 @@ class JitOptions(FilterJitOptions, total=False):
     donate_argnames: str | Iterable[str] | None
     check: bool
     progress: bool | Callable[[str, float], Any]
+
+
+class RecordOptions(TypedDict, total=False):
+    """The keyword arguments of `record`."""
+
+    last: int
+    nonfinite: bool | str | Sequence[str]
+    on: type[BaseException] | tuple[type[BaseException], ...]
+    copy_every: int
+    dir: str | os.PathLike[str]
 
 
 MUTATION = ("propagate", "error", "discard")

@@ -14,8 +14,8 @@ from graftax._jax.arrays import ref_types
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import run_equation, scan_parts
 from graftax._record.consumers import is_of_derivative
-from graftax._record.marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
-from graftax._record.origin import Enclosing, Origin, origin_of_constant, origin_of_equation
+from graftax._record.nonfinite_origin import Enclosing, Origin, origin_of_constant, origin_of_equation
+from graftax._record.origin_marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
 
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"})
 WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})

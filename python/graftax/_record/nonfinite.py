@@ -18,8 +18,8 @@ from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names, output_names
 from graftax._jit.stages import Staging, copy_numpy_leaves, match_structure
 from graftax._record.interpreter import Interpreter
-from graftax._record.marks import Value, are_finite, bits
-from graftax._record.origin import Origin
+from graftax._record.nonfinite_origin import Origin
+from graftax._record.origin_marks import Value, are_finite, bits
 
 ALL_FINITE = "{name}: all results are finite"
 NO_ORIGIN = "no equation makes one when they run one after the other: the compiled program rounds differently"

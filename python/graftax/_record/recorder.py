@@ -10,22 +10,20 @@ import itertools
 import os
 import threading
 import time
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from graftax import _core
 from graftax._base.errors import RecordedCallWarning
 from graftax._capture.retrace_signals import NewReads
-from graftax._capture.signature import Signature, call_opaque, call_partial
+from graftax._capture.signature import call_opaque, call_partial
 from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jax.traces import outside_of_traces
 from graftax._jit.api import jit
-from graftax._jit.cache import FunctionTable
 from graftax._jit.jitted import Jitted
-from graftax._jit.options import Options, several
+from graftax._jit.options import Options, RecordOptions, several
 from graftax._jit.stages import Lowered, Traced
 from graftax._record.call_file import write_calls
 from graftax._record.code_pickle import main_file
@@ -132,7 +130,15 @@ class History:
         if isinstance(error, self.policy.on):
             self._report(call, type(error).__qualname__, f"it raised {call.raised}")
 
+    def ended(self, error: BaseException) -> None:
+        """An exception has ended the block that the recorder is entered for."""
+        if isinstance(error, self.policy.on) and (calls := self._complete_calls()):
+            self._report(calls[-1], type(error).__qualname__, f"its block raised {error_text(error)}")
+
     # ---- files
+
+    def _complete_calls(self) -> list[_core.KeptCall]:
+        return [call for call in self.ring.calls if call.raised is not None or call.outputs is not None]
 
     def _report(self, call: _core.KeptCall, reason: str, what: str) -> None:
         """Writes the calls up to this one, the first time for each reason."""
@@ -155,7 +161,7 @@ class History:
 
     def save(self, path: str, until: _core.KeptCall | None = None, what: str = "saved by hand") -> None:
         """Writes the calls that are kept and over, up to one of them."""
-        calls = [call for call in self.ring.calls if call.raised is not None or call.outputs is not None]
+        calls = self._complete_calls()
         if until is not None:
             calls = calls[: calls.index(until) + 1] if until in calls else [until]
         if not calls:
@@ -225,6 +231,16 @@ class Recorder(Jitted[P, R]):
         if not Paused.now:
             self._history.save(os.fspath(path))
 
+    def __enter__(self) -> Self:
+        return self
+
+    @boundary
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Reads the calls that were made; an exception that ends the block counts as one of the last call."""
+        self.flush()
+        if error is not None and not Paused.now:
+            self._history.ended(error)
+
     # Stages are those of the function itself, without the check of the results.
 
     @boundary
@@ -235,24 +251,15 @@ class Recorder(Jitted[P, R]):
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
         return self._unchecked.trace(*args, **kwargs)
 
-    def _set_up(
-        self,
-        name: str,
-        plain: types.FunctionType,
-        prefix: tuple[Any, ...],
-        table: FunctionTable,
-        options: Options,
-        definition: types.FunctionType,
-        signature: Signature,
-        is_method: bool = False,
-    ) -> None:
-        super()._set_up(name, plain, prefix, table, options, definition, signature, is_method)
+    def _resolve(self, function: Any, name: str, options: Options) -> None:
+        super()._resolve(function, name, options)
+        plain, count = self._function, len(self._prefix)
         way = "function"
-        if prefix:
-            way = "object" if plain is call_opaque or is_method else "method"
+        if count:
+            way = "object" if plain is call_opaque or self._method is not None else "method"
             way = "partial" if plain is call_partial else way
-        self._target = Target(plain, way, len(prefix), options)
-        self._bound_target = Target(plain, "bound", len(prefix) + 1, options)
+        self._target = Target(plain, way, count, options)
+        self._bound_target = Target(plain, "bound", count + 1, options)
 
     def _bind(self, bound: Jitted[..., R], instance: Any) -> None:
         super()._bind(bound, instance)
@@ -280,13 +287,6 @@ class Recorder(Jitted[P, R]):
             thread.pop("random", None)
             raise
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
-            return self
-        bound = type(self).__new__(type(self))
-        self._bind(bound, instance)
-        return bound
-
     def __reduce__(self) -> Any:
         reduced = super().__reduce__()
         is_by_value = isinstance(reduced, tuple) and not self._is_bound
@@ -308,25 +308,10 @@ def _wrap(function: Any, policy: Policy, finite: tuple[str, ...] | None) -> Any:
     return Recorder(jitted.__wrapped__, options, policy)
 
 
-Checked = bool | str | Sequence[str]
-On = type[BaseException] | tuple[type[BaseException], ...]
-
-
 @overload
-def record(
-    function: Callable[P, R],
-    /,
-    *,
-    last: int = 3,
-    nonfinite: Checked = True,
-    on: On = Exception,
-    copy_every: int = 16,
-    dir: Any = ".",
-) -> Recorder[P, R]: ...
+def record(function: Callable[P, R], /, **options: Unpack[RecordOptions]) -> Recorder[P, R]: ...
 @overload
-def record(
-    *, last: int = 3, nonfinite: Checked = True, on: On = Exception, copy_every: int = 16, dir: Any = "."
-) -> Callable[[Callable[P, R]], Recorder[P, R]]: ...
+def record(**options: Unpack[RecordOptions]) -> Callable[[Callable[P, R]], Recorder[P, R]]: ...
 @boundary
 def record(
     function: Callable[..., Any] | None = None,
@@ -358,7 +343,8 @@ def record(
 
     Returns:
         a `Recorder`, which is called as the function is. `flush()` waits for the last call, `save(path)` writes the
-        calls that are kept, `files` lists what was written.
+        calls that are kept, `files` lists what was written. In a `with` block, leaving it flushes, and an exception
+        that ends the block writes a file, too.
 
     Raises:
         ValueError: for a function of `jit(check=True)`.
@@ -373,6 +359,9 @@ def record(
         ...     step.flush()
         >>> len(found), len(step.files)
         (1, 1)
+
+        >>> with graftax.record(graftax.jit(lambda x: x + 1), dir=folder) as step:
+        ...     y = step(jnp.ones(2))
     """
     checked = None if nonfinite is False else () if nonfinite is True else several(nonfinite)
     classes = on if isinstance(on, tuple) else (on,)

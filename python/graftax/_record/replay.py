@@ -33,8 +33,8 @@ from graftax._jit.jitted import Jitted
 from graftax._record.call_file import FORMAT, environment, leaf_digests, results_data, unique_names
 from graftax._record.cells import Cell, known_cells, load_cells
 from graftax._record.code_pickle import CodeName, find_code, loads, main_file
-from graftax._record.marks import are_finite
 from graftax._record.nonfinite import NonfiniteReport, nonfinite
+from graftax._record.origin_marks import are_finite
 from graftax._record.recorder import Paused
 from graftax._record.script_module import load_script
 from graftax._record.snapshot import error_text, graph_after, kept_leaf, set_random_state

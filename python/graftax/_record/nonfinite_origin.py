@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graftax._jax.equations import name_scopes, source_frames
-from graftax._record.marks import Value, is_elementwise, is_floating
+from graftax._record.origin_marks import Value, is_elementwise, is_floating
 
 
 @dataclasses.dataclass(frozen=True)
