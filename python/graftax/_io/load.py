@@ -17,7 +17,7 @@ from graftax._io.build import ObjectBuilder, unknown_names
 from graftax._io.decode_graph import FileGraph
 from graftax._io.importable_names import MISSING, NameResolver
 from graftax._io.load_into import LoadInto
-from graftax._io.placement import Placement
+from graftax._io.placement import Placement, Stored
 from graftax._io.reader import Source, named_errors
 from graftax._io.tensor import Leaf
 from graftax._io.tensor_names import name_parts
@@ -105,6 +105,16 @@ def load(
         if source.graph is None:
             return _tensors(source, placement, only)
         return _load_new(source, placement, only, classes, mesh)
+
+
+def load_stored(source: Source) -> Any:
+    """As `load`, with a `StoredArray` in the place of each array.
+
+    Raises:
+        LoadError: if the file is damaged or names unknown classes.
+    """
+    with named_errors(source.path):
+        return _load_new(source, Stored(source), None, (), None)
 
 
 def _load_new(source: Source, placement: Placement, patterns: Any, classes: Any, mesh: Any) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -82,6 +83,36 @@ class Placement:
                 raise ValueError(NO_MESH.format(spec=sharding, path=path()))
             return NamedSharding(self._mesh, sharding)
         return sharding
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredArray:
+    """An array that stays in its file.
+
+    Attributes:
+        leaf: the description of the array.
+        host: its data, a view of the file.
+    """
+
+    leaf: Leaf
+    host: np.ndarray[Any, Any]
+
+    def value(self) -> Any:
+        """The array as it was saved, on the default device."""
+        return restore_array(self.leaf, self.host, lambda x: _put_on_devices(x, None))
+
+
+class Stored(Placement):
+    """Leaves all arrays in the file, as `StoredArray`."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, None, None, lazy=True)
+
+    def value(self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: Any = None) -> Any:
+        key = (leaf.name, None)
+        if key not in self._values:
+            self._values[key] = StoredArray(leaf, self._source.array(leaf))
+        return self._values[key]
 
 
 def _put_on_devices(host: np.ndarray[Any, Any], sharding: Sharding | None) -> Any:

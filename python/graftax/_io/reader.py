@@ -81,6 +81,11 @@ class Source:
                 raise Malformed(f"there is no tensor {leaf.name!r}")
         return rows, decoder
 
+    def release(self) -> None:
+        """Gives the memory of what was read back: `MappedFile.release`."""
+        for file in self._files:
+            file.release()
+
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name].header.tensors[name]
 

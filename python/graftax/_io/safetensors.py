@@ -212,6 +212,14 @@ class MappedFile:
             empty = self.header.size == self.header.data
             self._map = None if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
+    def release(self) -> None:
+        """Gives the memory of pages that were read back; they are read again when they are used.
+
+        What was written into arrays of the file is lost.
+        """
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """The array of a tensor: a view of the mapped file if the data are aligned for the dtype, otherwise a copy."""
         tensor = self.header.tensors[name]

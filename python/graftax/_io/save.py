@@ -20,7 +20,7 @@ from graftax._graph.path import Graph, Path
 from graftax._io.encode_graph import EncodedGraph
 from graftax._io.reader import part_names
 from graftax._io.safetensors import ALIGN, Tensor, header_bytes
-from graftax._io.tensor import ArrayToSave
+from graftax._io.tensor import ArrayToSave, parts_of
 from graftax._jax.tracebacks import boundary
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -113,13 +113,22 @@ def _size(size: str | int) -> int:
 
 
 def write_graph(
-    path: str, graph: dict[str, Any], arrays: Sequence[ArrayToSave], texts: Mapping[str, str], max_size: int
+    path: str,
+    graph: dict[str, Any],
+    arrays: Sequence[ArrayToSave],
+    texts: Mapping[str, str],
+    max_size: int,
+    written: Callable[[int], Any] | None = None,
 ) -> None:
-    """Writes a graph and its arrays to one file, or to several of at most `max_size` bytes."""
+    """Writes a graph and its arrays to one file, or to several of at most `max_size` bytes.
+
+    Args:
+        written: is called with the number of bytes after each part of an array.
+    """
     order = _ordered(arrays)
     groups = list(_groups(order, max_size))
     if len(groups) < 2:
-        return _write_main_file(path, order, {**texts, "format": "graftax", "graftax": _json(graph)})
+        return _write_main_file(path, order, {**texts, "format": "graftax", "graftax": _json(graph)}, written)
     # A new mark for each save: the parts of the previous one stay valid until the main file is replaced.
     stem, mark = os.path.basename(path).removesuffix(".safetensors"), secrets.token_hex(4)
     names: list[str] = []
@@ -129,7 +138,7 @@ def write_graph(
             names.append(f"{stem}.{mark}-{number:05}-of-{len(groups):05}.safetensors")
             part = os.path.join(os.path.dirname(path), names[-1])
             with replacing(part, mode) as file:
-                _write(file, group, {"format": "graftax"})
+                _write(file, group, {"format": "graftax"}, written)
         # Last: until the main file is replaced, `path` still names the previous save.
         _write_main_file(path, [], {**texts, "format": "graftax", "graftax": _json({**graph, "parts": names})})
     except BaseException:
@@ -167,11 +176,13 @@ def _remove(path: str, names: Iterable[str]) -> None:
             os.unlink(os.path.join(os.path.dirname(path), name))
 
 
-def _write_main_file(path: str, arrays: Sequence[ArrayToSave], texts: Mapping[str, str]) -> None:
+def _write_main_file(
+    path: str, arrays: Sequence[ArrayToSave], texts: Mapping[str, str], written: Callable[[int], Any] | None = None
+) -> None:
     """Writes the main file at `path`, and removes the parts of the file that it replaces."""
     with contextlib.ExitStack() as stack:
         with replacing(path) as file:
-            _write(file, arrays, texts)
+            _write(file, arrays, texts, written)
             file.flush()
             os.fsync(file.fileno())  # slow, so before the lock is taken
             # One save at a time from here on: of two concurrent saves, the later one removes the parts of the other.
@@ -180,11 +191,16 @@ def _write_main_file(path: str, arrays: Sequence[ArrayToSave], texts: Mapping[st
         _remove(path, old_parts)
 
 
-def _write(file: IO[bytes], arrays: Sequence[ArrayToSave], texts: Mapping[str, str]) -> None:
+def _write(
+    file: IO[bytes], arrays: Sequence[ArrayToSave], texts: Mapping[str, str], written: Callable[[int], Any] | None
+) -> None:
     file.write(_header(arrays, texts))
     for array in arrays:
         # One array at a time is on the host.
-        file.write(memoryview(array.fetch()))
+        for part in parts_of(array.fetch()):
+            file.write(memoryview(part))
+            if written is not None:
+                written(part.size)
 
 
 def _header(arrays: Sequence[ArrayToSave], texts: Mapping[str, str]) -> bytes:

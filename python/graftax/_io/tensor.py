@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,8 @@ from graftax._base.errors import UnsupportedValueError
 from graftax._io.errors import LoadError, Malformed
 from graftax._io.safetensors import DTYPES, Tensor, is_addressable
 from graftax._jax.arrays import as_weak, ref_types
+
+_PART = 1 << 24  # bytes
 
 DELETED = "it was deleted or donated: there is nothing left to save"
 NO_DATA = "a {cls} has no data to save"
@@ -152,11 +154,11 @@ def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_pro
     size = math.prod(shape) * saved_dtype.itemsize
     leaf = Leaf(name, array_kind, bytes_of, weak, key)
     return ArrayToSave(
-        leaf, Tensor(code, saved_shape, 0, size), saved_dtype.itemsize, lambda: _on_host(value, saved_dtype), value
+        leaf, Tensor(code, saved_shape, 0, size), saved_dtype.itemsize, lambda: host_bytes(value, saved_dtype), value
     )
 
 
-def _on_host(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def host_bytes(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """The bytes as a flat array. Read from the shards, so that the JAX array does not cache a copy on the host."""
     if isinstance(value, jax.Array):
         if value.is_deleted():
@@ -175,6 +177,11 @@ def _on_host(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         host = np.asarray(value)
     host = np.asarray(host.astype(dtype, copy=False), order="C")
     return host.reshape(-1).view(np.uint8)
+
+
+def parts_of(flat: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Bytes in parts of at most 16 MB."""
+    return (flat[start : start + _PART] for start in range(0, flat.size, _PART))
 
 
 def logical_dtype(leaf: Leaf, tensor: Tensor) -> np.dtype[Any]:

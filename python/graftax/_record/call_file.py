@@ -15,7 +15,7 @@ import platform
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -24,6 +24,7 @@ import numpy as np
 from graftax import _core
 from graftax._base.errors import GraftaxError, UnpicklableError
 from graftax._base.missing import MISSING
+from graftax._base.progress_bar import ByteBar
 from graftax._capture.bytecode import is_users, is_users_class, is_users_scope
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
@@ -32,7 +33,9 @@ from graftax._export.holders import value_at
 from graftax._export.programs import settings_tokens
 from graftax._graph.pickling import NAMELESS
 from graftax._graph.structure import Structure, place_name
-from graftax._io import save
+from graftax._io.encode_graph import EncodedGraph
+from graftax._io.save import write_graph
+from graftax._io.tensor import host_bytes, parts_of
 from graftax._jax.arrays import ref_types
 from graftax._jit.leaf_names import leaf_names
 from graftax._record.cells import is_cell, known_cells
@@ -41,6 +44,7 @@ from graftax._record.snapshot import Snapshot
 
 NOT_WRITABLE = "{path}: {value} can be neither written nor found by name in another process: {error}"
 FORMAT = 1
+MOST_BYTES = 50 * 10**9  # of a file, as in `save`
 
 _STATICS, _FUNCTION = 5, int(_core.How.function)  # in the state of a GraphDef
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -68,6 +72,12 @@ def write_calls(path: str, calls: Sequence[Snapshot], what: str, reads: ReadSet 
             "calls": [_call_data(call) for call in calls],
         }
     )
+    leaves = [dict(zip(unique_names(call.graphdef, call.names), call.leaves, strict=True)) for call in calls]
+    content = EncodedGraph({"calls": leaves, "structures": structures}, None, None)
+    digested = (leaf for call in calls for leaf in (*call.leaves, *call.after_leaves))
+    bar = ByteBar(
+        f"writing {os.path.basename(path)}", array_bytes(digested) + array_bytes(a.array for a in content.arrays)
+    )
     known: dict[int, str] = {}  # most arrays are in several calls
     header = {
         "format": FORMAT,
@@ -75,15 +85,19 @@ def write_calls(path: str, calls: Sequence[Snapshot], what: str, reads: ReadSet 
         "name": calls[-1].plan.name,
         "digest": hashlib.sha256(structures).hexdigest(),
         "calls": [
-            {"inputs": leaf_digests(call.leaves, known), "results": _results(call, known), "raised": call.raised}
+            {
+                "inputs": leaf_digests(call.leaves, known, bar.add),
+                "results": _results(call, known, bar.add),
+                "raised": call.raised,
+            }
             for call in calls
         ],
         **environment(),
         "script": _script(calls[-1].line) if b"__main__" in structures else None,
         "functions": _functions(function, reads),
     }
-    leaves = [dict(zip(unique_names(call.graphdef, call.names), call.leaves, strict=True)) for call in calls]
-    save(path, {"calls": leaves, "structures": structures}, metadata={"recorded": json.dumps(header)})
+    texts = {"recorded": json.dumps(header)}
+    write_graph(os.path.realpath(path), content.to_json(), content.arrays, texts, MOST_BYTES, bar.add)
 
 
 def unique_names(graphdef: _core.GraphDef, roots: tuple[str, ...]) -> list[str]:
@@ -159,20 +173,28 @@ def _state(graphdef: _core.GraphDef, names: tuple[str, ...]) -> tuple[Any, ...]:
 # ---- what a replay compares
 
 
-def leaf_digests(leaves: Sequence[Any], known: dict[int, str] | None = None) -> list[str]:
+def array_bytes(leaves: Iterable[Any]) -> int:
+    """The bytes of all arrays among some leaves, each counted once."""
+    return sum({id(leaf): getattr(leaf, "nbytes", 0) for leaf in leaves}.values())
+
+
+def leaf_digests(
+    leaves: Sequence[Any], known: dict[int, str] | None = None, done: Callable[[int], Any] | None = None
+) -> list[str]:
     """A text for each leaf that is the same for the same bits.
 
     Args:
         known: those of leaves that are held meanwhile, by id; these are added.
+        done: is called with the number of bytes after each part of an array.
     """
     known = {} if known is None else known
     for leaf in leaves:
         if id(leaf) not in known:
-            known[id(leaf)] = _leaf_digest(leaf)
+            known[id(leaf)] = _leaf_digest(leaf, done)
     return [known[id(leaf)] for leaf in leaves]
 
 
-def _leaf_digest(leaf: Any) -> str:
+def _leaf_digest(leaf: Any, done: Callable[[int], Any] | None) -> str:
     if isinstance(leaf, _PLAIN):
         return f"{type(leaf).__name__} {leaf!r}"
     content = leaf[...] if isinstance(leaf, ref_types) else leaf
@@ -180,22 +202,30 @@ def _leaf_digest(leaf: Any) -> str:
         return ""
     if isinstance(content, jax.Array) and jax.numpy.issubdtype(content.dtype, jax.dtypes.prng_key):
         content = jax.random.key_data(content)
-    host = np.ascontiguousarray(np.asarray(content))
-    text = f"{host.dtype}[{','.join(map(str, np.shape(content)))}]"
-    value = f" {host.reshape(-1)[0]!s}" if host.size == 1 else ""
-    return f"{text}{value} {hashlib.sha256(host.reshape(-1).view(np.uint8)).hexdigest()[:16]}"
+    text = f"{content.dtype}[{','.join(map(str, np.shape(content)))}]"
+    value = f" {np.asarray(content).reshape(-1)[0]!s}" if content.size == 1 else ""
+    digest = hashlib.sha256()
+    for part in parts_of(host_bytes(content, content.dtype)):
+        digest.update(part)
+        if done is not None:
+            done(part.size)
+    return f"{text}{value} {digest.hexdigest()[:16]}"
 
 
 def results_data(
-    graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[Any], known: dict[int, str] | None = None
+    graphdef: _core.GraphDef,
+    names: tuple[str, ...],
+    leaves: Sequence[Any],
+    known: dict[int, str] | None = None,
+    done: Callable[[int], Any] | None = None,
 ) -> dict[str, Any]:
-    """What is compared of the results of a call: the structure, and each leaf by its name. `known`: as above."""
-    digests = dict(zip(unique_names(graphdef, names), leaf_digests(leaves, known), strict=True))
+    """The structure of the results of a call, and a digest of each leaf by its name; see `leaf_digests`."""
+    digests = dict(zip(unique_names(graphdef, names), leaf_digests(leaves, known, done), strict=True))
     return {"structure": graphdef.fingerprint(), "leaves": digests}
 
 
-def _results(call: Snapshot, known: dict[int, str]) -> dict[str, Any] | None:
-    return None if call.after is None else results_data(call.after, call.after_names, call.after_leaves, known)
+def _results(call: Snapshot, known: dict[int, str], done: Callable[[int], Any]) -> dict[str, Any] | None:
+    return None if call.after is None else results_data(call.after, call.after_names, call.after_leaves, known, done)
 
 
 # ---- what a call depends on besides

@@ -22,15 +22,19 @@ import jax
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
+from graftax._base.progress_bar import ByteBar
 from graftax._capture.bytecode import content, fill
 from graftax._capture.origin import Origin
 from graftax._export.digest import code_digest
 from graftax._export.holders import value_at
 from graftax._graph.pickling import graphdef_from_state
-from graftax._io import LoadError, load, peek
+from graftax._io import LoadError, peek
+from graftax._io.load import load_stored
+from graftax._io.placement import StoredArray
+from graftax._io.reader import Source
 from graftax._jit.auto_donation import is_gone
 from graftax._jit.jitted import Jitted
-from graftax._record.call_file import FORMAT, environment, leaf_digests, results_data, unique_names
+from graftax._record.call_file import FORMAT, array_bytes, environment, leaf_digests, results_data, unique_names
 from graftax._record.cells import Cell, known_cells, load_cells
 from graftax._record.code_pickle import CodeName, find_code, loads, main_file
 from graftax._record.nonfinite import NonfiniteReport, nonfinite
@@ -47,6 +51,8 @@ CHANGED = "{name} has changed since the call was recorded: line {line} was {old!
 CHANGED_SOMEHOW = "{name} has changed since the call was recorded"
 DIFFERENT = "{name} was {recorded}, is {here}"
 SET = "{name} is {here!r} in its module; it is set to {recorded!r}, as it was recorded"
+
+LARGE = 1 << 20  # bytes of an array whose pages are given back once it is copied
 
 _MISSING_TEXT = "nothing"
 
@@ -107,17 +113,29 @@ class RecordedCalls:
         self.header = _header(self.path)
         self._undo: list[Callable[[], Any]] = []
         self.notes = list(_prepare(self.header, self._undo))
-        content = load(self.path)
+        self._source = Source(self.path)
+        content = load_stored(self._source)
         if hashlib.sha256(content["structures"]).hexdigest() != self.header["digest"]:
             raise LoadError(DAMAGED.format(path=self.path, what="the structures"))
-        self._leaves: list[dict[str, Any]] = content["calls"]
-        known: dict[int, str] = {}
-        for call, leaves in zip(self.header["calls"], self._leaves, strict=True):
-            if leaf_digests(list(leaves.values()), known) != call["inputs"]:
-                raise LoadError(DAMAGED.format(path=self.path, what="the arrays"))
+        self._leaves: list[list[Any]] = [list(leaves.values()) for leaves in content["calls"]]
+        self._check_arrays()
         self._data = self._load_structures(content["structures"])
         self.notes += _changed_functions(self.header["functions"])
         self.notes += _set_constants(self._data["constants"], self._undo)
+
+    def _check_arrays(self) -> None:
+        """Reads all arrays once, and leaves them in the file."""
+        calls = [[leaf.host if isinstance(leaf, StoredArray) else leaf for leaf in leaves] for leaves in self._leaves]
+        bar = ByteBar(f"reading {os.path.basename(self.path)}", array_bytes(itertools.chain(*calls)))
+
+        def read(count: int) -> None:
+            self._source.release()
+            bar.add(count)
+
+        known: dict[int, str] = {}
+        for call, leaves in zip(self.header["calls"], calls, strict=True):
+            if leaf_digests(leaves, known, read) != call["inputs"]:
+                raise LoadError(DAMAGED.format(path=self.path, what="the arrays"))
 
     def _load_structures(self, structures: bytes) -> dict[str, Any]:
         name, changed = self.header["name"], list[CodeName]()
@@ -148,7 +166,7 @@ class RecordedCalls:
         """
         call = self._data["calls"][number]
         try:
-            leaves = _placed(list(self._leaves[number].values()), call["shardings"])
+            leaves = list(self._placed(number, dict(call["shardings"])))
             roots = _core.unflatten_roots(graphdef_from_state(call["graphdef"]), leaves)
         except Exception as error:  # a class has changed, or there are fewer devices
             error_line = f"its arguments cannot be rebuilt: {error_text(error)}"
@@ -172,6 +190,16 @@ class RecordedCalls:
         prepared.current = lambda: (*inner, *(_now(origin, value) for origin, value in captured))
         _restore_random(prepared, call["draws"], plain)
         return prepared
+
+    def _placed(self, number: int, shardings: dict[int, Any]) -> Iterator[Any]:
+        """Copies of the leaves, which the call may change or delete; those that were put on devices are there again."""
+        for i, leaf in enumerate(self._leaves[number]):
+            copy = kept_leaf(leaf.value() if isinstance(leaf, StoredArray) else leaf, True)
+            placed = jax.device_put(copy, shardings[i]) if i in shardings else copy
+            if isinstance(leaf, StoredArray) and leaf.host.nbytes >= LARGE:
+                jax.block_until_ready(copy)
+                self._source.release()
+            yield placed
 
     def run(self, number: int, plain: bool = False) -> Outcome:
         """Runs a call again, and compares what it does with what was recorded."""
@@ -305,14 +333,6 @@ def _set_constants(constants: Sequence[tuple[Any, str, Any]], undo: list[Callabl
 
 
 # ---- the inputs of a call
-
-
-def _placed(leaves: list[Any], shardings: Sequence[tuple[int, Any]]) -> list[Any]:
-    """Copies of the leaves, which the call may change or delete; those that were put on devices are there again."""
-    leaves = [kept_leaf(leaf, True) for leaf in leaves]
-    for i, sharding in shardings:
-        leaves[i] = jax.device_put(leaves[i], sharding)
-    return leaves
 
 
 def _with_cells(function: types.FunctionType, cells: dict[str, types.CellType]) -> types.FunctionType:
