@@ -12,11 +12,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 import graftax
 from graftax.__main__ import main
+from graftax._record import replay
+from graftax._record.replay import RecordedCalls
 
 SCRIPT = Path(__file__).parents[1] / "support" / "recorded_script.py"
 CASES = {
@@ -122,6 +125,26 @@ def test_what_a_replay_prints(capsys: pytest.CaptureFixture[str], file: Path):
     status, text = replayed(capsys, file, "--plain")
     assert status in (0, 1) and "call 2 of 2" in text and "not finite: return" in text
     assert "div of 0 and 0 is nan at test_replay.py" in replayed(capsys, file, "--where")[1]
+
+
+def test_calls_are_equal_after_jax_has_forgotten_its_programs(file: Path):
+    recorded = RecordedCalls(file)
+    first = [recorded.run(i) for i in range(2)]
+    jax.clear_caches()
+    again = [recorded.run(i) for i in range(2)]
+    assert [outcome.differences for outcome in (*first, *again)] == [[]] * 4
+    assert again[1].nonfinite == first[1].nonfinite == ["return"]
+
+
+def test_byte_code_of_another_python_is_no_change(file: Path, monkeypatch: pytest.MonkeyPatch):
+    assert RecordedCalls(file).notes == []
+    monkeypatch.setattr(replay, "code_digest", lambda _: "of other byte code")
+    assert RecordedCalls(file).notes == ["norm has changed since the call was recorded"]
+    monkeypatch.setattr(replay, "PYTHON", "3.1")  # this process is another one than that of the file
+    assert RecordedCalls(file).notes == []
+    monkeypatch.setattr(replay, "source_of", lambda _: "def norm(x: Any) -> Any:\n    return x\n")
+    (note,) = RecordedCalls(file).notes
+    assert re.search(r"line \d+ was 'return x / jnp.sqrt\(\(x \* x\).sum\(\)\)', is 'return x'", note)
 
 
 def test_where_shows_the_line_of_an_exception(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -268,7 +268,7 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes_in(constant)
 
 
-def source_of(function: types.FunctionType) -> str:
+def source_of(function: types.FunctionType | types.CodeType) -> str:
     """The source text of a function; empty where there is none."""
     try:
         return inspect.getsource(function)

@@ -7,7 +7,6 @@ import ast
 import contextlib
 import functools
 import hashlib
-import inspect
 import itertools
 import json
 import os
@@ -36,7 +35,7 @@ from graftax._jit.auto_donation import is_gone
 from graftax._jit.jitted import Jitted
 from graftax._record.call_file import FORMAT, array_bytes, environment, leaf_digests, results_data, unique_names
 from graftax._record.cells import Cell, known_cells, load_cells
-from graftax._record.code_pickle import CodeName, find_code, loads, main_file
+from graftax._record.code_pickle import CodeName, find_code, loads, main_file, source_of
 from graftax._record.nonfinite import NonfiniteReport, nonfinite
 from graftax._record.origin_marks import are_finite
 from graftax._record.recorder import Paused
@@ -52,6 +51,7 @@ CHANGED_SOMEHOW = "{name} has changed since the call was recorded"
 DIFFERENT = "{name} was {recorded}, is {here}"
 SET = "{name} is {here!r} in its module; it is set to {recorded!r}, as it was recorded"
 
+PYTHON = ".".join(map(str, sys.version_info[:2]))
 LARGE = 1 << 20  # bytes of an array whose pages are given back once it is copied
 
 _MISSING_TEXT = "nothing"
@@ -120,7 +120,7 @@ class RecordedCalls:
         self._leaves: list[list[Any]] = [list(leaves.values()) for leaves in content["calls"]]
         self._check_arrays()
         self._data = self._load_structures(content["structures"])
-        self.notes += _changed_functions(self.header["functions"])
+        self.notes += _changed_functions(self.header)
         self.notes += _set_constants(self._data["constants"], self._undo)
 
     def _check_arrays(self) -> None:
@@ -297,23 +297,24 @@ def _change_setting(name: str, text: str, undo: list[Callable[[], Any]]) -> bool
     return True
 
 
-def _changed_functions(functions: Sequence[dict[str, str]]) -> Iterator[str]:
-    for recorded in functions:
+def _changed_functions(header: dict[str, Any]) -> Iterator[str]:
+    is_same_python = header["versions"]["python"].startswith(f"{PYTHON}.")
+    for recorded in header["functions"]:
         name = CodeName(recorded["module"], recorded["name"], int(recorded["line"]), recorded["digest"])
         try:
             code = find_code(name)
         except (ImportError, LookupError, OSError, SyntaxError, ValueError) as error:
             yield f"{recorded['name']} is not there any more: {error}"
             continue
-        if code_digest(code) != recorded["digest"]:
-            yield _change_text(recorded, code)
+        if code_digest(code) == recorded["digest"]:
+            continue
+        source = source_of(code)
+        # Each Python has byte code of its own.
+        if is_same_python or not source or source != recorded["source"]:
+            yield _change_text(recorded, code, source)
 
 
-def _change_text(recorded: dict[str, str], code: types.CodeType) -> str:
-    try:
-        source = inspect.getsource(code)
-    except OSError:
-        source = ""
+def _change_text(recorded: dict[str, str], code: types.CodeType, source: str) -> str:
     lines = itertools.zip_longest(recorded["source"].splitlines(), source.splitlines(), fillvalue="")
     for line, (old, new) in enumerate(lines, code.co_firstlineno):
         if old != new and recorded["source"] and source:
