@@ -70,7 +70,7 @@ coverage: $(VENV)/.test $(VENV)/.dev ## how many lines of Python and C++ `make t
 WHOLE ?= --quick
 TESTS ?= $(addprefix tests/,$(or $(TESTED),hazards tree graph/test_commit.py graph/test_failure_points.py graph/test_flatten.py \
   graph/test_graphdef.py graph/test_kept.py jit/test_outcome.py graph/test_partition.py graph/test_path.py graph/test_recording.py jit/test_weakrefs.py \
-  jit/test_writeback.py))
+  jit/test_writeback.py record/test_recorder.py record/test_threads.py))
 define watched
 $(PIP) --no-deps --no-build-isolation --upgrade --target build/$@/site -C build-dir=build/$@/core \
   -C install.strip=false $(BUILT) .
@@ -81,7 +81,7 @@ asan: $(VENV)/.test ## the core's tests with AddressSanitizer, LeakSanitizer and
 	$(watched)
 
 tsan: BUILT = -C cmake.define.GRAFTAX_SANITIZE=thread
-tsan: TESTED = jit/test_threads.py
+tsan: TESTED = jit/test_threads.py record/test_threads.py
 tsan: ALSO = tests/support/threads.py $(THREADS)
 tsan: $(VENV)/.test ## the tests of threads with ThreadSanitizer, then a minute of sixteen threads
 	$(watched)

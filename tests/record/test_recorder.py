@@ -9,7 +9,6 @@ import gc
 import pickle
 import sys
 import tempfile
-import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -415,32 +414,6 @@ def test_wrong_options_are_refused():
         graftax.record(graftax.jit(log_step, check=True))
     with pytest.raises(ValueError, match="nonfinite="):
         graftax.record(log_step, nonfinite="")
-
-
-def test_two_threads_keep_their_own_calls(tmp_path: Path):
-    recorder = graftax.record(log_step, last=40, nonfinite=False, dir=tmp_path)
-    failures: list[Any] = []
-
-    def work(scale: float) -> None:
-        try:
-            model = Model()
-            for i in range(20):
-                recorder(model, jnp.full(2, scale))
-                assert model.steps == i + 1
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(scale,)) for scale in (1.0, 2.0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    recorder.save(tmp_path / "calls")
-    recorded = RecordedCalls(tmp_path / "calls")
-    assert [recorded.run(i).differences for i in range(0, 40, 8)] == [[]] * 5
-    steps = sorted(recorded.prepare(i).args[0].steps for i in range(40))
-    assert steps == sorted([*range(20), *range(20)])
 
 
 def test_arrays_that_a_recorder_holds_are_not_donated_by_themselves(tmp_path: Path):
