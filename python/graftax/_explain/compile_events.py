@@ -82,6 +82,12 @@ def record_ready(table: Entries, entry: _core.Entry, name: str, recording: _core
     table.history.add_ready(variant, cause)
 
 
+def note_reused() -> None:
+    """The trace of the call that this thread is in came to a program that is compiled already."""
+    if _thread.pending is not None:
+        _thread.pending.variant.is_reused = True
+
+
 def finish_trace(table: Entries) -> None:
     """Records a trace that JAX has not compiled, because it is a part of an outer trace. Gives pending warnings."""
     pending = _thread.pending

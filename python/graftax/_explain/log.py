@@ -106,6 +106,7 @@ def record(variant: Variant) -> dict[str, Any]:
             {"kind": c.kind, "path": c.path, "before": c.before, "now": c.now, "text": str(c), "remedy": c.remedy}
             for c in variant.causes
         ],
+        "reused": variant.is_reused,
         **({"repeated": list(variant.repeated)} if variant.repeated else {}),
     }
 
@@ -116,6 +117,7 @@ def headline(variant: Variant) -> str:
     if not parts:
         was_ready = any(cause.kind in ("loaded", "disk", "shared") for cause in variant.causes)
         parts = "nothing was compiled" if was_ready else "as a part of another program"
+    parts += ", and the program that this came to was compiled already" * variant.is_reused
     file, line = variant.where
     return f"{variant.all_seconds:.2f} s ({parts}), called at {code_line(file, line, folder=False)}"
 

@@ -14,6 +14,8 @@ import jax
 import jax.monitoring
 from jax._src import core as _jax_core
 
+from graftax._jax.jaxprs import run_the_same
+
 own_jit = jax.jit  # whatever a program or a test puts in its place later
 
 _STAGES = {
@@ -31,9 +33,26 @@ def on_compile_stages(listener: Any) -> None:
 def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
     """(`traced`, `lowered` or `compiled`; name of the function) of an event of JAX; None for other events."""
     stage, name = _STAGES.get(event), about.get("fun_name")
-    if stage is None or not isinstance(name, str):
+    if stage is None or _unheard.active or not isinstance(name, str):
         return None
     return stage, name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
+
+
+class _Unheard(threading.local):
+    active = False
+
+
+_unheard = _Unheard()
+
+
+@contextlib.contextmanager
+def unheard_stages() -> Generator[None]:
+    """While entered, what JAX does in this thread is no stage of a compilation."""
+    before, _unheard.active = _unheard.active, True
+    try:
+        yield
+    finally:
+        _unheard.active = before
 
 
 _AVAL_LOCK = threading.RLock()
@@ -68,3 +87,17 @@ def pickling_avals() -> Generator[None]:
 def is_cache_retrieval(event: str) -> bool:
     """Does this event say that an executable was read from JAX's own cache? The end of its compilation follows."""
     return event == "/jax/compilation_cache/cache_retrieval_time_sec"
+
+
+def same_executable(first: Any, second: Any) -> bool:
+    """Have two traces (`jit(...).trace(...)`) for equal arguments one executable? False if that is uncertain."""
+    params = [getattr(traced, "_params", None) for traced in (first, second)]
+    if not all(isinstance(each, dict) for each in params):
+        return False
+    return run_the_same(*params)
+
+
+def with_results(stage: Any, out_tree: Any) -> Any:
+    """A compiled stage whose results have another tree. Raises AttributeError where this JAX has it otherwise."""
+    arguments = stage._params.const_args, stage.args_info, out_tree
+    return jax.stages.Compiled(stage._executable, *arguments, no_kwargs=stage._no_kwargs)

@@ -12,6 +12,7 @@ import jax
 import jax.extend.core
 import numpy as np
 
+from graftax._jax.arrays import typed_array_types
 from graftax._jax.equations import is_jaxpr, with_constants, without_constants
 
 # From a Jaxpr with constants to the canonical one without.
@@ -19,6 +20,11 @@ _BARE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # From there to the Jaxpr that was opened last: rebuilding with the same constants returns it.
 _OPENED: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 _CANONICAL: dict[Any, list[weakref.ref[Any]]] = {}
+
+# Equations with rules for their derivatives, and the parameters that are such rules.
+_WITH_RULES = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+_RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
+_OF_NUMPY: Any = (np.ndarray, np.generic, *typed_array_types)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[tuple[Any, ...], Any]:
@@ -82,8 +88,12 @@ def _forget(key: Any, ref: weakref.ref[Any]) -> None:
             _CANONICAL.pop(key, None)
 
 
-def are_equal_jaxprs(first: Any, second: Any) -> bool:
-    """Do they have the same equations, up to the names of variables? False if that is uncertain."""
+def are_equal_jaxprs(first: Any, second: Any, for_running: bool = False) -> bool:
+    """Do they have the same equations, up to the names of variables? False if that is uncertain.
+
+    Args:
+        for_running: they will be compiled and run, and not be transformed: rules of derivatives make no difference.
+    """
     if first is second:
         return True
     names: dict[int, int] = {}  # id of a variable of `first` -> id of that of `second`
@@ -93,44 +103,63 @@ def are_equal_jaxprs(first: Any, second: Any) -> bool:
 
     def read(a: Any, b: Any) -> bool:
         if isinstance(a, jax.extend.core.Literal) or isinstance(b, jax.extend.core.Literal):
-            return type(a) is type(b) and a.aval == b.aval and _equal_params(a.val, b.val)
+            return type(a) is type(b) and a.aval == b.aval and _equal_params(a.val, b.val, for_running)
         return names.get(id(a)) == id(b)
 
     def each(test: Any, a: Sequence[Any], b: Sequence[Any]) -> bool:
         return len(a) == len(b) and all(map(test, a, b))
+
+    def params(equation: Any) -> dict[str, Any]:
+        if not (for_running and equation.primitive.name in _WITH_RULES):
+            return equation.params
+        return {name: value for name, value in equation.params.items() if name not in _RULES}
 
     if first.effects or second.effects or not each(bound, first.invars, second.invars):
         return False
     if not each(bound, first.constvars, second.constvars) or len(first.eqns) != len(second.eqns):
         return False
     for a, b in zip(first.eqns, second.eqns, strict=True):
-        is_same = a.primitive is b.primitive and each(read, a.invars, b.invars) and _equal_params(a.params, b.params)
-        if not is_same or a.ctx != b.ctx or not each(bound, a.outvars, b.outvars):
+        if a.primitive is not b.primitive or a.ctx != b.ctx or not each(read, a.invars, b.invars):
+            return False
+        if not _equal_params(params(a), params(b), for_running) or not each(bound, a.outvars, b.outvars):
             return False
     return each(read, first.outvars, second.outvars)
 
 
-def _equal_params(first: Any, second: Any) -> bool:
+def run_the_same(first: Any, second: Any) -> bool:
+    """Is the executable of one of these closed Jaxprs that of the other, too? False if that is uncertain."""
+    return _equal_params(first, second, True)
+
+
+def _equal_params(first: Any, second: Any, for_running: bool = False) -> bool:
     """Are two parameters of an equation equal?"""
-    if first is second:
+    if first is second and not (for_running and isinstance(first, _OF_NUMPY)):
         return True
     if type(first) is not type(second):
         return False
     if is_jaxpr(first):
         consts = [getattr(jaxpr, "consts", ()) for jaxpr in (first, second)]
         inner = [getattr(jaxpr, "jaxpr", jaxpr) for jaxpr in (first, second)]
-        return _all_equal(*consts) and are_equal_jaxprs(*inner)
+        return _all_equal(*consts, for_running) and are_equal_jaxprs(*inner, for_running)
     if isinstance(first, tuple | list):
-        return _all_equal(first, second)  # pyright: ignore[reportUnknownArgumentType]
+        return _all_equal(first, second, for_running)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(_equal_params(first[key], second[key]) for key in first)  # pyright: ignore
-    if isinstance(first, np.ndarray | np.generic):
-        return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+        same_keys = first.keys() == second.keys()  # pyright: ignore[reportUnknownMemberType]
+        return same_keys and all(_equal_params(first[key], second[key], for_running) for key in first)  # pyright: ignore
+    if isinstance(first, _OF_NUMPY):
+        one, other = np.asarray(first), np.asarray(second)
+        if for_running and one.flags.writeable and (one.ndim or np.may_share_memory(one, other)):
+            return False  # it may have been changed in place since it was compiled
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(first, float | complex):
+        return repr(first) == repr(second)
     try:
         return (first == second) is True
     except Exception:  # raised by the `__eq__` of a user's class
         return False
 
 
-def _all_equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(_equal_params, first, second))
+def _all_equal(first: Sequence[Any], second: Sequence[Any], for_running: bool = False) -> bool:
+    return len(first) == len(second) and all(
+        _equal_params(a, b, for_running) for a, b in zip(first, second, strict=True)
+    )

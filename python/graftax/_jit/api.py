@@ -126,8 +126,8 @@ def jit(
         check: runs the plain function alongside each call, on copies. A `CheckError` names the first difference in
             result, arguments, exception, print or warnings. For debugging, in one thread.
         progress: with True, a call that compiles reports on standard error what it has done and how long each part
-            took: recorded, traced, lowered, compiled, or failed. A function is called instead, as
-            `progress(part, seconds)`.
+            took: recorded, traced, lowered, compiled, reused (an equal program was compiled before), or failed. A
+            function is called instead, as `progress(part, seconds)`.
         warn_impure: gives an `ImpureCallWarning` if your code makes a call that a compiled function cannot repeat:
             `time`, `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what
             to write instead. With `check=True` there is no warning: the check compares the effects of such calls.

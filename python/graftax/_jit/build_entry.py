@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax.tree_util import SequenceKey
@@ -15,6 +15,7 @@ from graftax._jax.compilation import own_jit
 from graftax._jit import program_store
 from graftax._jit.auto_donation import Donor
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
+from graftax._jit.equal_programs import reusing
 from graftax._jit.leaf_names import LeafNames
 from graftax._jit.multihost_check import CrossHostCheck
 from graftax._jit.multihost_rendezvous import compares_hosts
@@ -26,12 +27,13 @@ from graftax._sharding.leaf_shardings import Shardings
 _MANY = 32  # leaves
 
 
-def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
+def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_core.Entry] = ()) -> _core.Entry:
     """Makes the cache entry of one structure, with its `jax.jit` object. Nothing is traced yet.
 
     Args:
         call: the one that needs the entry.
         staged: the entry will be lowered or traced and never called.
+        earlier: entries whose programs it runs where it comes to the same.
     """
     layout, recording, numbers = call.layout, call.recording, call.numbers
     plan = call.plan.without_objects(call.roots, layout)
@@ -62,6 +64,8 @@ def build_entry(call: RecordedCall, staged: bool = False) -> _core.Entry:
     placed = options.in_shardings is not None or may_use_mesh(recording)
     if options.out_shardings is None and (options.by_value or not placed):
         compiled: Any = own_jit(flat_program, **jit_options)
+        if not (staged or options.donates_proven or donation_warnings is not None or compares_hosts()):
+            compiled = reusing(plan.name, compiled, earlier, weak, tupled)
     else:
         symbols = numbers.leaves if numbers is not None else ()
         compiled = OutputPlacement(plan, layout, graphdef, flat_program, jit_options, outcomes, tupled, symbols)

@@ -85,6 +85,7 @@ class FunctionTable(_core.Table):
         super().__init__()
         self.maxsize = options.cache_size
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
+        self.outgrown: list[_core.Entry] = []  # of fewer roots, until the next trace has been compared with them
         self.advice = Advice()
         self.history = History()
         self.loaded: LoadedPrograms | None = None  # from `load_compiled`, or from the cache on disk
@@ -146,6 +147,7 @@ class FunctionTable(_core.Table):
         if self._roots != roots:
             self._roots = roots
             self.generation += 1
+            self.outgrown = list(self.entries.values())
             self.clear_entries()
         return self.reads.origins
 
@@ -227,6 +229,10 @@ class FunctionTable(_core.Table):
         self.entries.clear()
         self._forget_all()
 
+    def earlier_entries(self) -> list[_core.Entry]:
+        """What was traced for this function, or an equal one: programs that a new entry may come to, too."""
+        return [*self.entries.values(), *self.outgrown, *self.inherited, *self.sharing.entries()]
+
     def make_numpy_constant(self, recording: _core.Recording, arguments: Set[int]) -> bool:
         """From now on captured NumPy arrays, and defaults, are constants. False: they are, or there are none.
 
@@ -257,6 +263,7 @@ class FunctionTable(_core.Table):
 
     def clear(self) -> None:
         self.clear_entries()
+        self.outgrown = []
         self.stop_sharing()  # for a new read set, because the old one keeps classes and functions alive
         self.advice, self.warned_of_lost_sharing, self.has_warned = Advice(), False, False
         self.unrepeated = CodeSet()

@@ -47,6 +47,13 @@ class _Report:
         return sys.exception() is not self._during
 
 
+def report_reused(name: str) -> None:
+    """The call of this thread that was traced last needs nothing more: its program is compiled already."""
+    reports: list[_Report] = _active_reports.__dict__.get("reports", [])
+    if reports and reports[-1].is_of(name):
+        reports.pop().finish_stage("reused", 0.0)
+
+
 def _listen() -> None:
     global _is_listening
     with _listen_lock:
@@ -82,7 +89,7 @@ class _PrintProgress:
     def __call__(self, stage: str, seconds: float) -> None:
         self._total += seconds
         next_stage = NEXT_STAGE.get(stage)
-        total = f"; {self._total:.2f} s in all" if stage == "compiled" else ""
+        total = f"; {self._total:.2f} s in all" if stage in ("compiled", "reused") else ""
         live = sys.stderr.isatty()
         text = f"{self._name}: {stage} {'after' if stage == 'failed' else 'in'} {seconds:.2f} s{total}"
         print(f"\r\x1b[K{text}" if live else text, file=sys.stderr)

@@ -313,7 +313,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         table.advice.captured(call.plan.name, recording.leaves, recording.graphdef, recording.names, call.arguments)
 
     def _build(self, call: RecordedCall) -> _core.Entry:
-        return build_entry(call)
+        return build_entry(call, earlier=self._table.earlier_entries())
 
     def _with_symbols(self, call: RecordedCall, opened: _core.Opened, shapes: bool = False) -> RecordedCall:
         """The call with symbolic numbers, if it differs from others only in Python numbers; else as it is."""
@@ -396,6 +396,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
         """The reads that an entry which was just traced depends on. The core calls this after a trace."""
         self._note_traced(entry)
+        self._table.outgrown = []
         compile_events.finish_trace(self._table)
         if entry.host is None:
             self._table.numbers.settle()

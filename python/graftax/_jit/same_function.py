@@ -172,6 +172,10 @@ class Sharing:
                 return entry
         return None
 
+    def entries(self) -> list[_core.Entry]:
+        """Those of all its functions."""
+        return list(self._entries.values())
+
     def discard(self, entry: _core.Entry) -> None:
         """No other function takes over this entry from now on: a table has dropped it."""
         with _LOCK:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace that comes to a program which is compiled already runs that: nothing is lowered or compiled.
+
+So it is where a class or a helper is defined again, or a static value or a branch changes what Python does and not
+what is computed. The function is traced, and its equations are compared with those of earlier entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+
+from graftax import _core
+from graftax._explain import ArraySignature, array_signatures, compile_events
+from graftax._jax import fast_dispatch
+from graftax._jax.compilation import same_executable, unheard_stages, with_results
+from graftax._jax.part_programs import runs_foreign_code
+from graftax._jax.tracebacks import boundary
+from graftax._jit.compile_progress import report_reused
+
+_MOST_COMPARED = 16  # earlier entries
+
+
+class _Reused(NamedTuple):
+    """An executable of an earlier entry: the leaves and settings of JAX that it is for."""
+
+    signatures: tuple[ArraySignature, ...]
+    settings: dict[str, Any]
+    stage: Any
+
+
+class Reusing:
+    """The `jax.jit` object of an entry, which runs an executable of `earlier` entries where its trace is equal.
+
+    Args:
+        name: of the function.
+        compiled: the `jax.jit` object. Its interface is this one's.
+        earlier: the entries, the likeliest first; held weakly.
+        tupled: it takes its leaves as one tuple.
+    """
+
+    def __init__(self, name: str, compiled: Any, earlier: Iterable[_core.Entry], tupled: bool) -> None:
+        self._name, self._compiled, self._tupled = name, compiled, tupled
+        self._earlier = [weakref.ref(entry) for entry in earlier]
+        self._reused: list[_Reused] = []
+        self._is_first = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_compiled", "_reused"):  # before __init__
+            raise AttributeError(name)
+        return getattr(self._compiled, name)
+
+    @boundary
+    def __call__(self, *arguments: Any) -> Any:
+        if not (self._is_first or self._reused) or jax.config.jax_debug_nans or jax.config.jax_debug_infs:
+            return self._compiled(*arguments)
+        leaves = arguments[0] if self._tupled else arguments
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self._compiled(*arguments)
+        stage = self.stage_for(leaves)
+        if stage is None:
+            stage = self._find(arguments, leaves)
+            self._is_first = False
+        return self._compiled(*arguments) if stage is None else stage(*arguments)
+
+    def stage_for(self, leaves: Sequence[Any]) -> Any:
+        """The executable of an earlier entry for leaves like these, or None."""
+        if not self._reused:
+            return None
+        signatures, settings = array_signatures(leaves), fast_dispatch.settings_of_traces()
+        return next((r.stage for r in self._reused if r.signatures == signatures and r.settings == settings), None)
+
+    def _find(self, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+        """The executable of an earlier entry whose trace for such arguments is equal to that of this entry, or None."""
+        traced = self._compiled.trace(*arguments)  # the call uses this trace, too
+        if runs_foreign_code(traced.jaxpr):
+            return None
+        for reference in self._earlier:
+            entry = reference()
+            # Where it has no trace for them, its flat function refuses: it is traced in its own calls alone.
+            with contextlib.suppress(Exception):
+                with unheard_stages():
+                    is_same = entry is not None and same_executable(traced, entry.compiled.trace(*arguments))
+                if entry is not None and is_same:
+                    stage = with_results(_stage_of(entry, arguments, leaves), jax.tree.structure(traced.out_info))
+                    self._reused.append(_Reused(array_signatures(leaves), fast_dispatch.settings_of_traces(), stage))
+                    compile_events.note_reused()
+                    report_reused(self._name)
+                    return stage
+        return None
+
+
+def _stage_of(entry: _core.Entry, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+    """The executable that an entry has for such arguments. It is compiled already, or here."""
+    stage = entry.compiled.stage_for(leaves) if isinstance(entry.compiled, Reusing) else None
+    return entry.compiled.lower(*arguments).compile() if stage is None else stage
+
+
+def reusing(name: str, compiled: Any, earlier: Iterable[_core.Entry], graphdef: _core.GraphDef, tupled: bool) -> Any:
+    """The `jax.jit` object of a new entry, which looks at these earlier entries where some have as many leaves."""
+    traced = {id(entry): entry for entry in earlier if entry.outcomes and entry.tupled is tupled}
+    alike = [entry for entry in traced.values() if entry.graphdef.num_leaves == graphdef.num_leaves]
+    newest = sorted(alike, key=lambda entry: entry.used, reverse=True)[:_MOST_COMPARED]
+    return Reusing(name, compiled, newest, tupled) if newest else compiled
