@@ -31,9 +31,9 @@ def test_each_part_of_a_first_call_is_told_once_and_nothing_after_it():
     step(state, jnp.ones(3))
     assert len(told) == 4
     step({"w": jnp.ones(3), "new": 1}, jnp.ones(3))
-    assert [part for part, _ in told[4:]] == ["recorded", "traced", "reused"]
+    assert [part for part, _ in told[4:]] == ["recorded", "traced", "lowered", "reused"]
     step({"w": jnp.ones(3), "new": jnp.ones(1)}, jnp.ones(3))
-    assert [part for part, _ in told[7:]] == PARTS
+    assert [part for part, _ in told[8:]] == PARTS
 
 
 def test_functions_in_each_other_are_told_apart():

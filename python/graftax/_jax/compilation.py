@@ -90,7 +90,10 @@ def is_cache_retrieval(event: str) -> bool:
 
 
 def same_executable(first: Any, second: Any) -> bool:
-    """Have two traces (`jit(...).trace(...)`) for equal arguments one executable? False if that is uncertain."""
+    """Have two traces (`jit(...).trace(...)`) for equal arguments one executable, if no constant was changed in place?
+
+    False if that is uncertain.
+    """
     params = [getattr(traced, "_params", None) for traced in (first, second)]
     if not all(isinstance(each, dict) for each in params):
         return False

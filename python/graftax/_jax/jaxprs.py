@@ -127,20 +127,20 @@ def are_equal_jaxprs(first: Any, second: Any, for_running: bool = False) -> bool
 
 
 def run_the_same(first: Any, second: Any) -> bool:
-    """Is the executable of one of these closed Jaxprs that of the other, too? False if that is uncertain."""
+    """Do two closed Jaxprs run alike, with the constants that they have now? False if that is uncertain."""
     return _equal_params(first, second, True)
 
 
 def _equal_params(first: Any, second: Any, for_running: bool = False) -> bool:
     """Are two parameters of an equation equal?"""
-    if first is second and not (for_running and isinstance(first, _OF_NUMPY)):
+    if first is second:
         return True
     if type(first) is not type(second):
         return False
     if is_jaxpr(first):
-        consts = [getattr(jaxpr, "consts", ()) for jaxpr in (first, second)]
         inner = [getattr(jaxpr, "jaxpr", jaxpr) for jaxpr in (first, second)]
-        return _all_equal(*consts, for_running) and are_equal_jaxprs(*inner, for_running)
+        same_consts = _all_equal(getattr(first, "consts", ()), getattr(second, "consts", ()), for_running)
+        return same_consts and are_equal_jaxprs(inner[0], inner[1], for_running)
     if isinstance(first, tuple | list):
         return _all_equal(first, second, for_running)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(first, dict):
@@ -148,8 +148,6 @@ def _equal_params(first: Any, second: Any, for_running: bool = False) -> bool:
         return same_keys and all(_equal_params(first[key], second[key], for_running) for key in first)  # pyright: ignore
     if isinstance(first, _OF_NUMPY):
         one, other = np.asarray(first), np.asarray(second)
-        if for_running and one.flags.writeable and (one.ndim or np.may_share_memory(one, other)):
-            return False  # it may have been changed in place since it was compiled
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(first, float | complex):
         return repr(first) == repr(second)

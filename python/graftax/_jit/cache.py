@@ -20,7 +20,7 @@ from graftax._capture.read_set_numbers import OfSymbols
 from graftax._explain import History, compile_events
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options
-from graftax._jit.same_function import Sharing, leave, sharing_of
+from graftax._jit.same_function import Sharing, entries_before_edit, leave, sharing_of
 from graftax._jit.slow_input_warnings import Advice
 
 IDENTITY_COLLECTED = "an object that was compared by identity no longer exists"
@@ -98,6 +98,7 @@ class FunctionTable(_core.Table):
         self.repeated_parts: dict[int, list[str]] = {}  # what a trace has shared, by id(Outcome)
         self._make_read_set = read_set_factory(options)
         self._join(sharing_of(function, options, self._make_read_set))
+        self.before_edit = entries_before_edit(function, options)
         self.impure_calls_only = Overheard()
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
@@ -231,7 +232,7 @@ class FunctionTable(_core.Table):
 
     def earlier_entries(self) -> list[_core.Entry]:
         """What was traced for this function, or an equal one: programs that a new entry may come to, too."""
-        return [*self.entries.values(), *self.outgrown, *self.inherited, *self.sharing.entries()]
+        return [*self.entries.values(), *self.outgrown, *self.inherited, *self.sharing.entries(), *self.before_edit]
 
     def make_numpy_constant(self, recording: _core.Recording, arguments: Set[int]) -> bool:
         """From now on captured NumPy arrays, and defaults, are constants. False: they are, or there are none.
@@ -263,7 +264,7 @@ class FunctionTable(_core.Table):
 
     def clear(self) -> None:
         self.clear_entries()
-        self.outgrown = []
+        self.outgrown, self.before_edit = [], []
         self.stop_sharing()  # for a new read set, because the old one keeps classes and functions alive
         self.advice, self.warned_of_lost_sharing, self.has_warned = Advice(), False, False
         self.unrepeated = CodeSet()

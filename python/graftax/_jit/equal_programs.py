@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace that comes to a program which is compiled already runs that: nothing is lowered or compiled.
+"""A trace that comes to a program which is compiled already runs that: XLA has nothing to do.
 
 So it is where a class or a helper is defined again, or a static value or a branch changes what Python does and not
-what is computed. The function is traced, and its equations are compared with those of earlier entries.
+what is computed. The function is traced and lowered, and compared with what earlier entries were compiled from.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from graftax._jax.compilation import same_executable, unheard_stages, with_resul
 from graftax._jax.part_programs import runs_foreign_code
 from graftax._jax.tracebacks import boundary
 from graftax._jit.compile_progress import report_reused
+from graftax._jit.multihost_check import program_text
 
 _MOST_COMPARED = 16  # earlier entries
 
@@ -76,29 +76,32 @@ class Reusing:
         return next((r.stage for r in self._reused if r.signatures == signatures and r.settings == settings), None)
 
     def _find(self, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
-        """The executable of an earlier entry whose trace for such arguments is equal to that of this entry, or None."""
+        """The executable of an earlier entry whose program for such arguments is that of this entry, or None."""
         traced = self._compiled.trace(*arguments)  # the call uses this trace, too
         if runs_foreign_code(traced.jaxpr):
             return None
         for reference in self._earlier:
             entry = reference()
-            # Where it has no trace for them, its flat function refuses: it is traced in its own calls alone.
-            with contextlib.suppress(Exception):
-                with unheard_stages():
-                    is_same = entry is not None and same_executable(traced, entry.compiled.trace(*arguments))
-                if entry is not None and is_same:
-                    stage = with_results(_stage_of(entry, arguments, leaves), jax.tree.structure(traced.out_info))
-                    self._reused.append(_Reused(array_signatures(leaves), fast_dispatch.settings_of_traces(), stage))
-                    compile_events.note_reused()
-                    report_reused(self._name)
-                    return stage
+            if entry is None:
+                continue
+            try:
+                with unheard_stages():  # where it has no trace for them, its flat function refuses
+                    found = entry.compiled.trace(*arguments)
+                if not same_executable(traced, found):
+                    continue
+                lowered, found = self._compiled.lower(*arguments), found.lower()
+                # Constants may have been changed in place since. The text has them as they were.
+                if program_text(lowered) != program_text(found):
+                    continue
+                stage = entry.compiled.stage_for(leaves) if isinstance(entry.compiled, Reusing) else None
+                stage = with_results(stage or found.compile(), jax.tree.structure(traced.out_info))
+            except Exception:  # what cannot be compared is compiled
+                continue
+            self._reused.append(_Reused(array_signatures(leaves), fast_dispatch.settings_of_traces(), stage))
+            compile_events.note_reused()
+            report_reused(self._name)
+            return stage
         return None
-
-
-def _stage_of(entry: _core.Entry, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
-    """The executable that an entry has for such arguments. It is compiled already, or here."""
-    stage = entry.compiled.stage_for(leaves) if isinstance(entry.compiled, Reusing) else None
-    return entry.compiled.lower(*arguments).compile() if stage is None else stage
 
 
 def reusing(name: str, compiled: Any, earlier: Iterable[_core.Entry], graphdef: _core.GraphDef, tupled: bool) -> Any:

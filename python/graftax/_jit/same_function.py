@@ -213,6 +213,17 @@ def sharing_of(function: Any, options: Options, make_read_set: Callable[[], Read
         return sharing
 
 
+def entries_before_edit(function: Any, options: Options) -> list[_core.Entry]:
+    """What functions of the same name, with other code, were compiled to: an edit need not change every program."""
+    key = _key_of(function, options)
+    if key is None:
+        return []
+    with _LOCK:
+        others = [sharing for known, sharing in list(_SHARINGS.items()) if known[1:] == key[1:] and known != key]
+    entries = {id(entry): entry for sharing in others for entry in sharing.impersonal}
+    return sorted(entries.values(), key=lambda entry: entry.used, reverse=True)[:_MOST_IDLE_ENTRIES]
+
+
 def leave(sharing: Sharing) -> None:
     """No function joins this sharing from now on."""
     with _LOCK:
