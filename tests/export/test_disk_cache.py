@@ -21,6 +21,7 @@ import pytest
 import graftax
 import shipped_functions
 from graftax._base.whole_file import alone_in
+from graftax._jax import cache_of_jax
 
 pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
 
@@ -312,17 +313,40 @@ def test_results_of_a_loaded_program_are_of_the_type_of_others(cache):
     assert f.cache_info().disk == 1 and found.aval == plain.aval and found.committed == plain.committed
 
 
-@pytest.mark.quick(0)
-def test_what_jaxs_own_cache_gave_is_not_written(tmp_path):
-    of_jax = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    of_jax |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "JAX_ENABLE_COMPILATION_CACHE": "true"}
-    expected, *_ = in_a_fresh_process("step", tmp_path / "other", **of_jax)
-    for _ in range(2):
-        results, _, traces, disk, _, explained = in_a_fresh_process("step", tmp_path / "ours", **of_jax)
-        assert (results, traces, disk) == (expected, 1, 0)
-        assert "not written: its executable comes from JAX's own cache" in explained
-    results, _, traces, disk, *_ = in_a_fresh_process("step", tmp_path / "other", **of_jax)
-    assert (results, traces, disk) == (expected, 0, 1)
+OF_JAX = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "JAX_ENABLE_COMPILATION_CACHE": "true",
+}
+
+
+@pytest.mark.quick("step")
+@pytest.mark.parametrize("name", ["step", "donating", "wide", "counting"])
+def test_what_jaxs_own_cache_gave_is_written_as_it_lies_there(tmp_path, name):
+    of_jax = OF_JAX | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax")}
+    expected, stages, *_ = in_a_fresh_process(name, tmp_path / "other", **of_jax)
+    results, _, traces, disk, _, explained = in_a_fresh_process(name, tmp_path / "ours", **of_jax)
+    assert (results, traces, disk) == (expected, stages.count("compiled"), 0) and "not written" not in explained
+    for more in (of_jax, {"JAX_ENABLE_COMPILATION_CACHE": "false"}):
+        results, stages, traces, disk, *_ = in_a_fresh_process(name, tmp_path / "ours", **more)
+        assert (results, stages, traces) == (expected, [], 0) and disk > 0
+
+
+def test_what_jaxs_own_cache_has_no_more_cannot_be_written():
+    stage = jax.jit(lambda x: x * 2).lower(jnp.ones(3)).compile()
+    with pytest.raises(graftax.errors.GraftaxError, match="which has it no more"):
+        cache_of_jax.serialize(stage)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_program_that_was_equal_to_another_one_is_written(cache, name):
+    f = graftax.jit(lambda x, name: (x * 7, name))
+    for each in "ab":
+        f(jnp.ones(3), each)
+    cache.flush()
+    f.clear_cache()
+    assert f(jnp.ones(3), name)[1] == name
+    assert f.cache_info().traces == 0 and f.cache_info().disk == 1
 
 
 @pytest.mark.quick(0)

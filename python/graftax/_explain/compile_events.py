@@ -14,6 +14,7 @@ from graftax._capture.read_set import ReadSet
 from graftax._explain import frozen
 from graftax._explain.history import History
 from graftax._explain.variant import Variant
+from graftax._jax.cache_of_jax import note_keys
 from graftax._jax.compilation import compile_stage, is_cache_retrieval, on_compile_stages
 
 
@@ -55,6 +56,7 @@ def listen() -> None:
     global _is_listening
     with _listen_lock:
         if not _is_listening:
+            note_keys()
             on_compile_stages(_on_stage)
             _is_listening = True
 

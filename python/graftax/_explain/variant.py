@@ -67,6 +67,11 @@ class Variant:
         return sum(self.seconds.values())
 
     @property
+    def has_program(self) -> bool:
+        """Has it been compiled in this process, or found to be equal to one that was?"""
+        return "compiled" in self.seconds or self.is_reused
+
+    @property
     def is_live(self) -> bool:
         return self.entry() is not None and not self.dropped
 

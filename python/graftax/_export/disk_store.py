@@ -20,10 +20,10 @@ from graftax._export.preloaded_entries import ProgramsOfFiles
 from graftax._export.programs import Shipped, fitting, settings_tokens, signature_token
 from graftax._export.read_set_data import as_data, key_of_data
 from graftax._export.saved_entry import (
+    OTHER_SETTINGS,
     Saved,
     compiled_programs,
     environment,
-    reason_of,
     refuse_unknown_reads,
     saved_entry,
 )
@@ -94,12 +94,13 @@ class DiskStore:
 
     def keep(self, caller: Any, entry: _core.Entry) -> None:
         table = caller._table
-        variants = [v for v in table.history.variants_of(entry) if "compiled" in v.seconds and not v.on_disk]
+        variants = [v for v in table.history.variants_of(entry) if v.has_program and not v.on_disk]
         if not variants:
             return
         found = f"not found: {self._miss(caller)}"
         for variant in variants:
-            if variant.all_seconds < self.min_seconds:
+            equal = table.history.variants if variant.is_reused else [variant]
+            if max(each.all_seconds for each in equal) < self.min_seconds:
                 variant.on_disk = f"{found}; not written: it took less than {self.min_seconds} s"
                 continue
             try:
@@ -129,7 +130,7 @@ class DiskStore:
         variants = [variant] if host is None else table.history.variants_of(entry)
         programs, compiled = compiled_programs(entry, variants, settings)
         if variant not in compiled:
-            raise GraftaxError(reason_of(variant))
+            raise GraftaxError(OTHER_SETTINGS)
         if host is not None and isinstance(entry.compiled, Shipped):
             programs += entry.compiled.programs
         held = table.reads.reads()

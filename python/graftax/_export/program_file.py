@@ -20,10 +20,10 @@ from graftax._export.preloaded_entries import ProgramsOfFiles
 from graftax._export.programs import Program, settings_tokens
 from graftax._export.read_set_data import as_data, restore
 from graftax._export.saved_entry import (
+    OTHER_SETTINGS,
     Saved,
     compiled_programs,
     environment,
-    reason_of,
     refuse_unknown_reads,
     saved_entry,
 )
@@ -55,8 +55,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
             continue  # an entry for other values of what the code reads, or for other guards
         programs, variants = compiled_programs(entry, table.history.variants, settings)
         if not programs:
-            compiled = [variant for variant in table.history.variants if "compiled" in variant.seconds]
-            reason = reason_of(compiled[-1]) if compiled else reason
+            reason = OTHER_SETTINGS if any(v.has_program for v in table.history.variants) else reason
             continue
         names = variants[-1].names
         try:

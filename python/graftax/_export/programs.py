@@ -12,7 +12,7 @@ import jax.core
 
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, settings_texts
-from graftax._jax import fast_dispatch
+from graftax._jax import cache_of_jax, fast_dispatch
 from graftax._jax.compilation import pickling_avals
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 from graftax._jit.trace import encode
@@ -24,7 +24,8 @@ Token = tuple[Any, ...]
 class Program:
     """One executable: the leaves, settings and devices that it is for, and the parts that JAX loads it from.
 
-    `digest` is the digest of the lowered program, which hosts compare.
+    `digest` is the digest of the lowered program, which hosts compare. `was_retrieved`: JAX has loaded it from its own
+    cache.
     """
 
     signatures: tuple[Token | None, ...]
@@ -33,21 +34,30 @@ class Program:
     digest: str
     stage: Any = None
     parts: tuple[bytes, Any, Any] | None = None
+    was_retrieved: bool = False
 
     @classmethod
-    def from_lowered(cls, lowered: Any, signatures: tuple[Token | None, ...], settings: dict[str, str]) -> Program:
-        stage, program = lowered.compile(), digest(program_text(lowered).encode())
-        return cls(signatures, settings, fast_dispatch.devices_of(stage), program, stage)
+    def from_stage(
+        cls,
+        stage: Any,
+        lowered: Any,
+        signatures: tuple[Token | None, ...],
+        settings: dict[str, str],
+        was_retrieved: bool,
+    ) -> Program:
+        program, devices = digest(program_text(lowered).encode()), fast_dispatch.devices_of(stage)
+        return cls(signatures, settings, devices, program, stage, was_retrieved=was_retrieved)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"stage": None, "parts": self.parts or self.packed()}
+        return vars(self) | {"stage": None, "parts": self.parts or self.packed(), "was_retrieved": False}
 
     def packed(self) -> tuple[bytes, Any, Any]:
         """The parts that JAX loads it from. Raises errors of JAX if it holds something of this process."""
         from jax.experimental import serialize_executable
 
+        serialize = cache_of_jax.serialize if self.was_retrieved else serialize_executable.serialize
         with pickling_avals():
-            return serialize_executable.serialize(self.stage)
+            return serialize(self.stage)
 
     @property
     def outcome(self) -> int:

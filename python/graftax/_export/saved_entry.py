@@ -25,16 +25,13 @@ from graftax._export.programs import Program, signature_token
 from graftax._export.read_set_data import version_of
 from graftax._export.structure_data import Structured
 from graftax._graph.structure import place_name
+from graftax._jax import cache_of_jax
 from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.multihost_rendezvous import compares_hosts
 
 OTHER_SETTINGS = (
     "it was compiled under other settings of JAX, or for arrays that are placed differently. Call it under these "
     "settings"
-)
-RETRIEVED = (
-    "its executable comes from JAX's own cache on disk, and a copy of it cannot be run. Set "
-    "JAX_ENABLE_COMPILATION_CACHE=false in the process that saves"
 )
 READS_UNKNOWN = (
     "{name} cannot be saved: what the function of filter_jit reads outside of its arguments is fixed when it is "
@@ -84,20 +81,21 @@ def compiled_programs(
     programs: list[Program] = []
     found: list[Variant] = []
     for variant in variants:
-        if variant.entry() is not entry or "compiled" not in variant.seconds:
+        if variant.entry() is not entry or not variant.has_program:
             continue
         signatures = _executable_signatures(entry.host, variant.signatures)
         tokens = tuple(map(signature_token, signatures))
-        if None in tokens or variant.was_retrieved or not variant.was_compiled_under(settings):
+        if None in tokens or not variant.was_compiled_under(settings):
             continue
-        programs.append(Program.from_lowered(_lowered(entry, signatures), tokens, settings))
+        stage = entry.compiled.reused_stage(signatures) if variant.is_reused else None
+        if variant.is_reused and stage is None:
+            continue
+        lowered = _lowered(entry, signatures)
+        stage = stage or lowered.compile()
+        was_retrieved = cache_of_jax.may_be_loaded(stage) if variant.is_reused else variant.was_retrieved
+        programs.append(Program.from_stage(stage, lowered, tokens, settings, was_retrieved))
         found.append(variant)
     return programs, found
-
-
-def reason_of(variant: Variant) -> str:
-    """Why a program that was compiled cannot be saved."""
-    return RETRIEVED if variant.was_retrieved else OTHER_SETTINGS
 
 
 def _executable_signatures(

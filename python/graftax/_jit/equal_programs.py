@@ -70,9 +70,11 @@ class Reusing:
 
     def stage_for(self, leaves: Sequence[Any]) -> Any:
         """The executable of an earlier entry for leaves like these, or None."""
-        if not self._reused:
-            return None
-        signatures, settings = array_signatures(leaves), fast_dispatch.settings_of_traces()
+        return self.reused_stage(array_signatures(leaves)) if self._reused else None
+
+    def reused_stage(self, signatures: tuple[ArraySignature, ...]) -> Any:
+        """The executable of an earlier entry for leaves of these signatures under the present settings, or None."""
+        settings = fast_dispatch.settings_of_traces()
         return next((r.stage for r in self._reused if r.signatures == signatures and r.settings == settings), None)
 
     def _find(self, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's own cache of executables on disk: what it gave is written on as it lies there.
+
+XLA cannot serialize an executable again that it has loaded: a copy of such a one cannot be run.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+import jax
+from jax._src import compilation_cache as _cache
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax.experimental import serialize_executable
+
+from graftax._base.errors import GraftaxError
+
+GONE = (
+    "its executable comes from JAX's own cache on disk, which has it no more, and a copy of what was loaded cannot be "
+    "run. Set JAX_ENABLE_COMPILATION_CACHE=false in the process that saves"
+)
+
+_keys: dict[int, str] = {}  # in the cache, by the id of the executable that was loaded last with this id
+
+
+@functools.cache
+def note_keys() -> None:
+    """From now on the keys of executables that JAX loads from its cache are noted."""
+    load = getattr(_cache, "get_executable_and_time", None)
+    if load is None:
+        return
+
+    @functools.wraps(load)
+    def noting(cache_key: str, *args: Any, **kwargs: Any) -> Any:
+        executable, seconds = load(cache_key, *args, **kwargs)
+        if executable is not None:
+            _keys[id(executable)] = cache_key
+        return executable, seconds
+
+    _cache.get_executable_and_time = noting
+
+
+def may_be_loaded(stage: Any) -> bool:
+    """May the executable of a stage come from JAX's cache? One that is gone may have had its id."""
+    return id(_executable_of(stage)) in _keys
+
+
+def _executable_of(stage: Any) -> Any:
+    return getattr(getattr(stage._executable, "_unloaded_executable", None), "xla_executable", None)
+
+
+def serialize(stage: Any) -> tuple[bytes, Any, Any]:
+    """What `serialize_executable.serialize` makes of a stage, whose executable came from JAX's cache.
+
+    Raises:
+        GraftaxError: if the cache has it no more.
+    """
+    executable = _executable_of(stage)
+    arguments, in_tree = jax.tree.flatten(stage.args_info)
+    if stage._params.const_args or not may_be_loaded(stage):
+        raise GraftaxError(GONE)
+    with io.BytesIO() as file:
+        _Pickler(file, executable).dump((stage._executable._unloaded_executable, arguments, stage._no_kwargs))
+        return file.getvalue(), in_tree, stage.out_tree
+
+
+class _Pickler(serialize_executable._JaxPjrtPickler):  # pyright: ignore[reportPrivateUsage]
+    """Pickles an executable by its bytes in JAX's cache."""
+
+    def __init__(self, file: io.BytesIO, executable: Any) -> None:
+        super().__init__(file)
+        self._executable = executable
+
+    def persistent_id(self, obj: Any) -> Any:
+        return ("exec", _content_of(obj)) if obj is self._executable else super().persistent_id(obj)
+
+
+def _content_of(executable: Any) -> bytes:
+    """The executable as JAX has serialized it."""
+    client = executable.client
+    try:
+        cache: Any = _cache._get_cache(client)  # pyright: ignore[reportPrivateUsage]
+        entry = cache.get(_keys[id(executable)])
+        content = _cache.extract_executable_and_time(_cache.decompress_executable(entry))[0]
+        devices = xla_client.DeviceList(tuple(executable.local_devices()))
+        loaded = client.deserialize_executable(content, executable_devices=devices)
+        is_same = _texts(loaded) == _texts(executable)
+    except Exception as error:  # it has removed it, or another version has it otherwise
+        raise GraftaxError(GONE) from error
+    if not is_same:
+        raise GraftaxError(GONE)
+    return content
+
+
+def _texts(executable: Any) -> list[str]:
+    return [module.to_string() for module in executable.hlo_modules()]
