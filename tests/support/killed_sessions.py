@@ -26,13 +26,11 @@ import sessions
 class Counted(sessions.Session):
     def teardown(self):
         super().teardown()
-        print("session", flush=True)
+        print("session", sum(f.cache_info().disk for f in sessions.JITTED.values()), flush=True)
 
 chosen = settings(max_examples=int(sys.argv[2]), stateful_step_count=sessions.STEPS, deadline=None, database=None,
                   derandomize=False)
 sessions.run_state_machine_as_test(Counted, settings=chosen)
-found = sum(f.cache_info().disk for f in vars(sessions).get("JITTED", {}).values())
-print("\\ndisk", found, flush=True)
 """
 
 
@@ -55,9 +53,10 @@ def run(folder: Path, seconds: float, seed: int) -> int:
             if process.returncode != 0:
                 differed += 1
                 print(errors, flush=True)
-        sessions += output.count("session\n")
-        found += sum(int(line.split()[1]) for line in output.splitlines() if line.startswith("disk "))
-        counts = f"{sessions} sessions, {killed} processes killed, {found} programs found on disk by the others"
+        ended = [line for line in output.splitlines() if line.startswith("session ")]
+        sessions += len(ended)
+        found += int(ended[-1].split()[1]) if ended else 0
+        counts = f"{sessions} sessions, {killed} processes killed, {found} programs found on disk"
         print(f"{counts}, {differed} differences", flush=True)
     return int(differed > 0)
 
