@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds from the start of Python to the first result of an example, with and without caches on disk.
 
-In brackets the seconds of all processor cores, which other programs on the machine change less.
+In brackets the seconds of all processor cores, which other programs on the machine change less, and how often the
+function was traced.
 
     python benchmarks/first_result.py [--of NAME ...]
 
@@ -24,7 +25,15 @@ from typing import Any
 import jax
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-STEPS = {"gpt": "train", "transformer": "step", "nnx_training": "step"}  # the compiled function of each example
+# The compiled function of each example.
+STEPS = {
+    "gpt": "train",
+    "transformer": "step",
+    "nnx_training": "step",
+    "tied_layers": "train",
+    "maml": "train",
+    "population": "generation",
+}
 COLUMNS = ("no cache", "first run", "second run", "JAX's own cache")
 
 
@@ -36,7 +45,7 @@ class Timed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         jax.block_until_ready(jax.tree.leaves(self._function(*args, **kwargs)))
-        print(time.time() - self._begin, time.process_time())
+        print(time.time() - self._begin, time.process_time(), self._function.cache_info().traces)
         raise SystemExit
 
     def __getattr__(self, name: str) -> Any:
@@ -53,11 +62,11 @@ def run_example(name: str, begin: float) -> None:
 
 
 def seconds(name: str, **environment: str) -> str:
-    """Of a fresh process, and of the processor cores."""
+    """Of a fresh process, and of the processor cores; and its traces."""
     command = [sys.executable, __file__, "--run", name, str(time.time())]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
-    wall, cores = map(float, done.stdout.split()[-2:])
-    return f"{wall:.1f} ({cores:.1f})"
+    wall, cores, traces = map(float, done.stdout.split()[-3:])
+    return f"{wall:.1f} ({cores:.1f}, {traces:.0f})"
 
 
 def row(name: str) -> list[str]:
