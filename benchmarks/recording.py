@@ -9,6 +9,7 @@ the fastest round and the median, and the differences to `jit` of both.
 
 from __future__ import annotations
 
+import collections
 import gc
 import statistics
 import sys
@@ -52,11 +53,16 @@ def fresh() -> Callable[[list[Any], Any], list[Any]]:
 
 def subjects(folder: str) -> dict[str, Callable[[list[Any], Any], list[Any]]]:
     """Each takes arrays and a number, and returns new arrays."""
-    scalar = graftax.jit(with_scalar)
+    scalar, kept = graftax.jit(with_scalar), collections.deque[Any](maxlen=3)
+    plain = graftax.jit(fresh())
     checked = jax.jit(checkify.checkify(advance, errors=checkify.float_checks))
 
     def without_scalar(arrays: list[Any], x: Any) -> list[Any]:
         return scalar(arrays, x)[0]
+
+    def kept_by_caller(arrays: list[Any], x: Any) -> list[Any]:
+        kept.append((arrays, x, new := plain(arrays, x)))
+        return new
 
     def without_error(arrays: list[Any], x: Any) -> list[Any]:
         return checked(arrays, x)[1]
@@ -64,6 +70,7 @@ def subjects(folder: str) -> dict[str, Callable[[list[Any], Any], list[Any]]]:
     return {
         "jit": graftax.jit(fresh()),
         "jit, with the scalar": without_scalar,
+        "jit, a list of the calls": kept_by_caller,
         "record(nonfinite=False)": graftax.record(fresh(), nonfinite=False, dir=folder),
         "record": graftax.record(fresh(), dir=folder),
         "jax.jit": jax.jit(fresh()),
