@@ -338,6 +338,16 @@ def test_what_jaxs_own_cache_has_no_more_cannot_be_written():
         cache_of_jax.serialize(stage)
 
 
+def test_a_program_with_a_sort_is_written(cache):
+    f = graftax.jit(lambda x, order: (jnp.argsort(x), x[jnp.argsort(order)]))
+    arrays = jnp.arange(40.0).reshape(4, 10)[:, ::-1], jnp.array([2, 0, 3, 1])
+    plain = [a.tolist() for a in f(*arrays)]
+    cache.flush()
+    f.clear_cache()
+    assert [a.tolist() for a in f(*arrays)] == plain and [a.tolist() for a in f(*arrays)] == plain
+    assert f.cache_info().traces == 0 and f.cache_info().disk == 1
+
+
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_program_that_was_equal_to_another_one_is_written(cache, name):
     f = graftax.jit(lambda x, name: (x * 7, name))

@@ -72,7 +72,7 @@ class DiskStore:
         return on_disk
 
     def extensible(self, compiled: Any, tupled: bool) -> Any:
-        return Shipped(compiled, (), tupled)
+        return Shipped(compiled, (), tupled, self.min_seconds)
 
     def add_program(self, caller: Any, recording: _core.Recording, outcomes: list[_core.Outcome]) -> bool:
         table, name = caller._table, caller._plan.name

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +15,12 @@ import jax.core
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, settings_texts
 from graftax._jax import cache_of_jax, fast_dispatch
-from graftax._jax.compilation import pickling_avals
+from graftax._jax.compilation import own_jit, pickling_avals
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 from graftax._jit.trace import encode
 
 Token = tuple[Any, ...]
+_JitFunction = type(own_jit(len))
 
 
 @dataclasses.dataclass
@@ -128,9 +131,15 @@ def fitting(programs: Sequence[Program], leaves: Sequence[Any]) -> Program | Non
 class Shipped:
     """Runs the executable that fits, otherwise the entry's own `jax.jit` object, whose interface it has."""
 
-    def __init__(self, compiled: Any, programs: Sequence[Program], tupled: bool) -> None:
+    def __init__(
+        self, compiled: Any, programs: Sequence[Program], tupled: bool, packs_after: float | None = None
+    ) -> None:
         self._compiled, self._tupled = compiled, tupled
         self.programs = list(programs)
+        # XLA serializes no executable with a sort once it has run. So that of the first call is packed before, if
+        # it took longer than this.
+        self._packs_after = packs_after if type(compiled) is _JitFunction else None
+        self.packed: tuple[Any, tuple[bytes, Any, Any]] | None = None  # (executable, its parts)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_compiled", "programs"):  # before __init__
@@ -139,6 +148,8 @@ class Shipped:
 
     def __call__(self, *arguments: Any) -> Any:
         if not self.programs:
+            if self._packs_after is not None:
+                self._pack(arguments)
             return self._compiled(*arguments)
         leaves = arguments[0] if self._tupled else arguments
         program = fitting(self.programs, leaves)
@@ -147,6 +158,24 @@ class Shipped:
         if isinstance(self._compiled, CrossHostCheck):
             self._compiled.check_loaded(leaves, program.digest, program.devices)
         return program.stage(*arguments)
+
+    def _pack(self, arguments: tuple[Any, ...]) -> None:
+        least, self._packs_after = self._packs_after, None
+        leaves = arguments[0] if self._tupled else arguments
+        if least is None or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return
+        begin = time.perf_counter()
+        stage = self._compiled.lower(*arguments).compile()  # the call runs it
+        if time.perf_counter() - begin < least:
+            return
+        with contextlib.suppress(Exception):  # the writer says why
+            self.packed = fast_dispatch.executable_of(stage), Program((), {}, (), "", stage).packed()
+
+    def parts_of(self, stage: Any) -> tuple[bytes, Any, Any] | None:
+        """What was packed of an executable before it ran."""
+        packed, self.packed = self.packed, None
+        is_this = packed is not None and packed[0] is fast_dispatch.executable_of(stage)
+        return packed[1] if packed is not None and is_this else None
 
     def stage_for(self, leaves: Sequence[Any]) -> Any:
         """The loaded executable for leaves like these, or None."""

@@ -21,7 +21,7 @@ from graftax._base.errors import GraftaxError
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._explain import ArraySignature, Variant, array_signatures
 from graftax._export.digest import code_digest
-from graftax._export.programs import Program, signature_token
+from graftax._export.programs import Program, Shipped, signature_token
 from graftax._export.read_set_data import version_of
 from graftax._export.structure_data import Structured
 from graftax._graph.structure import place_name
@@ -93,7 +93,10 @@ def compiled_programs(
         lowered = _lowered(entry, signatures)
         stage = stage or lowered.compile()
         was_retrieved = cache_of_jax.may_be_loaded(stage) if variant.is_reused else variant.was_retrieved
-        programs.append(Program.from_stage(stage, lowered, tokens, settings, was_retrieved))
+        program = Program.from_stage(stage, lowered, tokens, settings, was_retrieved)
+        if isinstance(entry.compiled, Shipped) and not was_retrieved:
+            program.parts = entry.compiled.parts_of(stage)
+        programs.append(program)
         found.append(variant)
     return programs, found
 

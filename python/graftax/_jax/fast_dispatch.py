@@ -180,6 +180,11 @@ def _call_of(stage: Any) -> Any:
     return call if type(call) is pxla.ExecuteReplicated else None
 
 
+def executable_of(stage: Any) -> Any:
+    """The executable of XLA in a compiled stage: stages of one program have the same."""
+    return getattr(stage._executable, "xla_executable", None)
+
+
 def bare_executable(stage: Any) -> Callable[[list[Any]], list[Any]]:
     """The bare executable of a compiled stage, with the handlers that make arrays of its results.
 
