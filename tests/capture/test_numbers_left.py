@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -189,3 +190,12 @@ def test_graphs_with_changing_numbers_are_compared_and_shown_as_plain_ones(ask: 
     f = graftax.jit(lambda x, n: (ask(n), x * n))
     for n in (1, 2, 3, 2):
         assert f(x(), n)[0] == ask(n)
+
+
+def test_complex_numbers_keep_the_signs_of_zeros():
+    def parts(v: Any, n: Any) -> Any:
+        return complex(v, v), complex(n, v), complex(v), np.complex64(v), hasattr(v, "__complex__")
+
+    f = graftax.jit(parts)
+    for v, n in ((1.0, 1), (2.0, 2), (-0.0, 3), (0.0, 4), (-0.0, 5)):
+        assert repr(f(v, n)) == repr(parts(v, n))

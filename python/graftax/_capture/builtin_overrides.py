@@ -27,7 +27,7 @@ _OPERATORS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod"] + [
 ]
 # A number has no `__array__`, and its `__add__` answers NotImplemented where that of a symbol computes.
 _OTHERWISE = frozenset(
-    ["__array__", "__array_ufunc__", "__array_function__", "__array_priority__", "__jax_array__", "__complex__"]
+    ["__array__", "__array_ufunc__", "__array_function__", "__array_priority__", "__jax_array__"]
     + [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
 )
 _FOR_SYMBOLS = frozenset({"float", "int", "pow", "sum", "type"})

@@ -379,9 +379,6 @@ class Symbol:
     def __float__(self) -> float:
         return float(self._of_trace.value_for(self, sys._getframe(1)))
 
-    def __complex__(self) -> complex:
-        return complex(self._asked())
-
     def __str__(self) -> str:
         return str(self._asked())
 
