@@ -76,7 +76,7 @@ def test_a_copy_has_counters_of_its_own():
 
 @pytest.mark.parametrize("make", [threading.Lock, threading.Event, object])
 def test_what_cannot_be_made_anew_for_each_call_is_a_clear_error(make):
-    with pytest.raises(graftax.UnsupportedValueError, match="made inside"):
+    with pytest.raises(graftax.UnsupportedValueError, match="created inside"):
         graftax.jit(lambda: {"made": make()})()
     given = make()
     assert graftax.jit(lambda o: {"given": o})(given)["given"] is given

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graftax
-from compilations import count_of
+from compilations import compilations
 from graftax._jax.jaxprs import run_the_same
 from zoo import f32
 
@@ -63,18 +63,18 @@ class Notebook:
 
     def run(self, cell: str) -> int:
         """How many programs a cell compiles. What it leaves has to be as in plain Python."""
-        for scope in reversed(self.scopes):
-            before = count_of(*NAMES)
-            exec(compile(cell, f"<cell {len(cell)}>", "exec"), scope)
-        compiled = count_of(*NAMES) - before
         ours, plain = self.scopes
+        code = compile(cell, f"<cell {len(cell)}>", "exec")
+        exec(code, plain)
+        with compilations(*NAMES) as compiled:
+            exec(code, ours)
         for name in ("first", "second"):
             if name in plain:
                 assert ours[name] == pytest.approx(plain[name], rel=1e-6)
         for scope in self.scopes:
             assert type(scope["model"]) is scope["Model"]
         assert ours["model"].w.tolist() == plain["model"].w.tolist() and ours["model"].calls == plain["model"].calls
-        return compiled
+        return len(compiled)
 
 
 @pytest.fixture
@@ -119,9 +119,9 @@ def test_a_jitted_method_of_a_class_that_is_defined_again_compiles_nothing(noteb
 
 
 def compiled_by(run):
-    before = count_of(*NAMES)
-    result = run()
-    return result, count_of(*NAMES) - before
+    with compilations(*NAMES) as compiled:
+        result = run()
+    return result, len(compiled)
 
 
 def test_a_static_value_that_changes_no_equation_compiles_nothing():

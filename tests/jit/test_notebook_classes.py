@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
-from compilations import count_of
+from compilations import compilations
 
 FUNCTIONS = ("train", "predict", "method", "<lambda>")
 
@@ -186,11 +186,11 @@ def test_an_edit_compiles_only_what_it_changes(monkeypatch, layers):
     for number, (written, cell, _) in enumerate(SESSION):
         if written is not None:
             layers(*written)
-        before = 0
-        for scope in (expected, compiled):
-            before = count_of(*FUNCTIONS)
-            exec(compile(cell, f"<cell {number}>", "exec"), scope)
-        counts.append(count_of(*FUNCTIONS) - before)
+        code = compile(cell, f"<cell {number}>", "exec")
+        exec(code, expected)
+        with compilations(*FUNCTIONS) as names:
+            exec(code, compiled)
+        counts.append(len(names))
         leaves = [jax.tree.leaves([scope.get("out"), state(scope)]) for scope in (compiled, expected)]
         assert jnp.allclose(jnp.asarray(leaves[0]), jnp.asarray(leaves[1]), rtol=1e-4, atol=1e-6), f"{number}: {cell}"
     assert counts == [wanted for *_, wanted in SESSION]
