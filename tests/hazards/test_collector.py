@@ -134,7 +134,7 @@ def test_the_collector_finds_it_as_the_holder_of_what_it_holds(name: str) -> Non
         assert any(holder is obj for holder in gc.get_referrers(x)), x
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("name", MADE)
 @isolated()
 def test_what_was_cleared_is_safe_to_use(name: str) -> None:

@@ -262,8 +262,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.quick(1)
-@pytest.mark.quick(6)  # a case takes milliseconds
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_functions_that_do_the_same_are_one_structure_and_others_are_not(name):
     def converted(f):

@@ -107,6 +107,7 @@ def test_jit_twice_on_the_same_graph_is_the_program_twice(recipe: Recipe, progra
         assert oracle.difference(seen_in_python, seen, zip(plain_nodes, nodes, strict=True)) is None
 
 
+@pytest.mark.quick(0)
 @settings(max_examples=settings.default.max_examples // 3)
 @given(GRAPHS, PROGRAMS)
 def test_by_value_gives_the_result_and_leaves_the_arguments(recipe: Recipe, program: Program):
@@ -132,6 +133,7 @@ def test_by_value_gives_the_result_and_leaves_the_arguments(recipe: Recipe, prog
         assert oracle.difference(expected, result) is None
 
 
+@pytest.mark.quick(0)
 @settings(max_examples=settings.default.max_examples // 3)
 @given(GRAPHS, PROGRAMS)
 def test_mutation_error_raises_just_where_something_changes(recipe: Recipe, program: Program):

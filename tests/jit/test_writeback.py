@@ -572,7 +572,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("case", REPLACED)
-@pytest.mark.quick(6)
+@pytest.mark.quick(2)
 def test_what_is_replaced_is_let_go_and_what_stays_is_owned_once(case):
     build, change = REPLACED[case]
 

@@ -12,3 +12,4 @@ EXAMPLES = {8: 2, 200: 60, 10_000: 300}.get(WANTED, WANTED)  # `make sessions` h
 
 Session.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)
 TestSession = pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")(Session.TestCase)
+TestSession = pytest.mark.quick(0)(TestSession)

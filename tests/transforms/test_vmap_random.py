@@ -49,7 +49,7 @@ def arrays(graph: Any) -> list[Any]:
     return graftax.flatten(graph)[0]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("outer", [lambda f: f, graftax.jit], ids=["plain", "jit"])
 @settings(max_examples=settings.default.max_examples // 3)
 @given(strategies.graphs().map(strategies.held), strategies.programs().map(strategies.held))
