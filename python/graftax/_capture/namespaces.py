@@ -143,11 +143,11 @@ class Rebuilt:
         self.raised.clear()
         self.made.clear()
 
-    def give_globals(self, kept: Collection[types.CodeType] = ()) -> None:
+    def give_globals(self, hosts: Collection[types.CodeType] = ()) -> None:
         """The functions that the trace has made get the globals of their module, in place of what its frames saw of
-        them. Not those of the codes in `kept`, which JAX runs later (`host_callbacks.give_own`)."""
+        them. `hosts` is the code of those that JAX calls on the host (`host_callbacks.give_own`)."""
         for function, scope in self.made:
-            if function.__code__ not in kept:
+            if function.__code__ not in hosts:
                 _core.give_parts(function, scope, function.__closure__)
         self.made.clear()
 
@@ -296,10 +296,9 @@ class Views:
         if self._reads is None:  # part of the trace around it, if there is one
             for original, copy in (*self._scopes.values(), *self.functions):
                 _core.stands_for(copy, original)
-            try:
-                return function()
-            finally:
-                self._note_made()
+            result = function()
+            self._note_made()
+            return result
         with self._patching:
             if self._classes or self._modules:
                 self._patching.enter_context(_PATCHING)
@@ -383,10 +382,9 @@ class Views:
     def _answering(self, function: Callable[[], Any]) -> Any:
         if self._rebuilt.answer_calls is not None:
             self._rebuilt.answer_calls()
-        try:
-            return function()
-        finally:
-            self._note_made()
+        result = function()
+        self._note_made()
+        return result
 
     def _has_changed(self) -> bool:
         """Has the trace changed an object or a global by now?"""
