@@ -250,13 +250,11 @@ def _trace_once(
             if is_concretization_error(error) and make_numpy_constant():
                 raise NewReads from None
             raise
-        hosts = host_codes(start) if reads is not None or graph.made else set[types.CodeType]()
-        graph.give_globals(hosts)
         # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
         if graph.raised and make_numpy_constant():
             raise NewReads
         if reads is not None and (
-            reads.see_hosts(caller._function, hosts)
+            reads.see_hosts(caller._function, host_codes(start))
             or not (growth.plan.signature if growth else signature).has_roots_of(reads)
         ):
             raise NewReads  # found in host callbacks of this trace, or meanwhile by a trace in another thread
