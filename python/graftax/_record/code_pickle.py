@@ -238,6 +238,8 @@ def find_code(name: CodeName) -> types.CodeType:
 @functools.lru_cache(maxsize=64)
 def module_code(module: str) -> types.CodeType:
     """The code of a module, of the script that runs for `__main__`."""
+    if not module:  # of code that a program has compiled itself
+        raise ImportError("the code is of no module")
     spec = None if module == "__main__" else importlib.util.find_spec(module)
     if hasattr(spec and spec.loader, "get_code"):
         code: types.CodeType | None = cast("Any", spec).loader.get_code(module)
