@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import graftax
 import zoo
+from graftax._capture import numpy_in_place
 
 
 def is_inexact(x):
@@ -245,3 +246,18 @@ SOME = [(name, *PAIRS[(7 * i + 89 * k) % len(PAIRS)]) for i, (name, _) in enumer
 @pytest.mark.quick(3)
 def test_a_pair_of_transforms_on_the_zoo(name, outer, inner):
     check(dict(WITH_ARRAYS)[name], outer, inner)
+
+
+def test_what_vmap_has_computed_is_an_argument_of_a_gradient_inside_of_jit():
+    """In a process that has seen no such tracer before: the class that watches it is new, too."""
+    numpy_in_place._class_of.cache_clear()
+
+    def loss(model, x):
+        return ((model["w"] * x) ** 2).sum()
+
+    def adapted(model, x):
+        return loss({"w": model["w"] - 0.1 * graftax.grad(loss)(model, x * 2)["w"]}, x)
+
+    model, xs = {"w": jnp.arange(1.0, 3.0)}, jnp.arange(6.0).reshape(3, 2)
+    found = graftax.jit(lambda model, xs: graftax.vmap(lambda x: adapted(model, x))(xs))(model, xs)
+    np.testing.assert_allclose(found, [adapted(model, x) for x in xs], rtol=1e-6)

@@ -262,7 +262,14 @@ def _become(tracer: Any, mixin: type) -> None:
     tracer_class = type(tracer)
     if issubclass(tracer_class, _STOOD_IN):
         tracer_class = tracer_class.__bases__[1]
-    tracer.__class__ = _class_of(mixin, tracer_class)
+    stand_in = _class_of(mixin, tracer_class)
+    tracer.__class__ = stand_in
+    if stand_in not in _known_to_core:  # an object that was recorded before is compared with its record afterwards
+        _core.flatten(tracer)
+        _known_to_core.add(stand_in)
+
+
+_known_to_core: set[type] = set()  # classes that it knows as those of leaves
 
 
 def _is_asked_by_user(frame: types.FrameType) -> bool:
