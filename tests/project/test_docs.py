@@ -7,6 +7,7 @@ Links lead somewhere.
 import ast
 import builtins
 import doctest
+import importlib.util
 import inspect
 import re
 import runpy
@@ -117,11 +118,18 @@ DOCUMENTED = {name: value for name, value in vars(graftax).items() if name[0] !=
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_the_example_in_a_docstring_gives_what_it_shows(name, tmp_path):
+def test_the_example_in_a_docstring_gives_what_it_shows(name, tmp_path, monkeypatch):
     if name == "Checkpoints":
         pytest.importorskip("orbax.checkpoint")
-    names = {"graftax": graftax, "jax": jax, "jnp": jnp, "np": np, "folder": tmp_path}
-    test = doctest.DocTestParser().get_doctest(DOCUMENTED[name].__doc__, names, name, None, None)
+    module = ModuleType(f"example_of_{name}")
+    vars(module).update(graftax=graftax, jax=jax, jnp=jnp, np=np, folder=tmp_path)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    test = doctest.DocTestParser().get_doctest(DOCUMENTED[name].__doc__, vars(module), name, None, None)
+    # A recorded call names its code by the file of its module.
+    module.__file__ = str(tmp_path / f"{module.__name__}.py")
+    Path(module.__file__).write_text("".join(example.source for example in test.examples), encoding="utf-8")
+    module.__spec__ = importlib.util.spec_from_file_location(module.__name__, module.__file__)
+    test.globs = vars(module)  # no copy, in which functions are not those of the module
     said = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(test, out=said.append)
     assert not said, "".join(said)

@@ -355,6 +355,7 @@ def record(
         ...     return jnp.log(x)
         >>> import warnings
         >>> with warnings.catch_warnings(record=True) as found:
+        ...     warnings.simplefilter("always")
         ...     y = step(-jnp.ones(2))
         ...     step.flush()
         >>> len(found), len(step.files)
