@@ -33,6 +33,9 @@ class Trainer:
     def by_computed_name(self, model: Any) -> Any:
         return (model["w"] * getattr(self, "mod" + "el"[: len(model)])["w"]).sum()
 
+    def of_itself_alone(self, model: Any) -> Any:
+        return (self.model["w"] ** 2).sum()
+
     def train(self) -> None:  # not reached by the functions above
         self.model["w"] = self.model["w"] * 0.9
 
@@ -81,6 +84,7 @@ AGREE = {
     "not used": lambda: graftax.grad(trainer.of_argument)(trainer.model),
     "not named": lambda: graftax.grad(of_scale, argnums=1)(trainer, trainer.model),
     "both differentiated": lambda: graftax.grad(product, argnums=(0, 1))(trainer.model, trainer.model),
+    "read elsewhere alone": lambda: graftax.grad(trainer.of_itself_alone)(trainer.model),
     "a copy": lambda: graftax.grad(product)(trainer.model, graftax.copy(trainer.model)),
     "a whole": lambda: graftax.grad(lambda t: product(t.model, t.target))(trainer),
     "as Equinox": lambda: graftax.filter_grad(captures)(trainer.model),

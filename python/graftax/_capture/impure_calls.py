@@ -217,7 +217,6 @@ class ImpureCalls:
         """
         watch, is_raising = _Watch(self, name, opaque, warns) if wanted else None, True
         _THREAD.watches.append(watch)
-        _THREAD.done_once = ""
         try:
             if watch is not None:
                 with _LOCK:

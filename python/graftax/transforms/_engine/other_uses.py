@@ -8,7 +8,9 @@ a trace, where both ways lead to the same arrays. What tells is the code: which 
 
 from __future__ import annotations
 
+import dis
 import itertools
+import types
 import warnings
 from collections.abc import Callable, Collection, Set
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from jax.tree_util import GetAttrKey
 
 from graftax._base.errors import SharedGradientWarning
 from graftax._base.given_warnings import note_warning
-from graftax._capture.bytecode import is_users_class, names_of
+from graftax._capture.bytecode import is_users_class, names_of, nested_codes
 from graftax._capture.reachable_code import ReachableCode
 from graftax._graph.structure import Op, Row, Structure, place_name
 from graftax._jax.tracebacks import caller_level
@@ -53,7 +55,7 @@ def warn_of_other_uses(program: Program, leaves: Set[int], roots: Collection[int
     structure = Structure(program.graphdef)
     others = [row for i, row in enumerate(structure.roots) if i not in roots]
     candidates = leaves & structure.reachable_leaves(others)
-    if not candidates:
+    if not candidates or not any(_is_read(program, root) for root in roots):
         return
     names_attribute = _attribute_test(program, structure)
     for row in others:
@@ -62,6 +64,19 @@ def warn_of_other_uses(program: Program, leaves: Set[int], roots: Collection[int
         if leaf is not None:
             _warn(program, structure, leaf, (row.root, paths[leaf]), roots)
             return
+
+
+def _is_read(program: Program, root: int) -> bool:
+    """Does the function read this operand itself? If not, only the uses from elsewhere can be meant."""
+    codes = [function.__code__ for function in program.functions if isinstance(function, types.FunctionType)]
+    name = program.names[root]
+    return not codes or any(
+        name in (instruction.argval if type(instruction.argval) is tuple else (instruction.argval,))
+        for code in codes
+        for part in nested_codes(code)
+        for instruction in dis.get_instructions(part)
+        if "LOAD_FAST" in instruction.opname or "LOAD_DEREF" in instruction.opname
+    )
 
 
 def _attribute_test(program: Program, structure: Structure) -> Callable[[Row, Any], bool]:
