@@ -376,15 +376,32 @@ def test_without_auto_no_call_has_a_donor():
         assert [(entry.donor, entry.donations()) for entry in f._table.entries.values()] == [(None, [])]
 
 
-def test_small_arrays_are_left_alone():
+def test_arrays_of_one_element_are_left_alone():
     @graftax.jit(donate="auto")
     def f(state):
         state["a"] = state["a"] + 1
 
-    state = {"a": jnp.ones(4)}
-    before = state["a"]
-    f(state)
-    assert not before.is_deleted() and "no call has looked" in str(f.donation())
+    for shape in ((), (1,)):
+        state = {"a": jnp.ones(shape)}
+        before = [state["a"]]
+        holder = before[0]
+        f(state)
+        assert not holder.is_deleted() and "no call has looked" in str(f.donation())
+
+
+def test_small_arrays_are_donated_and_a_loss_beside_them_is_kept():
+    @graftax.jit(donate="auto")
+    def f(state):
+        state["loss"] = state["w"].sum()
+        state["w"] = state["w"] * 0.5
+
+    state, losses = {"w": jnp.ones(4), "loss": jnp.zeros(())}, []
+    for _ in range(8):
+        f(state)
+        losses.append(state["loss"])
+    report = f.donation()
+    assert [array.path for array in report.donated] == ["state['w']"] and report.calls_kept == 0
+    assert [float(loss) for loss in losses] == [4 * 0.5**i for i in range(8)]
 
 
 def test_a_number_that_changes_does_not_prevent_donation():

@@ -284,7 +284,7 @@ def in_host_copy(array):
 
 
 def in_dlpack(array):
-    held = np.from_dlpack(array)
+    held = (np if array.device.platform == "cpu" else jnp).from_dlpack(array)
     return lambda: held
 
 

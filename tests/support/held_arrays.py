@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 import random
 import sys
 import time
@@ -22,7 +23,7 @@ import numpy as np
 import graftax
 from array_holders import HOLDERS
 
-SIZE = 1 << 14  # float32: the smallest array that is looked at
+SIZE = int(os.environ.get("GRAFTAX_HELD_SIZE", 1 << 14))  # elements, float32
 SLOW = {"pullback", "jit", "graftax_jit", "thread"}  # compile or start something: drawn seldom
 
 

@@ -21,8 +21,6 @@ from graftax._jax.compilation import own_jit
 from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users
 from graftax._jit.leaf_names import leaf_names
 
-LEAST_BYTES = 1 << 16  # of an array: the memory of a smaller one is not worth a look at each call
-
 GONE = (
     "{name} failed when the device had already taken the arrays that donate='auto' gave it. They are deleted, and "
     "nothing was written in their places: {paths}. Load them again, for example from the last checkpoint."
@@ -36,7 +34,7 @@ class Donor:
         self._name, self._compiled, self._tupled, self._jit_options = name, compiled, tupled, jit_options
 
     def candidates(self, entry: _core.Entry, leaves: tuple[Any, ...]) -> tuple[Any, list[tuple[int, int]]] | None:
-        """The Outcome of a call, and the leaves that it replaces and that are large enough, with their bytes.
+        """The Outcome of a call, and the leaves that it replaces and may donate, with their bytes.
 
         Traces where need be. None where it is not known who else uses a buffer, or where an array is on a mesh.
         """
@@ -84,7 +82,8 @@ def _is_on_one_device(leaf: Any) -> bool:
 
 
 def _may_be_donated(leaf: Any) -> bool:
-    if type(leaf) is not array_class() or leaf.nbytes < LEAST_BYTES:
+    # One number is a loss or a count, which callers keep; a program that does without it is not worth compiling.
+    if type(leaf) is not array_class() or leaf.size <= 1:
         return False
     (device,) = leaf.sharding.device_set
     return leaf.sharding.memory_kind in (None, device.default_memory().kind)

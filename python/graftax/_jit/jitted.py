@@ -666,7 +666,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         """What the last call donated with `donate="auto"`, what it kept, and what still refers to it.
 
         Returns:
-            a report that prints as text: `donated` and `kept` have the arrays of at least 64 kB that a call replaces.
+            a report that prints as text: `donated` and `kept` have the arrays that a call replaces.
 
         Example:
             >>> @graftax.jit(donate="auto")
