@@ -97,8 +97,9 @@ bool CallRing::read(PyObject* obj, bool waits) {
     if (!waits && !is_ready(scalar.get())) return false;
     if (!kept.are_finite) return true;  // another thread has read it meanwhile
     kept.are_finite = {};
-    std::optional<bool> known = read_in_place(scalar.get());
+    std::optional<bool> known = is_copied_ ? std::nullopt : read_in_place(scalar.get());
     is_finite = known ? *known : ask("is_true", scalar.get()).get() == Py_True;
+    is_copied_ = !known;
   } catch (nb::python_error& e) {  // of a callback, or of the device: the user's own code meets it, too
     if (!e.matches(PyExc_Exception)) throw;
     kept.are_finite = {};
@@ -112,7 +113,9 @@ bool CallRing::read(PyObject* obj, bool waits) {
 void CallRing::make_room() {
   for (size_t i = 0; i < calls.size(); ++i) {
     Owned call = calls[i];
-    if (!read(call.get(), i + last <= calls.size())) break;
+    bool waits = i + last <= calls.size(), is_in_flight = is_copied_ && i + 1 == calls.size();
+    if (!waits && is_in_flight) break;  // the copy of the newest scalar may have just begun
+    if (!read(call.get(), waits)) break;
   }
   while (calls.size() >= last && !calls.empty()) {
     Owned oldest = std::move(calls.front());
@@ -209,6 +212,7 @@ void CallRing::end(PyObject* obj, PyObject* outputs, size_t outcome, const Owned
   kept.host = host;
   kept.outputs = Owned::borrow(outputs);
   kept.are_finite = Owned::borrow(are_finite);
+  if (are_finite && is_copied_) ask("copy_to_host", are_finite);
   if (kept.refs) kept.refs = ask("copies", kept.refs.get());
   bool is_kept = calls.back().get() == obj ||
                  std::any_of(calls.begin(), calls.end(), [&](const Owned& call) { return call.get() == obj; });

@@ -72,6 +72,7 @@ class CallRing {
   Owned ask(const char* method, PyObject* argument, PyObject* other = nullptr) const;
 
   Owned spare_;
+  bool is_copied_ = false;  // do the scalars come from a device whose memory has to be copied?
 };
 
 CallRing* ring_of(PyObject* ring);  // borrowed; null for None

@@ -32,6 +32,7 @@ from graftax._record.snapshot import (
     Random,
     Target,
     copies_of,
+    copy_to_host,
     error_text,
     is_same_random_state,
     is_true,
@@ -106,6 +107,9 @@ class History:
 
     def is_true(self, scalar: Any) -> bool:
         return is_true(scalar)
+
+    def copy_to_host(self, scalar: Any) -> None:
+        copy_to_host(scalar)
 
     def draws(self, call: _core.KeptCall) -> dict[str, Random]:
         return {"call": random_state()}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Sequence
@@ -179,6 +180,13 @@ def graph_after(
     ignored = plan.ignoring.test(names)
     leaves, graphdef = _core.record((result, *roots), names, ignored=ignored, stand_ins=True)
     return leaves, graphdef, names
+
+
+def copy_to_host(scalar: Any) -> None:
+    """Begins the copy that `is_true` reads some calls later, so that it need not wait for the device."""
+    # What the computation raises is told where the scalar is read.
+    with contextlib.suppress(Exception), jax.transfer_guard("allow"):
+        scalar.copy_to_host_async()
 
 
 def is_true(scalar: Any) -> bool:
