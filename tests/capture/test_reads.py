@@ -443,7 +443,7 @@ def test_an_error_leaves_everything_as_it_was(error: type[BaseException]) -> Non
 def test_a_function_that_only_calls_libraries_has_no_more_roots() -> None:
     f = graftax.jit(lambda x: jnp.linalg.norm(jax.nn.softmax(x)))
     f(ONE)
-    assert f._table.reads is not None and f._table.reads.origins == []  # type: ignore[attr-defined]
+    assert f._table.reads is not None and f._table.reads.names.origins == []  # type: ignore[attr-defined]
     assert f.cache_info().traces == 1
 
 

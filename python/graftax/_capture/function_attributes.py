@@ -81,9 +81,9 @@ class NamedFunctions:
         self._functions[id(function)] = weakref.ref(function)
         return True
 
-    def note_place(self, holder: Any, name: str, guards: dict[int, weakref.ref[Any]]) -> None:
-        """`guards` are functions with globals that are not kept alive."""
-        self._places[id(holder), name] = guards.get(id(holder), holder), name
+    def note_place(self, key: tuple[int, str], holder: Any) -> None:
+        """A name under which code finds one of them. `holder` refers weakly to a function with globals that may go."""
+        self._places[key] = holder, key[1]
 
     @property
     def size(self) -> int:

@@ -232,10 +232,10 @@ class Views:
     def _see_modules(self, reads: ReadSet, origins: list[Origin]) -> None:
         names: dict[int, dict[str, Any]] = {}
         for holder, name, _ in origins:
-            if id(holder) in reads.modules and name is not None:
+            if id(holder) in reads.attributes.modules and name is not None:
                 names.setdefault(id(holder), {})[name] = _SeenName(holder, self.scope(holder), name)
         for i, descriptors in names.items():
-            module = reads.modules[i]
+            module = reads.attributes.modules[i]
             cls = type(module)
             # Python 3.15 reads from the module's dict, past its class, unless that has a `__getattribute__` of its own.
             attribute_getter = {"__getattribute__": functools.partialmethod(_get_attribute, cls)}
@@ -343,13 +343,13 @@ class Views:
         finally:
             replaced = [*self._unpatch(reads), *self._set_by_computed_names(reads)]
             for origin in replaced:
-                reads.assign(origin)
+                reads.names.assign(origin)
             is_new = reads.end()
         if replaced or is_new:
             raise NewReads
         for origin, cell in self._assigned:
             fill(cell, self._now(origin))
-        for i, name in reads.left:  # what counts traces is real
+        for i, name in reads.names.left:  # what counts traces is real
             if i in self._scopes and name is not None:
                 scope, frame_scope = self._scopes[i]
                 if frame_scope.get(name, MISSING) is not scope.get(name, MISSING):
@@ -367,7 +367,7 @@ class Views:
 
     def _set_by_computed_names(self, reads: ReadSet) -> list[Origin]:
         """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
-        known_keys = {origin.key for origin, _ in self._shown} | reads.left
+        known_keys = {origin.key for origin, _ in self._shown} | reads.names.left
         begun = self._begun
         return [
             Origin(scope, name, True)
@@ -397,11 +397,11 @@ class Views:
         for module, own_class, _ in self._modules:
             module.__class__ = own_class
         for attribute in self._classes.values():
-            current = vars(attribute.origin.holder).get(attribute.origin.name or "", MISSING)
+            origin = attribute.origin
+            current = vars(origin.holder).get(origin.name or "", MISSING)
             if current is not attribute:
-                ours = attribute.origin.assigned or reads.sets(attribute.origin.name) or isinstance(current, Tracer)
-                if not ours:  # another thread has assigned it
-                    continue
+                if not (origin.assigned or reads.attributes.sets(origin.name) or isinstance(current, Tracer)):
+                    continue  # another thread has assigned it
                 attribute.value = current
             attribute.uncover()
         return [

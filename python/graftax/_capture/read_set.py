@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The read set: what the code that runs under a trace names, outside of the arguments.
 
-A *binding* is a name of a module or a class whose value is a function, a class, a module or a constant: it is watched,
-and a change makes a new entry. A *origin* holds what can change by itself (arrays, containers, objects, functions with
-state): its value is one more root of every call.
+Its parts: `ReadNames` has the bindings and the origins, `AttributeReads` what code asks classes and modules for,
+`HostCaptures` what only host functions read. Here is how a trace leads to them, and what a call compares.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import logging
 import operator
@@ -23,20 +21,18 @@ from typing import Any
 import jax
 
 from graftax import _core
-from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
 from graftax._capture.abstract_classes import AbstractClasses
+from graftax._capture.attribute_reads import AttributeReads, NameRead
 from graftax._capture.builtin_overrides import StoodIn
 from graftax._capture.bytecode import (
     OF_KEYS,
     OF_NAMES,
-    OWN_NAMES,
     PARTS,
     Names,
     absolute_name,
     can_be_equal,
     cells_of,
-    content,
     has_defaults,
     has_state,
     in_class,
@@ -45,18 +41,13 @@ from graftax._capture.bytecode import (
     is_constant,
     is_empty,
     is_generated,
-    is_looked_up,
     is_never_asked,
     is_of_module,
     is_open_scope,
-    is_protocol,
     is_users_class,
     is_users_code,
     is_users_scope,
     names_of,
-    nested_codes,
-    overridden,
-    own_value,
     passed_on,
     resolve_lazy_imports,
     texts_in,
@@ -64,7 +55,7 @@ from graftax._capture.bytecode import (
 from graftax._capture.cached_values import CachedValues
 from graftax._capture.code_by_identity import CodeSet, MetCode
 from graftax._capture.function_attributes import NamedFunctions, function_in
-from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
+from graftax._capture.host_captures import HostCaptures
 from graftax._capture.impure_calls import ImpureCalls
 from graftax._capture.library_reads import (
     OF_CODE,
@@ -79,13 +70,13 @@ from graftax._capture.library_reads import (
 )
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.origin import Origin
+from graftax._capture.read_names import ReadNames
 from graftax._capture.retrace_signals import Signals
 from graftax._capture.trace_local import Now, alone
 from graftax._capture.user_caches import note_cache
 from graftax._jax.nested_jit import is_inside_jit
 
 _MOST_BINDINGS = 50_000
-_MOST_LOOKED_AT = 100  # items of a constant, for the classes among them
 
 
 class ReadSet:
@@ -93,59 +84,28 @@ class ReadSet:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # several threads may trace the function at once
-        self.origins: list[Origin] = []
-        self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
+        self.names = ReadNames(self.lock)
+        self.attributes = AttributeReads()
+        self.hosts = HostCaptures(self.names)
         self.impure = ImpureCalls()
         self.signals = Signals()
         self.builtins = StoodIn(self.signals)
-        self.known = MetCode()
         self.cached = CachedValues()
         self.abstract_classes = AbstractClasses()
         self.library = LibraryState()
-        self._seen: set[tuple[int, str | None]] = set()
-        self._bindings: list[tuple[Any, str]] = []
-        self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
-        self._functions: dict[int, types.FunctionType] = {}
-        self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
-        self._reads_names = False  # is there code that may look at all names of a class?
-        self._laid_open: set[type] = set()  # classes whose __dict__ code reads: it would show what stands for a root
-        self.left: set[tuple[int, str | None]] = set()  # origins that are none: they count traces
-        self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
-        self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
-        self._hosts: dict[int, tuple[types.CellType, str]] = {}  # variables with functions that run on the host alone
-        self._on_host = CodeSet()  # of functions that code gives to callbacks
-        self._receivers: set[str] = set()  # those of `hidden` of which methods are given to callbacks
-        self._receiving = CodeSet()  # the code that gives them
-        self._scope: dict[str, Any] | None = None  # that of the function itself
-        self._itself: Callable[[], Any] = lambda: None  # the function, where its defaults may change
-        self._own_codes = CodeSet()  # those that it had
-        self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
-        self._shared: set[str] = set()  # those of them that other code reads in a trace
-        self._was_refused = False
+        self.named = NamedFunctions()
+        self.known = MetCode()
+        self.of_graph = MetCode()  # of functions that were part of the roots
         self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
         self._now = Now()
+        self._itself: Callable[[], Any] = lambda: None  # the function, where its defaults may change
+        self._own_codes = CodeSet()  # those that it had
         self._rooted = CodeSet()  # code that reads a root by its name
         self._ran = CodeSet()  # code with variables of an enclosing call
         self._inner = CodeSet()  # code of functions that known code makes
         self._scanned = CodeSet()  # of functions that traces made
-        self._of_graph = MetCode()  # of functions that were part of the roots
-        self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
-        self._attributes: set[str] = set()
-        self._stored_attributes: set[str] = set()
-        self._of_super: set[str] = set()
-        self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
-        self._classes: dict[type, None] = {}
-        self._computes_names = False  # is there code that asks for attributes by names that it computes?
-        self._sets_names = False  # is there code that sets attributes by names that it computes?
-        self._asks_names = False  # is there code that asks classes and functions for their names?
-        self._matches = False  # is there code that matches classes?
-        self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
         self._locks: dict[int, Any] = {}  # that bindings lead to
-        self._texts: set[str] = set()  # attributes that code may name by texts
         self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
-        self.named = NamedFunctions()
-        self._keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
-        self._reads: tuple[tuple[int, ...], _core.Reads] | None = None
 
     # ---- while a trace runs
 
@@ -183,12 +143,7 @@ class ReadSet:
             self._ran.add(code)
         if self._is_jitted_inside(code, function, present):
             return self.signals.give()
-        hosts = {name: content(cell) for cell, name in list(self._hosts.values())}
-        run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
-        if code in self._inner:
-            run |= self.hidden.intersection(code.co_freevars) - hosts.keys()
-        if run & self.hidden:  # no host function alone
-            self.hidden -= run
+        if self.hosts.reveal(code, code in self._inner):
             return self.signals.give()
         if self.cached.is_cached(function):
             if (error := self.cached.take_error(function, first)) is not None:
@@ -207,14 +162,14 @@ class ReadSet:
     def _meet(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         """Notes what code names that is not known, as `enter` says."""
         is_made_in_trace = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
-        known_scope = is_of_module(scope) or id(scope) in self._guards
+        known_scope = is_of_module(scope) or self.names.is_guarded(scope)
         if not known_scope and (is_made_in_trace or code.co_name == "<module>" or not _core.has_watchers):
             return False  # globals that the trace itself has made, for `eval` or `exec`
         if is_made_in_trace and code.co_freevars:  # made in this trace; another one of this code may be older
             if code in self._scanned:
                 return False
             self._scanned.add(code)
-        if not is_made_in_trace and (id(function) in present or self._functions.get(id(function)) is function):
+        if not is_made_in_trace and (id(function) in present or self.names.functions.get(id(function)) is function):
             return False
         size_before = self._size
         self.add(code, scope, function, not is_made_in_trace)
@@ -246,13 +201,13 @@ class ReadSet:
             self._note(holder, name, MISSING, False)
         for name, value in reads.held:
             if (origin := self.library.hold(name, value)) is not None:
-                self._add_origin(origin)
-        self._asks_names = self._asks_names or bool(reads.functions)
+                self.names.add(origin)
+        self.attributes.expect_questions(names=bool(reads.functions), subclasses=False)
         for function in reads.functions:
             if self.note_function(function):
                 self.add(function.__code__, function.__globals__, function)
         if reads.module is not None:
-            self.modules.setdefault(id(vars(reads.module)), reads.module)
+            self.attributes.add_module(reads.module)
             self._look_up()
 
     @alone
@@ -304,7 +259,7 @@ class ReadSet:
     def _is_jitted_inside(self, code: types.CodeType, function: Any, present: set[int]) -> bool:
         """Does JAX jit code that reads a root, for the first time? Its caches are to be ours alone then."""
         reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
-        if not reads_root and not any(origin.holder is function for origin in self.origins):
+        if not reads_root and not any(origin.holder is function for origin in self.names.origins):
             return False
         was_known, is_inside = self.has_inner_jit, is_inside_jit(self._now.trace)
         self.has_inner_jit = was_known or is_inside
@@ -313,8 +268,7 @@ class ReadSet:
     @property
     def _size(self) -> tuple[int, ...]:
         """Of what a trace has to begin anew for when it grows."""
-        assigned = sum(origin.assigned for origin in self.origins)
-        return len(self.origins), assigned, len(self.hidden), *self.builtins.size
+        return *self.names.size, *self.builtins.size
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
@@ -322,8 +276,8 @@ class ReadSet:
             return
         users = is_users_code(code, scope) and not is_asked_any_time(code) and not is_generated(code, function)
         names = names_of(code)
-        self._asks_names = self._asks_names or not OWN_NAMES.isdisjoint(names.attributes)
-        self._now.touched.clear()
+        self.attributes.note_any(names)
+        self.names.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
         for value in cells.values():
@@ -334,35 +288,21 @@ class ReadSet:
             for text in sys.modules.keys() & texts_in(code.co_consts):
                 self._note_library(module_read(text))
         if not is_of_module(scope) and isinstance(function, types.FunctionType):
-            self._guards.setdefault(id(scope), weakref.ref(function))
+            self.names.guard(scope, function)
         self.builtins.note(code, scope, cells, names, users)
-        if users and not self._reads_names and ("vars" in names.loaded or OF_NAMES in names.attributes):
-            self._reads_names = True
-            self._looked.clear()
-        if users and names.computes and not self._computes_names:
-            self._reads_names = self._computes_names = True
-            self._looked.clear()
-        if users and names.matches and not self._matches:
-            self._matches = True
-            for cls in list(self._classes):
-                self._attributes |= {"__match_args__", *_match_args(cls)}
         if users:
             if is_of_module(scope):
                 self._scopes.setdefault(id(scope), scope)
-            self._texts |= names.texts
             self.impure.note(code, scope, cells, names)
-            self._attributes |= names.attributes
-            self._of_super |= names.of_super
-            self._stored_attributes |= names.stored_attributes
-            self._sets_names = self._sets_names or names.sets
+            self.attributes.note_users(names)
             for value in (*cells.values(), *_defaults_of(function)):
-                self._add_classes_in(value)
+                self._note_all(self.attributes.add_in(value))
             for name in names.stored:
-                self.assign(Origin(scope, name, True))
+                self.names.assign(Origin(scope, name, True))
         elif not is_users_code(code, scope):
-            self._of_libraries |= names.attributes
+            self.attributes.note_library(names)
         for chain in names.chains:
-            if chain[0] in self._receivers and code in self._receiving:
+            if self.hosts.is_receiver_in(chain[0], code):
                 continue
             if not users and chain[0] in names.stored:  # a library's own counter
                 continue
@@ -370,20 +310,19 @@ class ReadSet:
                 continue
             function_named = self._follow(chain, scope, cells, names, users)
             if function_named is not None and self._is_passed_on(chain, code, function_named):
-                self._add_origin(Origin(function_named, None))  # it may leave the trace, or be compared with a root
+                self.names.add(Origin(function_named, None))  # it may leave the trace, or be compared with a root
         if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):
-            self._functions.setdefault(id(function), function)
-            self._note_keywords(function)
+            self.names.functions.setdefault(id(function), function)
+            self.names.note_keywords(function)
             if has_state(function):
-                self._add_origin(Origin(function, None))
+                self.names.add(Origin(function, None))
             else:
-                self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
-        touched = self._now.touched
-        if not touched.isdisjoint(self._own) or any(origin.key in touched for origin in self.origins):
+                self.names.cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
+        if self.names.touches_root():
             self._rooted.add(code)
 
     def _is_passed_on(self, chain: tuple[str, ...], code: types.CodeType, function: types.FunctionType) -> bool:
-        return len(chain) == 1 and function.__code__ not in self._on_host and chain[0] in passed_on(code)
+        return len(chain) == 1 and not self.hosts.run_on_host(function.__code__) and chain[0] in passed_on(code)
 
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
@@ -406,7 +345,7 @@ class ReadSet:
             if isinstance(value, types.ModuleType):
                 holder = vars(value)
                 binding = holder, attribute
-                self.modules.setdefault(id(holder), value)
+                self.attributes.add_module(value)
                 resolve_lazy_imports(holder, (attribute,))
                 value = holder.get(attribute, MISSING)
                 self._note(holder, attribute, value, users and is_users_scope(holder))
@@ -417,30 +356,31 @@ class ReadSet:
                 if names.asks_classes:
                     self.abstract_classes.note(value)
                 if users and attribute == OF_NAMES:
-                    self._lay_open(value)
+                    if self.attributes.lay_open(value):
+                        self.names.drop(p for p in self.names.origins if p.holder in value.__mro__ and not p.assigned)
                     return None
                 owner, value = in_class(value, attribute)
                 binding = owner, attribute
             else:
                 function = function_in(value) if users else None
                 if function is not None and self.note_function(function, binding) and attribute in asked_attributes:
-                    self._add_origin(Origin(function, None))
+                    self.names.add(Origin(function, None))
                 return None
         function = function_in(value) if users else None
         if function is not None and self.note_function(function, binding):
             if not PARTS.isdisjoint(names.attributes):
-                self._add_origin(Origin(function, None))  # asked under another name, perhaps
+                self.names.add(Origin(function, None))  # asked under another name, perhaps
             return function if has_state(function) else None
         if names.asks_classes:
             self.abstract_classes.note(value)
         if isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
-            self.modules.setdefault(id(vars(value)), value)
+            self.attributes.add_module(value)
         else:
             self._note_cache(value)
             if users:
-                self._add_classes_in(value)
+                self._note_all(self.attributes.add_in(value))
         return None
 
     def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
@@ -449,13 +389,12 @@ class ReadSet:
         self._note_library(registry_of(function))
         if _core.made_in_trace(function) or not self._is_older(code) or not is_users_code(code, function.__globals__):
             return False
-        if place is None and code in self._of_graph:  # what it holds is walked
+        if place is None and code in self.of_graph:  # what it holds is walked
             return False
         if place is not None:
-            self.named.note_place(*place, self._guards)
-        if self.named.note(function) and (id(function), None) not in self._seen:
-            self._seen.add((id(vars(function)), OF_KEYS))
-            self._bindings.append((vars(function), OF_KEYS))
+            self.named.note_place((id(place[0]), place[1]), self.names.guarded(place[0]))
+        if self.named.note(function) and not self.names.is_seen((id(function), None)):
+            self.names.bind(vars(function), OF_KEYS)
         return True
 
     def _note_cache(self, value: Any) -> None:
@@ -484,54 +423,42 @@ class ReadSet:
         before, bindings = self.cached.objects, self.cached.bindings
         origins = self.cached.look()
         if self.cached.bindings is not bindings:
-            self._reads = None
+            self.names.compared = None
         if self.cached.objects is before:
             return False
-        self.origins = [origin for origin in self.origins if origin.holder is not before] + origins
-        self._reads = None
+        self.names.origins = [origin for origin in self.names.origins if origin.holder is not before] + origins
+        self.names.compared = None
         return True
 
     def _ask_functions(self) -> None:
         """Makes roots of the functions that have an attribute that code asks for."""
         for function in self.named.functions():
             attributes = vars(function).keys()
-            if not self._attributes.isdisjoint(attributes) or (attributes and self._reads_names):
-                self._add_origin(Origin(function, None))
-            if "__annotations__" in self._attributes:
+            asked = self.attributes.attributes
+            if not asked.isdisjoint(attributes) or (attributes and self.attributes.reads_names):
+                self.names.add(Origin(function, None))
+            if "__annotations__" in asked:
                 self._note_library(annotations_of(function))
-        for cell, function in list(self._cells.values()):
-            if not is_empty(cell) and (id(cell.cell_contents), None) in self._seen:  # its copy holds the copy
-                self._add_origin(Origin(function, None))
-
-    def _note_keywords(self, function: types.FunctionType) -> None:
-        keywords = function.__kwdefaults__
-        if keywords and id(keywords) not in self._keywords:
-            self._keywords[id(keywords)] = function
-            self._bindings += [(keywords, name) for name in keywords]
-            self._reads = None
+        for cell, function in list(self.names.cells.values()):
+            if not is_empty(cell) and self.names.is_seen((id(cell.cell_contents), None)):  # its copy holds the copy
+                self.names.add(Origin(function, None))
 
     def _is_older(self, code: types.CodeType) -> bool:
         """Was a function of this code made before the trace, as far as one can tell?"""
         return _core.has_watchers or code not in self._inner
 
     def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
-        self._now.touched.add((id(holder), name))
         self._note_constant(value)
-        if (id(holder), name) in self._own:
-            self._shared.add(name)
-            self.hidden.discard(name)
-        if (id(holder), name) in self._seen:
-            return
-        if can_be_root and not is_constant(value):
-            self._add_origin(Origin(holder, name))
-        else:
-            self._seen.add((id(holder), name))
-            self._bindings.append((self._guards.get(id(holder), holder), name))
+        self.names.note(holder, name, value, can_be_root)
+
+    def _note_all(self, reads: Iterable[NameRead]) -> None:
+        for read in reads:
+            self._note(*read)
 
     def _note_constant(self, value: Any) -> None:
         if isinstance(value, operator.attrgetter | operator.methodcaller):
             _, texts, *_ = value.__reduce__()
-            self._attributes |= {part for text in texts if isinstance(text, str) for part in text.split(".")}
+            self.attributes.attributes |= {part for text in texts if isinstance(text, str) for part in text.split(".")}
         elif isinstance(value, LOCKS):
             self._locks[id(value)] = value
             self._now.locks.note(value)
@@ -540,80 +467,25 @@ class ReadSet:
         elif isinstance(value, jax.custom_jvp | jax.custom_vjp):
             self._note_library(parts_of(value, "the rule of a derivative"))
 
-    def _add_origin(self, origin: Origin) -> None:
-        if origin.key not in self._seen:
-            self._seen.add(origin.key)
-            self.origins.append(origin)
-            if origin.name is None:
-                attributes = vars(origin.holder)
-                self._bindings = [b for b in self._bindings if b[1] != OF_KEYS or b[0] is not attributes]
-                self._reads = None
-
-    def assign(self, origin: Origin) -> None:
-        """Makes a root of a name that the code assigns: what it is given is given on each call."""
-        if origin.key in self.left or any(p.what == origin.what for p in self.origins):
-            return
-        if origin.key in self._own:
-            self._own.discard((id(origin.holder), origin.name or ""))
-            self.assigned_own.add(origin.name or "")
-        self.origins = [p for p in self.origins if p.key != origin.key]
-        self._bindings = [b for b in self._bindings if b[1] != origin.name or not origin.feeds(b[0])]
-        self._reads = None
-        self._seen.add(origin.key)
-        self.origins.append(origin)
-
     def _add_class(self, cls: type) -> None:
-        if cls not in self._classes and is_users_class(cls):
-            self._classes[cls] = None
-            self._add_class(type(cls))
-            if self._matches:
-                self._attributes |= {"__match_args__", *_match_args(cls)}
-            if is_protocol(cls):
-                self._attributes |= {name for name in vars(cls) if not name.startswith("_")}
-            for base in cls.__mro__[1:]:
-                self._add_class(base)
-            self._add_subclasses(cls)
-            self._note(cls, OF_NAMES, MISSING, False)
-            self._note_methods(cls)
-            for name, member in cls.__members__.items() if isinstance(cls, enum.EnumType) else ():
-                self._note(cls, name, member, own_value(cls, name) is member)
-
-    def _add_subclasses(self, cls: type) -> None:
-        if "__subclasses__" in self._attributes:
-            for subclass in type.__subclasses__(cls):
-                self._add_class(subclass)
-
-    def _note_methods(self, cls: type) -> None:
-        for base in cls.__mro__[:-1]:
-            for name, value in vars(base).items():
-                if is_looked_up(base, name, value):
-                    self._note(cls, name, value, False)
-
-    def _add_classes_in(self, value: Any, depth: int = 2) -> None:
-        """Notes the classes in a constant, and those of what it holds."""
-        if isinstance(value, type):
-            self._add_class(value)
-        elif type(value) in (tuple, list, set, frozenset, dict) and depth and len(value) <= _MOST_LOOKED_AT:
-            for item in list(value):
-                self._add_classes_in(item, depth - 1)
-            for item in list(value.values()) if type(value) is dict else ():
-                self._add_classes_in(item, depth - 1)
-        else:
-            self._add_class(type(value))
+        self._note_all(self.attributes.add(cls))
 
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
-        count = len(self._attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
-        while unscanned := [cls for cls in list(self._classes) if self._looked.get(id(cls)) != count]:
-            for cls in unscanned:
-                self._looked[id(cls)] = count
-                self._add_subclasses(cls)
-                self._look_up_in_class(cls)  # which may lead to classes that are not known yet
-        for i, module in list(self.modules.items()):
-            if self._looked.get(i) != count and is_users_scope(vars(module)):
-                self._looked[i] = count
-                for name in (self._attributes & vars(module).keys()) | self._texts:
-                    self._note(vars(module), name, vars(module).get(name, MISSING), True)
+        attributes = self.attributes
+        for cls in attributes.not_looked_up():
+            self._note_all(attributes.new_subclasses(cls))
+            self._note_all(attributes.all_names(cls, bool(self.builtins.of_vars)))
+            for name, owner, value in attributes.asked_of(cls):
+                self._note_cache(value)
+                self._note_all(attributes.add_in(value))
+                if (function := function_in(value)) is not None:
+                    self.note_function(function, (owner, name))
+                elif is_bound_by(value):
+                    self._note_library(parts_of(value, f"{cls.__qualname__}.{name}"))
+                self._note(*attributes.read_of(cls, name, owner, value))
+            self._note_all(attributes.asked_of_super(cls))
+        self._note_all(attributes.asked_of_modules())
         self._ask_functions()
         if self._now.shown is not None:
             self._note_before()
@@ -635,90 +507,28 @@ class ReadSet:
         self._note_before()
 
     def _note_before(self) -> None:
-        size = len(self._classes), len(self.modules), len(self._scopes), self.named.size
+        size = len(self.attributes.classes), len(self.attributes.modules), len(self._scopes), self.named.size
         if size != self._now.noted:
             self._now.noted = size
-            scopes = [vars(module) for module in list(self.modules.values()) if is_open_scope(vars(module))]
-            functions = [f for f in self.named.functions() if (id(f), None) not in self._seen]  # roots are put back
-            self._now.note([*self._classes, *scopes, *self._scopes.values()], functions)
-
-    def sets(self, name: str | None) -> bool:
-        """Has code of the trace set an attribute of this name?"""
-        return self._sets_names or name in self._stored_attributes
+            scopes = [vars(module) for module in list(self.attributes.modules.values()) if is_open_scope(vars(module))]
+            # Functions that are roots are put back with the other roots.
+            functions = [f for f in self.named.functions() if not self.names.is_seen((id(f), None))]
+            self._now.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
         size_before = self._size
         self._note_imported()
-        changed = self._now.end(self.sets, self.left)
+        changed = self._now.end(self.attributes.sets, self.names.left)
         for origin in changed:
             if origin.name is None:
-                self._add_origin(origin)
+                self.names.add(origin)
             else:
-                self.assign(origin)
+                self.names.assign(origin)
         return bool(changed) or self._size != size_before
 
-    def _look_up_in_class(self, cls: type) -> None:
-        if self._reads_names:
-            self._note_names(cls)
-        users = set[str]().union(*map(vars, filter(is_users_class, cls.__mro__)))
-        for name in self._attributes | (self._of_libraries & users) | overridden(cls, users):
-            holder, value = in_class(cls, name)
-            self._note_cache(value)
-            self._add_classes_in(value)
-            if (function := function_in(value)) is not None:
-                self.note_function(function, (holder, name))
-            elif is_bound_by(value):
-                self._note_library(parts_of(value, f"{cls.__qualname__}.{name}"))
-            if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
-                self._note(holder, name, value, holder not in self._laid_open)
-            else:
-                self._note(cls, name, value, False)
-        for base in cls.__mro__[1:]:
-            if is_users_class(base):
-                for name in self._of_super & vars(base).keys():
-                    self._note(base, name, vars(base)[name], not is_bound_by(vars(base)[name]))
-
-    def _lay_open(self, cls: type) -> None:
-        """Code reads `cls.__dict__`: what is in it counts as a binding."""
-        if cls not in self._laid_open:
-            self._laid_open.update(cls.__mro__)
-            for origin in [p for p in self.origins if p.holder in cls.__mro__ and not p.assigned]:
-                self.origins.remove(origin)
-                self._seen.discard(origin.key)
-            self._looked.clear()
-
-    def _note_names(self, cls: type) -> None:
-        """All that a class has, and that it has no more. What may change by itself is a root where `vars` shows it."""
-        for base in cls.__mro__:
-            if not is_users_class(base):
-                continue
-            self._note(base, OF_NAMES, MISSING, False)
-            for name in in_class(base, OF_NAMES)[1]:
-                if name == "_abc_impl":  # the interpreter's own notes on an abstract class
-                    continue
-                value = own_value(base, name)
-                shows = (self._computes_names or bool(self.builtins.of_vars)) and base not in self._laid_open
-                is_root = shows and not is_bound_by(value) and not is_constant(value)
-                self._note(base, name, value, is_root and not _is_refused(Origin(base, name)))
-
-    @alone
-    def leave_out(self, origins: Iterable[Origin]) -> bool:
-        """These are no roots: what a trace changes there happens in it alone. True where that is new."""
-        new_keys = {origin.key for origin in origins} - self.left
-        self.left |= new_keys
-        self.origins = [origin for origin in self.origins if origin.key not in self.left]
-        return bool(new_keys)
-
     def hide_inner(self, code: types.CodeType) -> bool:
-        """Leaves out what only functions inside of this one read: they may be host functions, which take any value.
-
-        Asked once, where a root was refused. Where such a function runs in a trace, it is a root again.
-        """
-        if self._was_refused:
-            return False
-        self._was_refused = True
-        return self._hide(code, {constant for constant in code.co_consts if isinstance(constant, types.CodeType)})
+        return self.hosts.hide_inner(code)
 
     @alone
     def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
@@ -726,46 +536,17 @@ class ReadSet:
 
         A function that ran in the trace itself is none.
         """
-        hosts = {host for host in hosts if host not in self._ran and host not in self.known}
-        is_new = self._hide(function.__code__, hosts)
-        for origin in [p for p in self.origins if p.name is None and p.holder.__code__ in hosts]:
-            self.origins.remove(origin)
-            self._seen.discard(origin.key)
-            self._on_host.add(origin.holder.__code__)
-            is_new = True
-        for cell, name in passed_hosts(function, hosts) if hosts else ():
-            if name not in self._shared and name not in self.hidden:
-                self._hosts[id(cell)] = cell, name
-                self.hidden.add(name)
-                is_new = True
-        return is_new
+        return self.hosts.note_functions(
+            function, {host for host in hosts if host not in self._ran and host not in self.known}
+        )
 
     @alone
     def see_receivers(self, function: types.FunctionType) -> bool:
         """Hides what the function names only to give a method of it to a callback of JAX. True where that is new."""
-        is_new = False
-        for cell, name, value in receivers(function):
-            if name in self.hidden or name in self._shared or name in self.assigned_own:
-                continue
-            self.hidden.add(name)
-            self._receivers.add(name)
-            self._receiving.update(nested_codes(function.__code__))
+        values = self.hosts.note_receivers(function)
+        for value in values:
             self._add_class(type(value))
-            if cell is not None:
-                self._hosts[id(cell)] = cell, name
-            else:
-                self._bindings.append((self._guards.get(id(function.__globals__), function.__globals__), name))
-            self._reads, is_new = None, True
-        return is_new
-
-    def _hide(self, code: types.CodeType, inner_codes: set[types.CodeType]) -> bool:
-        newly_hidden = only_in(code, inner_codes) - self._shared - self.hidden if inner_codes else set[str]()
-        self.hidden |= newly_hidden
-        self.assigned_own -= newly_hidden
-        self.origins = [
-            p for p in self.origins if not p.assigned or p.name not in newly_hidden or p.holder is not self._scope
-        ]
-        return bool(newly_hidden)
+        return bool(values)
 
     @alone
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
@@ -775,7 +556,7 @@ class ReadSet:
             if isinstance(value, type):
                 self._add_class(value)
             else:
-                self.modules.setdefault(id(vars(value)), value)
+                self.attributes.add_module(value)
         self._look_up()
         return self._size != size_before
 
@@ -784,118 +565,98 @@ class ReadSet:
     @property
     def is_large(self) -> bool:
         """Has it met so much that it is worth beginning anew? Classes that are made for each call do that."""
-        return len(self._bindings) > _MOST_BINDINGS
+        return len(self.names.bindings) > _MOST_BINDINGS
 
     @alone
     def has(self, functions: Iterable[types.FunctionType]) -> None:
         """The state of these functions is part of the roots already."""
         for function in functions:
             code, scope = function.__code__, function.__globals__
-            if not self.known.has(code, scope) and not self._of_graph.has(code, scope):
-                self._of_graph.add(code, scope)
+            if not self.known.has(code, scope) and not self.of_graph.has(code, scope):
+                self.of_graph.add(code, scope)
                 self.add(code, scope, function, False)
-
-    @alone
-    def own(self, scope: dict[str, Any], names: Iterable[str], stored: Iterable[str]) -> None:
-        """These globals are roots of their own; those that the function stores are assigned ones."""
-        self._scope = scope
-        for name in set(stored) - self.hidden:
-            self.assigned_own.add(name)
-            self.assign(Origin(scope, name, True))
-        keys = {(id(scope), name) for name in set(names) - self.assigned_own}
-        self._own |= keys
-        self._seen |= keys
 
     @alone
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""
         if self.see_caches():  # the trace has made objects that a cache keeps: they are roots of the next call
             return _never_holding()
-        named, parents = self.named_owners(), self.parents()
-        size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts), len(self.abstract_classes)
-        size = *size, len(named), len(parents)
-        if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
-            self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
-            self._reads = (
+        names, owners, parents = self.names, self.named_owners(), self.attributes.parents()
+        hosts = self.hosts.cells
+        size = *names.compared_size, len(hosts), len(self.abstract_classes), len(owners), len(parents)
+        if names.compared is None or names.compared[0] != size or not names.compared[1].holds():
+            names.forget_dead()
+            names.compared = (
                 size,
                 _core.Reads(
-                    [*self._bindings, *self.cached.bindings],
-                    list(self._functions.values()),
-                    [cell for cell, _ in (*self._cells.values(), *self._hosts.values())],
+                    [*names.bindings, *self.cached.bindings],
+                    list(names.functions.values()),
+                    [*(cell for cell, _ in names.cells.values()), *hosts],
                     self.abstract_classes.pairs,
-                    named,
+                    owners,
                     [(functools.partial(type.__subclasses__, cls), type.__subclasses__(cls)) for cls in parents],
                 ),
             )
-        return self._reads[1]
+        return names.compared[1]
 
     def named_owners(self) -> list[Any]:
         """The classes and functions that code may ask for their names."""
-        return [*self._classes, *self.named.functions()] if self._asks_names else []
-
-    def expect_questions(self, names: bool, subclasses: bool) -> None:
-        """Code that has run elsewhere asks classes for their names, or for their subclasses."""
-        self._asks_names = self._asks_names or names
-        self._attributes |= {"__subclasses__"} if subclasses else set()
-
-    def parents(self) -> list[type]:
-        """The classes that code may ask for their subclasses."""
-        return list(self._classes) if "__subclasses__" in self._attributes else []
+        return [*self.attributes.classes, *self.named.functions()] if self.attributes.asks_names else []
 
     @alone
     def refresh(self) -> bool:
         """Makes roots of bindings that hold something else by now. True where there are any."""
-        if self._reads is None or self._reads[1].holds():
+        names = self.names
+        if names.compared is None or names.compared[1].holds():
             return False
         size_before = self._size
-        reads = self._reads[1]
+        reads = names.compared[1]
         for holder, name in reads.changed():
-            if id(holder) in self._keywords or self.cached.watches(holder, name) or self.library.text(holder):
-                self._reads = None
-                continue
-            if name == OF_KEYS:
-                continue
-            if name == OF_NAMES or (isinstance(holder, type) and holder in self._laid_open):
-                for cls in [cls for cls in list(self._classes) if holder in cls.__mro__]:
-                    self._looked.pop(id(cls), None)
-                    self._note_methods(cls)
-                self._reads = None
-                continue
-            if holder is self._scope and name in self._receivers & self.hidden:
-                continue
-            value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
-            users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
-            changes = type(value) is int or type(value) is float  # by assignment, as a counter does
-            if isinstance(holder, type) and is_bound_by(value):
-                self._looked.clear()  # another descriptor: what it holds counts
-            if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
-                guarded = self._guards.get(id(holder), holder)
-                self._bindings = [b for b in self._bindings if b[0] is not guarded or b[1] != name]
-                self._seen.discard((id(holder), name))
-                owner = in_class(holder, name)[0] if isinstance(holder, type) else None
-                self._add_origin(Origin(owner or holder, name))
-                if changes:
-                    self.changing.add((id(owner or holder), name))
+            self._refresh_binding(holder, name)
         for cell in reads.changed_cells():
-            if id(cell) in self._hosts:
-                if self._hosts[id(cell)][1] not in self._receivers:  # another function: it may run elsewhere too
-                    self.hidden.discard(self._hosts.pop(id(cell))[1])
-                self._reads = None
+            if self.hosts.reveal_cell(cell):
+                names.compared = None
                 return True
-            self._add_origin(Origin(self._cells.pop(id(cell))[1], None))
+            names.add(Origin(names.cells.pop(id(cell))[1], None))
         self._ask_functions()
-        for function in list(self._functions.values()):
-            self._note_keywords(function)
+        for function in list(names.functions.values()):
+            names.note_keywords(function)
             if has_state(function):
-                self._add_origin(Origin(function, None))
+                names.add(Origin(function, None))
             if not self.known.has(function.__code__, function.__globals__):
                 self.add(function.__code__, function.__globals__, function)
                 if not self.cached.is_cached(function):  # that is heard of whenever it runs
                     self.known.add(function.__code__, function.__globals__)
         if self._size == size_before:
             return False
-        self._reads = None
+        names.compared = None
         return True
+
+    def _refresh_binding(self, holder: Any, name: str) -> None:
+        """A name has another value than an entry was compiled for. One that may change again is a root from now on."""
+        names, attributes = self.names, self.attributes
+        if id(holder) in names.keywords or self.cached.watches(holder, name) or self.library.text(holder):
+            names.compared = None
+            return
+        if name == OF_KEYS:
+            return
+        if name == OF_NAMES or (isinstance(holder, type) and holder in attributes.laid_open):
+            self._note_all(attributes.renewed(holder))
+            names.compared = None
+            return
+        if holder is names.scope and self.hosts.is_receiver(name):
+            return
+        value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
+        users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
+        changes = type(value) is int or type(value) is float  # by assignment, as a counter does
+        if isinstance(holder, type) and is_bound_by(value):
+            attributes.look_up_anew()  # another descriptor: what it holds counts
+        if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
+            names.unbind(holder, name)
+            owner = in_class(holder, name)[0] if isinstance(holder, type) else None
+            names.add(Origin(owner or holder, name))
+            if changes:
+                names.changing.add((id(owner or holder), name))
 
 
 def _never_holding() -> _core.Reads:
@@ -909,16 +670,3 @@ def _defaults_of(function: Any) -> tuple[Any, ...]:
     if not isinstance(function, types.FunctionType):
         return ()
     return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
-
-
-def _match_args(cls: type) -> tuple[str, ...]:
-    names = in_class(cls, "__match_args__")[1]
-    return names if isinstance(names, tuple) else ()
-
-
-def _is_refused(origin: Origin) -> bool:
-    try:
-        _core.record((origin.value(),), (origin.text(),))
-    except GraftaxError:
-        return True
-    return False

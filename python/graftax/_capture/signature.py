@@ -188,8 +188,8 @@ class Signature:
 
     def has_roots_of(self, reads: ReadSet) -> bool:
         """Has it the roots that are known by now?"""
-        known = [origin.what for origin in reads.origins]
-        return known == [origin.what for origin in self.origins] and self.hidden == frozenset(reads.hidden)
+        known = [origin.what for origin in reads.names.origins]
+        return known == [origin.what for origin in self.origins] and self.hidden == frozenset(reads.names.hidden)
 
     @staticmethod
     def of_parameters(signature: inspect.Signature) -> Signature:

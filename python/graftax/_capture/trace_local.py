@@ -40,7 +40,6 @@ class Now(threading.local):
         self.shown: set[tuple[int, str | None]] | None = None  # what it sees rebuilt
         self.noted: tuple[int, ...] = ()  # how much was known when it was noted last
         self.trace: Any = None  # that of JAX
-        self.touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
         self.runs = False  # has the traced function begun? From then on its own code calls it
         self._held: dict[int, tuple[Any, dict[str, Any]]] = {}  # modules and classes, with what they held before
         self._states: dict[int, State] = {}  # of functions

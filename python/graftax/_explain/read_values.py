@@ -31,9 +31,9 @@ def read_values(reads: ReadSet | None) -> ReadValues:
     values: ReadValues = {}
     if reads is None:
         return values
-    for holder_ref, name in reads._bindings:  # pyright: ignore[reportPrivateUsage]
+    for holder_ref, name in reads.names.bindings:
         holder: Any = _holder(holder_ref)
-        kw_function = reads._keywords.get(id(holder_ref))  # pyright: ignore[reportPrivateUsage]
+        kw_function = reads.names.keywords.get(id(holder_ref))
         if name == OF_KEYS:  # the attributes of functions follow below
             continue
         if kw_function is not None:
@@ -55,19 +55,19 @@ def read_values(reads: ReadSet | None) -> ReadValues:
     for owner in reads.named_owners():
         names = owner.__name__, owner.__qualname__, owner.__doc__, owner.__module__
         values[f"the names of {owner.__qualname__}"] = plain_text(names), names
-    for cls in reads.parents():
+    for cls in reads.attributes.parents():
         subclasses = type.__subclasses__(cls)
         values[f"the subclasses of {cls.__qualname__}"] = plain_text(tuple(subclasses)), subclasses
     for function in reads.named.functions():
         attributes = tuple(attribute_names(function))
         values[f"the attributes of {function.__qualname__}"] = plain_text(attributes), attributes
-    for function in list(reads._functions.values()):  # pyright: ignore[reportPrivateUsage]
+    for function in list(reads.names.functions.values()):
         values[f"function {function.__qualname__}"] = _read_value(function)
         if is_users_scope(function.__globals__):
             names = function.__code__.co_varnames[: function.__code__.co_argcount]
             for name, value in _with_defaults(names, function.__defaults__ or ()):
                 values[_default(name, function)] = _read_value(value)
-    for cell, function in list(reads._cells.values()):  # pyright: ignore[reportPrivateUsage]
+    for cell, function in list(reads.names.cells.values()):
         names = function.__code__.co_freevars
         for name, function_cell in zip(names, function.__closure__ or (), strict=False):
             if function_cell is cell:

@@ -119,7 +119,7 @@ class FunctionPrograms:
         roots = table._known_roots()
         table.reads.note_itself(caller._function)
         for key, data in sorted(read_sets, key=lambda item: len(item[1]["origins"]), reverse=True):
-            if table.entries and len(data["origins"]) != len(table.reads.origins):
+            if table.entries and len(data["origins"]) != len(table.reads.names.origins):
                 self._refused = "its code reads other things"  # with new roots, the entries would be dropped
                 continue
             difference = self._restored(data, table.reads)

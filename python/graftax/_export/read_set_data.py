@@ -46,16 +46,16 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
     """
     if reads.builtins.of_ids:
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="the id() of an object"))
-    for origin in reads.origins:
+    for origin in reads.names.origins:
         if origin.holder is reads.library.held:
             raise GraftaxError(HELD_BY_LIBRARY.format(name=name, what=origin.name))
     bindings: list[tuple[Holder, str]] = []
     bound_names: dict[int, tuple[Holder, Any]] = {}  # by the id of a value: a name that it is bound to, and the value
-    for owner, key in reads._bindings:  # pyright: ignore[reportPrivateUsage]
+    for owner, key in reads.names.bindings:
         # `attributes` below names those of a function, `imported` modules, and `classes` what descriptors hold.
         if key == OF_KEYS or reads.library.text(owner) is not None:
             continue
-        holder = reads._keywords.get(id(owner), owner)  # pyright: ignore[reportPrivateUsage]
+        holder = reads.names.keywords.get(id(owner), owner)
         if _is_users(holder):  # what a library reads depends on its version
             bindings.append((_holder(holder, name, {}), key))
             value = value_at(holder, key)
@@ -63,25 +63,25 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
     find_holder = functools.partial(_holder, name=name, bound_names=bound_names, module=function.__module__)
     cells = [
         (find_holder(function), _variable(function, cell))
-        for cell, function in list(reads._cells.values())  # pyright: ignore[reportPrivateUsage]
+        for cell, function in list(reads.names.cells.values())
         if _is_users(function)
     ]
-    functions = [f for f in list(reads._functions.values()) if _is_users(f)]  # pyright: ignore[reportPrivateUsage]
-    packages = {module.__name__.partition(".")[0] for module in reads.modules.values()}
+    functions = [f for f in list(reads.names.functions.values()) if _is_users(f)]
+    packages = {module.__name__.partition(".")[0] for module in reads.attributes.modules.values()}
     return {
-        "origins": [(find_holder(origin.holder), origin.name, origin.assigned) for origin in reads.origins],
+        "origins": [(find_holder(origin.holder), origin.name, origin.assigned) for origin in reads.names.origins],
         "bindings": [(holder, key, value_token(value_at(resolve(holder), key))) for holder, key in bindings],
         "functions": [(find_holder(function), value_token(function)) for function in functions],
         "attributes": [(holder, names) for holder, names in _attributes(reads, find_holder)],
         "cells": [(holder, key, value_token(_cell(resolve(holder), key).cell_contents)) for holder, key in cells],
-        "hidden": sorted(reads.hidden),
-        "assigned": sorted(reads.assigned_own),
+        "hidden": sorted(reads.names.hidden),
+        "assigned": sorted(reads.names.assigned_own),
         "imported": [(m, key, value_token(vars(sys.modules[m])[key])) for m, key in _imported(reads, function)],
         "hash": hash(_TEXT) if _asks_for_hashes(reads, function) else None,
-        "classes": [(find_holder(cls), value_token(cls)) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
+        "classes": [(find_holder(cls), value_token(cls)) for cls in list(reads.attributes.classes) if _is_users(cls)],
         "abstract": [(find_holder(cls), registered_text(cls)) for cls, _ in reads.abstract_classes.pairs],
         "names": list(_names(reads, find_holder)),
-        "subclasses": [(find_holder(cls), _subclasses_of(cls)) for cls in reads.parents() if _is_users(cls)],
+        "subclasses": [(find_holder(cls), _subclasses_of(cls)) for cls in reads.attributes.parents() if _is_users(cls)],
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
 
@@ -204,17 +204,17 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
 
 def _fill(reads: ReadSet, found: _Found, hidden: Iterable[Any]) -> str | None:
     order = {origin.what: i for i, origin in enumerate(found.origins)}
-    if not {origin.what for origin in reads.origins} <= order.keys():
+    if not {origin.what for origin in reads.names.origins} <= order.keys():
         return "its code reads other things"
     for origin in found.origins:
         if origin.assigned:
-            reads.assign(origin)
-        elif not any(existing.what == origin.what for existing in reads.origins):
-            reads._add_origin(origin)  # pyright: ignore[reportPrivateUsage]
-    if {origin.what for origin in reads.origins} != order.keys():
+            reads.names.assign(origin)
+        elif not any(existing.what == origin.what for existing in reads.names.origins):
+            reads.names.add(origin)
+    if {origin.what for origin in reads.names.origins} != order.keys():
         return "its code reads other things"
-    reads.origins.sort(key=lambda origin: order[origin.what])
-    reads.hidden |= set(hidden)
+    reads.names.origins.sort(key=lambda origin: order[origin.what])
+    reads.names.hidden |= set(hidden)
     _note(reads, found)
     return None
 
@@ -227,22 +227,20 @@ def _subclasses_of(cls: type) -> list[str]:
     return [f"{subclass.__module__}.{subclass.__qualname__}" for subclass in type.__subclasses__(cls)]
 
 
-def _note(reads: Any, found: _Found) -> None:
+def _note(reads: ReadSet, found: _Found) -> None:
     for holder, name, _ in found.bindings:
-        if (id(holder), name) not in reads._seen:
-            reads._seen.add((id(holder), name))
-            reads._bindings.append((holder, name))
+        reads.names.bind(holder, name)
     for function, _ in found.functions:
-        reads._functions.setdefault(id(function), function)
+        reads.names.functions.setdefault(id(function), function)
         reads.known.add(function.__code__, function.__globals__)
     for function, name, _ in found.cells:
         cell = _cell(function, name)
-        reads._cells[id(cell)] = cell, function
-    reads._classes.update(dict.fromkeys(cls for cls, _ in found.classes))
-    reads._reads = None
+        reads.names.cells[id(cell)] = cell, function
+    reads.attributes.classes.update(dict.fromkeys(cls for cls, _ in found.classes))
+    reads.names.compared = None
     for function, _ in found.attributes:
         reads.note_function(function)
-    reads.expect_questions(names=bool(found.names), subclasses=bool(found.subclasses))
+    reads.attributes.expect_questions(names=bool(found.names), subclasses=bool(found.subclasses))
     reads.abstract_classes.note(tuple(cls for cls, _ in found.abstract))
 
 
@@ -286,8 +284,8 @@ def _cell(function: types.FunctionType, name: str) -> types.CellType:
 
 def _codes(reads: ReadSet, function: types.FunctionType) -> set[types.CodeType]:
     """The code that may have run: of the function itself, of what is part of the roots, of helpers."""
-    functions = [*list(reads._functions.values()), function]  # pyright: ignore[reportPrivateUsage]
-    return {*reads.known.codes(), *reads._of_graph.codes(), *(each.__code__ for each in functions)}  # pyright: ignore[reportPrivateUsage]
+    functions = [*list(reads.names.functions.values()), function]
+    return {*reads.known.codes(), *reads.of_graph.codes(), *(each.__code__ for each in functions)}
 
 
 def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
@@ -296,7 +294,7 @@ def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
     for code in codes:
         for name in set(names_of(code).imports.values()):
             if name.startswith("."):  # it is one of those that were met
-                ends = [m for m in reads.modules.values() if m.__name__.endswith("." + name.lstrip("."))]
+                ends = [m for m in reads.attributes.modules.values() if m.__name__.endswith("." + name.lstrip("."))]
                 name = ends[0].__name__ if ends else name
             module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
             if module is not None and is_users_scope(vars(module)) and module.__name__ in sys.modules:

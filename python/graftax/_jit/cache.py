@@ -134,7 +134,7 @@ class FunctionTable(_core.Table):
 
     def _known_roots(self) -> tuple[Any, ...]:
         reads = self.reads
-        return (0,) if reads is None else (*(origin.what for origin in reads.origins), len(reads.hidden))
+        return (0,) if reads is None else (*(origin.what for origin in reads.names.origins), len(reads.names.hidden))
 
     @property
     def origins(self) -> list[Origin]:
@@ -150,7 +150,7 @@ class FunctionTable(_core.Table):
             self.generation += 1
             self.outgrown = list(self.entries.values())
             self.clear_entries()
-        return self.reads.origins
+        return self.reads.names.origins
 
     @property
     def calls(self) -> int:

@@ -143,8 +143,8 @@ class Jitted(_core.Caller, Generic[P, R]):
         if reads is None:
             return Signature.of(plain, skip, options.captured, table.origins)
         if options.captured:
-            reads.own(plain.__globals__, *global_names(plain))
-        hidden, assigned = frozenset(reads.hidden), frozenset(reads.assigned_own)
+            reads.names.own(plain.__globals__, *global_names(plain))
+        hidden, assigned = frozenset(reads.names.hidden), frozenset(reads.names.assigned_own)
         signature = Signature.of(plain, skip, options.captured, table.origins, hidden, assigned)
         signature.binding.generation = table.generation
         return dataclasses.replace(signature, numpy_is_constant=table.numpy_is_constant)
@@ -323,7 +323,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         if table.numbers.expects and table.loaded_for(call.recording, call.context, plan.name) is not None:
             return call
         origins, reads = plan.signature.origins, table.reads
-        changing_globals = reads.changing if reads is not None else ()
+        changing_globals = reads.names.changing if reads is not None else ()
         cached = reads.cached.objects if reads is not None else None
         fixed = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.holder is cached}
         changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}

@@ -153,7 +153,7 @@ class Sharing:
     @property
     def is_shareable(self) -> bool:
         """Variables that only host functions read are found, and compared, for one function alone."""
-        return self.reads is not None and not self.reads.hidden
+        return self.reads is not None and not self.reads.names.hidden
 
     def add(self, key: tuple[Any, ...], entry: _core.Entry) -> None:
         """An entry that a function of the sharing may run."""

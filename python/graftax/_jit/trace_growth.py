@@ -168,10 +168,10 @@ class Growth:
         reads, plan = self._table.reads, self.plan
         before = plan.signature
         for _ in range(_MOST_ROUNDS):
-            origins = tuple(reads.origins)
+            origins = tuple(reads.names.origins)
             count = len(before.origins)
             continues = [origin.what for origin in origins[:count]] == [origin.what for origin in before.origins]
-            if not continues or before.hidden != reads.hidden or before.assigned != reads.assigned_own:
+            if not continues or before.hidden != reads.names.hidden or before.assigned != reads.names.assigned_own:
                 return None
             signature = dataclasses.replace(before, origins=origins)
             plan = plan.with_signature(signature)
@@ -179,7 +179,7 @@ class Growth:
             recording = plan.record(roots, self._layout, self._shapes)
             reads.has(recording.functions)
             grown = reads.see_named(recording.named)
-            if not grown and len(reads.origins) == len(origins):
+            if not grown and len(reads.names.origins) == len(origins):
                 return (plan, roots, recording) if self._donates_no_more(plan, roots, recording) else None
         return None
 

@@ -233,7 +233,7 @@ def _results(call: Snapshot, known: dict[int, str], done: Callable[[int], Any]) 
 
 def _constants(reads: ReadSet | None) -> Iterator[tuple[Any, str, Any]]:
     """(holder, name, value) of the numbers and texts that the user's code reads as globals and class attributes."""
-    for holder, name in [] if reads is None else list(reads._bindings):  # pyright: ignore[reportPrivateUsage]
+    for holder, name in [] if reads is None else list(reads.names.bindings):
         if isinstance(holder, type):
             is_users_own = is_users_class(holder) and name in vars(holder)
         else:
@@ -288,7 +288,7 @@ def _script(line: int | None) -> dict[str, Any] | None:
 
 def _functions(function: types.FunctionType, reads: ReadSet | None) -> list[dict[str, str]]:
     """The user's functions that a call runs, with their source texts."""
-    others = [] if reads is None else list(reads._functions.values())  # pyright: ignore[reportPrivateUsage]
+    others = [] if reads is None else list(reads.names.functions.values())
     functions = {id(f.__code__): f for f in (function, *others) if _is_in_users_file(f)}
     return [
         {

@@ -86,7 +86,7 @@ class _Compiled(Jitted[Any, Any]):
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
-        hidden = frozenset(table.reads.hidden if table.reads else ())
+        hidden = frozenset(table.reads.names.hidden if table.reads else ())
         signature = Signature.of(plain, skip, False, table.origins, hidden)
         signature.binding.generation = table.generation
         return signature
@@ -110,7 +110,7 @@ class _Compiled(Jitted[Any, Any]):
             table: Any = active[0]._table
             # A variable that counts traces differs at every call, so it must not be part of the cache key.
             counters = _trace_counters(outcomes[_core.decode(outputs[2])], graphdef, origins, active[1])
-            if counters and table.reads.leave_out(counters):
+            if counters and table.reads.names.leave_out(counters):
                 raise NewReads
             if calls_host(since):  # the program calls this call's objects: never reuse it
                 _THREAD.host_was_called = True

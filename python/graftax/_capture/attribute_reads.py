@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What code asks objects, classes and modules for, by the names of attributes, and where these names may lead.
+
+Bytecode shows the name of an attribute, seldom the object that is asked. So each name that code asks for is looked up
+in every class and module that is known. The methods here give what they find; the read set notes it.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._base.missing import MISSING
+from graftax._capture.bytecode import (
+    OF_NAMES,
+    OWN_NAMES,
+    Names,
+    in_class,
+    is_bound_by,
+    is_constant,
+    is_looked_up,
+    is_protocol,
+    is_users_class,
+    is_users_scope,
+    overridden,
+    own_value,
+)
+from graftax._capture.origin import Origin
+
+_MOST_LOOKED_AT = 100  # items of a constant, for the classes among them
+
+
+class NameRead(NamedTuple):
+    """That code reads a name of a class or of a module's dict, and what it has there."""
+
+    holder: Any
+    name: str
+    value: Any
+    can_be_root: bool
+
+
+class AttributeReads:
+    """The names that code asks for, with the classes and modules that have been met."""
+
+    def __init__(self) -> None:
+        self.classes: dict[type, None] = {}
+        self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
+        self.attributes: set[str] = set()
+        self.laid_open: set[type] = set()  # classes whose __dict__ code reads: it would show what stands for a root
+        self.reads_names = False  # is there code that may look at all names of a class?
+        self.asks_names = False  # is there code that asks classes and functions for their names?
+        self._computes_names = False  # is there code that asks for attributes by names that it computes?
+        self._sets_names = False  # is there code that sets attributes by names that it computes?
+        self._matches = False  # is there code that matches classes?
+        self._stored: set[str] = set()  # attributes that code sets
+        self._of_super: set[str] = set()
+        self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
+        self._texts: set[str] = set()  # attributes that code may name by texts
+        self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
+
+    # ---- what code asks for
+
+    def note_users(self, names: Names) -> None:
+        """Code of the user's asks for these."""
+        reads_names = "vars" in names.loaded or OF_NAMES in names.attributes
+        # What was looked up for its names alone has to be looked at once more for its values.
+        if (names.computes and not self._computes_names) or (reads_names and not self.reads_names):
+            self._looked.clear()
+        self._computes_names = self._computes_names or names.computes
+        self.reads_names = self.reads_names or reads_names or names.computes
+        if names.matches and not self._matches:
+            self._matches = True
+            for cls in list(self.classes):
+                self.attributes |= {"__match_args__", *_match_args(cls)}
+        self._texts |= names.texts
+        self.attributes |= names.attributes
+        self._of_super |= names.of_super
+        self._stored |= names.stored_attributes
+        self._sets_names = self._sets_names or names.sets
+
+    def note_library(self, names: Names) -> None:
+        """Code of a library asks for these: they count in the classes of the user's, which override them."""
+        self._of_libraries |= names.attributes
+
+    def note_any(self, names: Names) -> None:
+        """Code of anybody asks for these."""
+        self.asks_names = self.asks_names or not OWN_NAMES.isdisjoint(names.attributes)
+
+    def expect_questions(self, names: bool, subclasses: bool) -> None:
+        """Code that has run elsewhere asks classes for their names, or for their subclasses."""
+        self.asks_names = self.asks_names or names
+        self.attributes |= {"__subclasses__"} if subclasses else set()
+
+    def sets(self, name: str | None) -> bool:
+        """Does code set an attribute of this name?"""
+        return self._sets_names or name in self._stored
+
+    def parents(self) -> list[type]:
+        """The classes that code may ask for their subclasses."""
+        return list(self.classes) if "__subclasses__" in self.attributes else []
+
+    # ---- where it may look
+
+    def add_module(self, module: types.ModuleType) -> None:
+        self.modules.setdefault(id(vars(module)), module)
+
+    def add(self, cls: type) -> Iterator[NameRead]:
+        """Adds a class of the user's, with its bases, its metaclass and, where code asks for them, its subclasses."""
+        if cls in self.classes or not is_users_class(cls):
+            return
+        self.classes[cls] = None
+        yield from self.add(type(cls))
+        if self._matches:
+            self.attributes |= {"__match_args__", *_match_args(cls)}
+        if is_protocol(cls):  # `isinstance` asks the object for each of them
+            self.attributes |= {name for name in vars(cls) if not name.startswith("_")}
+        for base in cls.__mro__[1:]:
+            yield from self.add(base)
+        yield from self.new_subclasses(cls)
+        yield NameRead(cls, OF_NAMES, MISSING, False)
+        yield from _special_methods(cls)
+        for name, member in cls.__members__.items() if isinstance(cls, enum.EnumType) else ():
+            yield NameRead(cls, name, member, own_value(cls, name) is member)
+
+    def add_in(self, value: Any, depth: int = 2) -> Iterator[NameRead]:
+        """Adds the classes in a constant, and those of what it holds."""
+        if isinstance(value, type):
+            yield from self.add(value)
+        elif type(value) in (tuple, list, set, frozenset, dict) and depth and len(value) <= _MOST_LOOKED_AT:
+            for item in list(value):
+                yield from self.add_in(item, depth - 1)
+            for item in list(value.values()) if type(value) is dict else ():
+                yield from self.add_in(item, depth - 1)
+        else:
+            yield from self.add(type(value))
+
+    def lay_open(self, cls: type) -> bool:
+        """Code reads `cls.__dict__`: what is in it counts as a binding. True where that is new."""
+        if cls in self.laid_open:
+            return False
+        self.laid_open.update(cls.__mro__)
+        self._looked.clear()
+        return True
+
+    # ---- what is there
+
+    def look_up_anew(self) -> None:
+        """Whatever was looked up counts no more."""
+        self._looked.clear()
+
+    def renewed(self, holder: type) -> Iterator[NameRead]:
+        """The names of a class have changed: what it and its subclasses have is to be looked up again."""
+        for cls in [cls for cls in list(self.classes) if holder in cls.__mro__]:
+            self._looked.pop(id(cls), None)
+            yield from _special_methods(cls)
+
+    def not_looked_up(self) -> Iterator[type]:
+        """The classes in which not all that code asks for by now was looked up, with those that are added meanwhile."""
+        count = self._count
+        while unscanned := [cls for cls in list(self.classes) if self._looked.get(id(cls)) != count]:
+            for cls in unscanned:
+                self._looked[id(cls)] = count
+                yield cls
+
+    def new_subclasses(self, cls: type) -> Iterator[NameRead]:
+        """Adds those that were made since, where code asks for subclasses."""
+        if "__subclasses__" in self.attributes:
+            for subclass in type.__subclasses__(cls):
+                yield from self.add(subclass)
+
+    def all_names(self, cls: type, shows_values: bool) -> Iterator[NameRead]:
+        """All that a class has, and that it has no more, where code may look at all names.
+
+        `shows_values` says whether code calls `vars`. That shows what may change by itself, which is a root then.
+        """
+        for base in filter(is_users_class, cls.__mro__ if self.reads_names else ()):
+            yield NameRead(base, OF_NAMES, MISSING, False)
+            for name in in_class(base, OF_NAMES)[1]:
+                if name == "_abc_impl":  # the interpreter's own notes on an abstract class
+                    continue
+                value = own_value(base, name)
+                shows = (self._computes_names or shows_values) and base not in self.laid_open
+                is_root = shows and not is_bound_by(value) and not is_constant(value)
+                yield NameRead(base, name, value, is_root and not _is_refused(Origin(base, name)))
+
+    def asked_of(self, cls: type) -> Iterator[tuple[str, type | None, Any]]:
+        """What code finds in a class: (name that it asks for, the base that has it, value)."""
+        users = set[str]().union(*map(vars, filter(is_users_class, cls.__mro__)))
+        for name in self.attributes | (self._of_libraries & users) | overridden(cls, users):
+            yield name, *in_class(cls, name)
+
+    def read_of(self, cls: type, name: str, owner: type | None, value: Any) -> NameRead:
+        if owner is not None and is_users_class(owner) and not is_constant(value) and not is_bound_by(value):
+            return NameRead(owner, name, value, owner not in self.laid_open)
+        return NameRead(cls, name, value, False)  # of the class that is asked: another base may come to have the name
+
+    def asked_of_super(self, cls: type) -> Iterator[NameRead]:
+        """What code finds above a class: `super()` asks the bases, whatever the class itself has by that name."""
+        for base in filter(is_users_class, cls.__mro__[1:]):
+            for name in self._of_super & vars(base).keys():
+                yield NameRead(base, name, vars(base)[name], not is_bound_by(vars(base)[name]))
+
+    def asked_of_modules(self) -> Iterator[NameRead]:
+        """What code finds in the modules of the user's, where it was not looked up."""
+        count = self._count
+        for i, module in list(self.modules.items()):
+            if self._looked.get(i) != count and is_users_scope(vars(module)):
+                self._looked[i] = count
+                for name in (self.attributes & vars(module).keys()) | self._texts:
+                    yield NameRead(vars(module), name, vars(module).get(name, MISSING), True)
+
+    @property
+    def _count(self) -> int:
+        return len(self.attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
+
+
+def _special_methods(cls: type) -> Iterator[NameRead]:
+    """What the interpreter looks up in a class, which no code names."""
+    for base in cls.__mro__[:-1]:
+        for name, value in vars(base).items():
+            if is_looked_up(base, name, value):
+                yield NameRead(cls, name, value, False)
+
+
+def _match_args(cls: type) -> tuple[str, ...]:
+    names = in_class(cls, "__match_args__")[1]
+    return names if isinstance(names, tuple) else ()
+
+
+def _is_refused(origin: Origin) -> bool:
+    try:
+        _core.record((origin.value(),), (origin.text(),))
+    except GraftaxError:
+        return True
+    return False

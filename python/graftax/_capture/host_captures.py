@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables and globals that only the host functions of a traced function read: no roots, since they run later."""
+
+from __future__ import annotations
+
+import types
+
+from graftax._capture.bytecode import content, nested_codes
+from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
+from graftax._capture.read_names import ReadNames
+
+
+class HostCaptures:
+    """What hides names of the traced function from its trace. `names.hidden` are those that are hidden."""
+
+    def __init__(self, names: ReadNames) -> None:
+        self._names = names
+        self._functions: dict[int, tuple[types.CellType, str]] = {}  # variables with functions that run on the host
+        self._on_host = CodeSet()  # of functions that code gives to callbacks
+        self._receivers: set[str] = set()  # hidden names of which methods are given to callbacks
+        self._receiving = CodeSet()  # the code that gives them
+        self._was_refused = False
+
+    @property
+    def cells(self) -> list[types.CellType]:
+        """Another function in one of these may run in the trace as well."""
+        return [cell for cell, _ in list(self._functions.values())]
+
+    def run_on_host(self, code: types.CodeType) -> bool:
+        """Was a function of this code found to be given to callbacks alone?"""
+        return code in self._on_host
+
+    def is_receiver(self, name: str) -> bool:
+        """Is a name hidden because callbacks are given methods of its value?"""
+        return name in self._receivers and name in self._names.hidden
+
+    def is_receiver_in(self, name: str, code: types.CodeType) -> bool:
+        """Does this code name it to give its methods to callbacks?"""
+        return name in self._receivers and code in self._receiving
+
+    def reveal(self, code: types.CodeType, is_inner: bool) -> bool:
+        """Code begins to run in a trace, so it is no host function alone: what it reads may be a root after all.
+
+        `is_inner` says whether code that is known makes it. True where something was hidden.
+        """
+        hosts = {name: content(cell) for cell, name in list(self._functions.values())}
+        run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
+        if is_inner:
+            run |= self._names.hidden.intersection(code.co_freevars) - hosts.keys()
+        run &= self._names.hidden
+        self._names.hidden -= run
+        return bool(run)
+
+    def reveal_cell(self, cell: types.CellType) -> bool:
+        """A variable holds something else by now. False where it is none of a host function."""
+        if id(cell) not in self._functions:
+            return False
+        if self._functions[id(cell)][1] not in self._receivers:  # another function: it may run elsewhere too
+            self._names.hidden.discard(self._functions.pop(id(cell))[1])
+        return True
+
+    def hide_inner(self, code: types.CodeType) -> bool:
+        """Leaves out what only functions inside of this one read: they may be host functions, which take any value.
+
+        Asked once, where a root was refused. Where such a function runs in a trace, it is a root again.
+        """
+        if self._was_refused:
+            return False
+        self._was_refused = True
+        return self._hide(code, {constant for constant in code.co_consts if isinstance(constant, types.CodeType)})
+
+    def note_functions(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
+        """Hides what a function has for these host functions alone. True where that is new."""
+        names = self._names
+        is_new = self._hide(function.__code__, hosts)
+        for origin in [p for p in names.origins if p.name is None and p.holder.__code__ in hosts]:
+            names.drop([origin])
+            self._on_host.add(origin.holder.__code__)
+            is_new = True
+        for cell, name in passed_hosts(function, hosts) if hosts else ():
+            if name not in names.shared and name not in names.hidden:
+                self._functions[id(cell)] = cell, name
+                names.hidden.add(name)
+                is_new = True
+        return is_new
+
+    def note_receivers(self, function: types.FunctionType) -> list[object]:
+        """Hides what the function names only to give a method of it to a callback of JAX: the values of the new ones.
+
+        A binding stays, so that another object under the name is noticed.
+        """
+        names, values = self._names, list[object]()
+        for cell, name, value in receivers(function):
+            if name in names.hidden or name in names.shared or name in names.assigned_own:
+                continue
+            names.hidden.add(name)
+            self._receivers.add(name)
+            self._receiving.update(nested_codes(function.__code__))
+            if cell is not None:
+                self._functions[id(cell)] = cell, name
+            else:
+                names.bindings.append((names.guarded(function.__globals__), name))
+            names.compared = None
+            values.append(value)
+        return values
+
+    def _hide(self, code: types.CodeType, inner_codes: set[types.CodeType]) -> bool:
+        return bool(inner_codes) and self._names.hide(only_in(code, inner_codes))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names that code reads outside of its arguments: which of them are bindings, and which lead to roots.
+
+A *binding* is a name of a module or a class whose value is a function, a class, a module or a constant: it is watched,
+and a change makes a new entry. An *origin* holds what can change by itself (arrays, containers, objects, functions with
+state): its value is one more root of every call.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from graftax import _core
+from graftax._capture.bytecode import OF_KEYS, is_constant
+from graftax._capture.origin import Origin
+from graftax._capture.trace_local import alone
+
+Scope = dict[str, Any]
+
+
+class ReadNames:
+    """Bindings and origins, each noted once, and the functions that were read with them."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.lock = lock
+        self.origins: list[Origin] = []
+        self.bindings: list[tuple[Any, str]] = []  # (dict, class, or a function with these globals; name)
+        self.functions: dict[int, types.FunctionType] = {}  # whose code and defaults count
+        self.keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
+        self.cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
+        self.scope: Scope | None = None  # the globals of the traced function itself
+        self.assigned_own: set[str] = set()  # those of them that the code assigns
+        self.shared: set[str] = set()  # those that are roots, and that other code reads in a trace
+        self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
+        self.left: set[tuple[int, str | None]] = set()  # origins that are none: they count traces
+        self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
+        self.touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
+        # What an entry compares, with the sizes of what it was made of. None where it has to be made again.
+        self.compared: tuple[tuple[int, ...], _core.Reads] | None = None
+        self._seen: set[tuple[int, str | None]] = set()
+        self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
+        self._guards: dict[int, weakref.ref[types.FunctionType]] = {}
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of what a trace has to begin anew for when it grows."""
+        return len(self.origins), sum(origin.assigned for origin in self.origins), len(self.hidden)
+
+    @property
+    def compared_size(self) -> tuple[int, ...]:
+        """Of what a comparison is made of."""
+        return len(self._seen), len(self.functions), len(self.cells)
+
+    def is_seen(self, key: tuple[int, str | None]) -> bool:
+        return key in self._seen
+
+    # ---- globals that belong to no module
+
+    def guard(self, scope: Scope, function: types.FunctionType) -> None:
+        """Holds these globals through a function that has them: `exec` makes new ones each time, which have to go."""
+        self._guards.setdefault(id(scope), weakref.ref(function))
+
+    def is_guarded(self, scope: Scope) -> bool:
+        return id(scope) in self._guards
+
+    def guarded(self, holder: Any) -> Any:
+        """A weak reference to a function with these globals, where they are not kept alive, or the holder itself."""
+        return self._guards.get(id(holder), holder)
+
+    # ---- bindings
+
+    def bind(self, holder: Any, name: str) -> None:
+        if (id(holder), name) not in self._seen:
+            self._seen.add((id(holder), name))
+            self.bindings.append((self.guarded(holder), name))
+
+    def unbind(self, holder: Any, name: str) -> None:
+        """It is no binding any more, and may be noted again."""
+        guarded = self.guarded(holder)
+        self.bindings = [b for b in self.bindings if b[0] is not guarded or b[1] != name]
+        self._seen.discard((id(holder), name))
+
+    def forget_dead(self) -> None:
+        """Drops the bindings of globals that nothing holds any more."""
+        self.bindings = [b for b in self.bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
+
+    def note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
+        """Notes that code reads a name, which has this value now."""
+        key = id(holder), name
+        self.touched.add(key)
+        if key in self._own:
+            self.shared.add(name)
+            self.hidden.discard(name)
+        if key in self._seen:
+            return
+        if can_be_root and not is_constant(value):
+            self.add(Origin(holder, name))
+        else:
+            self.bind(holder, name)
+
+    def note_keywords(self, function: types.FunctionType) -> None:
+        """The keyword defaults of a function are in a dict that may change without the function: bindings of it."""
+        keywords = function.__kwdefaults__
+        if keywords and id(keywords) not in self.keywords:
+            self.keywords[id(keywords)] = function
+            self.bindings += [(keywords, name) for name in keywords]
+            self.compared = None
+
+    # ---- origins
+
+    def add(self, origin: Origin) -> None:
+        """Makes a root of it, where it is new."""
+        if origin.key not in self._seen:
+            self._seen.add(origin.key)
+            self.origins.append(origin)
+            if origin.name is None:  # the root has the attributes of the function
+                attributes = vars(origin.holder)
+                self.bindings = [b for b in self.bindings if b[1] != OF_KEYS or b[0] is not attributes]
+                self.compared = None
+
+    def drop(self, origins: Iterable[Origin]) -> None:
+        """They are no roots any more, and may be noted again."""
+        for origin in list(origins):
+            self.origins.remove(origin)
+            self._seen.discard(origin.key)
+
+    def assign(self, origin: Origin) -> None:
+        """Makes a root of a name that the code assigns: what it is given is given on each call."""
+        if origin.key in self.left or any(p.what == origin.what for p in self.origins):
+            return
+        if origin.key in self._own:
+            self._own.discard((id(origin.holder), origin.name or ""))
+            self.assigned_own.add(origin.name or "")
+        self.origins = [p for p in self.origins if p.key != origin.key]
+        self.bindings = [b for b in self.bindings if b[1] != origin.name or not origin.feeds(b[0])]
+        self.compared = None
+        self._seen.add(origin.key)
+        self.origins.append(origin)
+
+    @alone
+    def own(self, scope: Scope, names: Iterable[str], stored: Iterable[str]) -> None:
+        """These globals are roots of their own; those that the function stores are assigned ones."""
+        self.scope = scope
+        for name in set(stored) - self.hidden:
+            self.assigned_own.add(name)
+            self.assign(Origin(scope, name, True))
+        keys = {(id(scope), name) for name in set(names) - self.assigned_own}
+        self._own |= keys
+        self._seen |= keys
+
+    @alone
+    def leave_out(self, origins: Iterable[Origin]) -> bool:
+        """These are no roots: what a trace changes there happens in it alone. True where that is new."""
+        new_keys = {origin.key for origin in origins} - self.left
+        self.left |= new_keys
+        self.origins = [origin for origin in self.origins if origin.key not in self.left]
+        return bool(new_keys)
+
+    def hide(self, names: set[str]) -> bool:
+        """Only host functions read these names of the traced function: no roots. True where that is new."""
+        newly_hidden = names - self.shared - self.hidden
+        self.hidden |= newly_hidden
+        self.assigned_own -= newly_hidden
+        self.origins = [
+            p for p in self.origins if not p.assigned or p.name not in newly_hidden or p.holder is not self.scope
+        ]
+        return bool(newly_hidden)
+
+    def touches_root(self) -> bool:
+        """Does the code that was noted last read a root by its name?"""
+        return not self.touched.isdisjoint(self._own) or any(origin.key in self.touched for origin in self.origins)
