@@ -1,111 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The read set: what the code that runs under a trace names, outside of the arguments.
+"""The read set of a function: what a trace of it takes in, and what a call compares.
 
-Its parts: `ReadNames` has the bindings and the origins, `AttributeReads` what code asks classes and modules for,
-`HostCaptures` what only host functions read. Here is how a trace leads to them, and what a call compares.
+`CodeReads` knows what code names. Here is when it is asked: where code begins to run in a trace, before and after a
+trace, and where a call finds that a binding holds something else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import operator
-import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-import jax
-
 from graftax import _core
 from graftax._base.missing import MISSING
-from graftax._capture.abstract_classes import AbstractClasses
-from graftax._capture.attribute_reads import AttributeReads, NameRead
-from graftax._capture.builtin_overrides import StoodIn
 from graftax._capture.bytecode import (
     OF_KEYS,
     OF_NAMES,
-    PARTS,
-    Names,
-    absolute_name,
     can_be_equal,
-    cells_of,
     has_defaults,
     has_state,
     in_class,
-    is_asked_any_time,
     is_bound_by,
     is_constant,
-    is_empty,
     is_generated,
     is_never_asked,
     is_of_module,
-    is_open_scope,
     is_users_class,
     is_users_code,
     is_users_scope,
-    names_of,
-    passed_on,
-    resolve_lazy_imports,
-    texts_in,
 )
-from graftax._capture.cached_values import CachedValues
-from graftax._capture.code_by_identity import CodeSet, MetCode
-from graftax._capture.function_attributes import NamedFunctions, function_in
-from graftax._capture.host_captures import HostCaptures
-from graftax._capture.impure_calls import ImpureCalls
+from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.code_reads import CodeReads
 from graftax._capture.library_reads import (
     OF_CODE,
     LibraryReads,
-    LibraryState,
-    annotations_of,
     is_asked_by_user,
-    levels_of,
     module_read,
-    parts_of,
-    registry_of,
 )
-from graftax._capture.locks import LOCKS, Locks
+from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin
-from graftax._capture.read_names import ReadNames
-from graftax._capture.retrace_signals import Signals
-from graftax._capture.trace_local import Now, alone
-from graftax._capture.user_caches import note_cache
+from graftax._capture.trace_local import alone
 from graftax._jax.nested_jit import is_inside_jit
 
 _MOST_BINDINGS = 50_000
 
 
-class ReadSet:
+class ReadSet(CodeReads):
     """What the code that ran under the traces of one function names."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # several threads may trace the function at once
-        self.names = ReadNames(self.lock)
-        self.attributes = AttributeReads()
-        self.hosts = HostCaptures(self.names)
-        self.impure = ImpureCalls()
-        self.signals = Signals()
-        self.builtins = StoodIn(self.signals)
-        self.cached = CachedValues()
-        self.abstract_classes = AbstractClasses()
-        self.library = LibraryState()
-        self.named = NamedFunctions()
-        self.known = MetCode()
-        self.of_graph = MetCode()  # of functions that were part of the roots
+        super().__init__()
         self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
-        self._now = Now()
         self._itself: Callable[[], Any] = lambda: None  # the function, where its defaults may change
         self._own_codes = CodeSet()  # those that it had
-        self._rooted = CodeSet()  # code that reads a root by its name
         self._ran = CodeSet()  # code with variables of an enclosing call
-        self._inner = CodeSet()  # code of functions that known code makes
         self._scanned = CodeSet()  # of functions that traces made
-        self._locks: dict[int, Any] = {}  # that bindings lead to
-        self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
 
     # ---- while a trace runs
 
@@ -131,12 +83,14 @@ class ReadSet:
 
         `function` is None where the trace itself made it (before 3.12: where known code makes such functions).
         """
+        # Of JAX and the standard library nothing counts, but for the functions that read something for their caller.
         if is_never_asked(code.co_filename):
             if (reads := OF_CODE.get(code)) is not None:
                 return self._meet_library(reads(function, first)) if is_asked_by_user() else False
             if not self.builtins.note_class_check(code):
                 return NotImplemented
             return self.signals.give() if self.builtins.now.symbolic else None
+        # A module that is imported in a trace would keep tracers as its arrays: it is imported before the next one.
         if self.library.imports(code, scope):
             return self.signals.give()
         if code.co_freevars:
@@ -148,6 +102,7 @@ class ReadSet:
         if self.cached.is_cached(function):
             if (error := self.cached.take_error(function, first)) is not None:
                 return error
+            # Its result is to outlive the trace, so it is computed in plain Python. That must not see half of a change.
             if not self._now.has_changed() and self.cached.fills(function, first):
                 with self.lock:  # a program on disk depends on its code
                     self._meet(present, code, scope, function, first)
@@ -178,7 +133,7 @@ class ReadSet:
             if isinstance(obj, type):
                 self._add_class(obj)
         self._look_up()
-        # Another function of this code may hold other state.
+        # Code is met once, unless its next function may hold other state than this one.
         is_met_each_time = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code, function)
         is_met_each_time = is_met_each_time or code in self._rooted or self.cached.is_cached(function)
         is_met_each_time = is_met_each_time or not is_of_module(scope)  # others may come to lie in its place
@@ -194,21 +149,6 @@ class ReadSet:
         size_before = self._size
         self._note_library(reads)
         return self.signals.give() if self._size != size_before and not self._take_in() else False
-
-    def _note_library(self, reads: LibraryReads) -> None:
-        for text, holder, name in reads.bindings:
-            self.library.watch(text, holder)
-            self._note(holder, name, MISSING, False)
-        for name, value in reads.held:
-            if (origin := self.library.hold(name, value)) is not None:
-                self.names.add(origin)
-        self.attributes.expect_questions(names=bool(reads.functions), subclasses=False)
-        for function in reads.functions:
-            if self.note_function(function):
-                self.add(function.__code__, function.__globals__, function)
-        if reads.module is not None:
-            self.attributes.add_module(reads.module)
-            self._look_up()
 
     @alone
     def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
@@ -239,6 +179,7 @@ class ReadSet:
     @alone
     def note_itself(self, function: types.FunctionType) -> None:
         """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
+        # The call has its defaults as roots; a call by its own code, inside of it, takes those of the function.
         code, changes = function.__code__, has_defaults(function)
         if code in self._own_codes or (self.known.has(code, function.__globals__) and not changes):
             return
@@ -270,139 +211,6 @@ class ReadSet:
         """Of what a trace has to begin anew for when it grows."""
         return *self.names.size, *self.builtins.size
 
-    def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
-        """Notes what one code object names; of a function that stays also its state, and which code it has."""
-        if is_never_asked(code.co_filename):
-            return
-        users = is_users_code(code, scope) and not is_asked_any_time(code) and not is_generated(code, function)
-        names = names_of(code)
-        self.attributes.note_any(names)
-        self.names.touched.clear()
-        self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
-        cells = cells_of(function)
-        for value in cells.values():
-            self._note_constant(value)
-        if users:
-            self.library.note_imports(code, scope, function, names)
-        if "__import__" in names.loaded:
-            for text in sys.modules.keys() & texts_in(code.co_consts):
-                self._note_library(module_read(text))
-        if not is_of_module(scope) and isinstance(function, types.FunctionType):
-            self.names.guard(scope, function)
-        self.builtins.note(code, scope, cells, names, users)
-        if users:
-            if is_of_module(scope):
-                self._scopes.setdefault(id(scope), scope)
-            self.impure.note(code, scope, cells, names)
-            self.attributes.note_users(names)
-            for value in (*cells.values(), *_defaults_of(function)):
-                self._note_all(self.attributes.add_in(value))
-            for name in names.stored:
-                self.names.assign(Origin(scope, name, True))
-        elif not is_users_code(code, scope):
-            self.attributes.note_library(names)
-        for chain in names.chains:
-            if self.hosts.is_receiver_in(chain[0], code):
-                continue
-            if not users and chain[0] in names.stored:  # a library's own counter
-                continue
-            if chain[0] in code.co_freevars and chain[0] not in cells:  # the trace's own
-                continue
-            function_named = self._follow(chain, scope, cells, names, users)
-            if function_named is not None and self._is_passed_on(chain, code, function_named):
-                self.names.add(Origin(function_named, None))  # it may leave the trace, or be compared with a root
-        if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):
-            self.names.functions.setdefault(id(function), function)
-            self.names.note_keywords(function)
-            if has_state(function):
-                self.names.add(Origin(function, None))
-            else:
-                self.names.cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
-        if self.names.touches_root():
-            self._rooted.add(code)
-
-    def _is_passed_on(self, chain: tuple[str, ...], code: types.CodeType, function: types.FunctionType) -> bool:
-        return len(chain) == 1 and not self.hosts.run_on_host(function.__code__) and chain[0] in passed_on(code)
-
-    def _follow(
-        self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
-    ) -> types.FunctionType | None:
-        """Notes what a chain of names leads to. Gives it where it is a function of the user's with state."""
-        name, *attributes = chain
-        imports, asked_attributes = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
-        binding: tuple[Any, str] | None = None if name in cells else (scope, name)
-        if name in imports:
-            module_name = absolute_name(imports[name], scope)
-            value: Any = sys.modules.get(module_name, MISSING)
-            self._note(sys.modules, module_name, value, False)
-        elif name in cells:
-            value = cells[name]
-        else:
-            resolve_lazy_imports(scope, (name,))
-            value = scope.get(name, MISSING)
-            self._note(scope, name, value, users and is_users_scope(scope))
-        for attribute in attributes:
-            if isinstance(value, types.ModuleType):
-                holder = vars(value)
-                binding = holder, attribute
-                self.attributes.add_module(value)
-                resolve_lazy_imports(holder, (attribute,))
-                value = holder.get(attribute, MISSING)
-                self._note(holder, attribute, value, users and is_users_scope(holder))
-                if value is MISSING:
-                    self._note(holder, "__getattr__", holder.get("__getattr__", MISSING), False)
-            elif isinstance(value, type):
-                self._add_class(value)
-                if names.asks_classes:
-                    self.abstract_classes.note(value)
-                if users and attribute == OF_NAMES:
-                    if self.attributes.lay_open(value):
-                        self.names.drop(p for p in self.names.origins if p.holder in value.__mro__ and not p.assigned)
-                    return None
-                owner, value = in_class(value, attribute)
-                binding = owner, attribute
-            else:
-                function = function_in(value) if users else None
-                if function is not None and self.note_function(function, binding) and attribute in asked_attributes:
-                    self.names.add(Origin(function, None))
-                return None
-        function = function_in(value) if users else None
-        if function is not None and self.note_function(function, binding):
-            if not PARTS.isdisjoint(names.attributes):
-                self.names.add(Origin(function, None))  # asked under another name, perhaps
-            return function if has_state(function) else None
-        if names.asks_classes:
-            self.abstract_classes.note(value)
-        if isinstance(value, type):
-            self._add_class(value)
-        elif isinstance(value, types.ModuleType):
-            self.attributes.add_module(value)
-        else:
-            self._note_cache(value)
-            if users:
-                self._note_all(self.attributes.add_in(value))
-        return None
-
-    def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
-        """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
-        code = function.__code__
-        self._note_library(registry_of(function))
-        if _core.made_in_trace(function) or not self._is_older(code) or not is_users_code(code, function.__globals__):
-            return False
-        if place is None and code in self.of_graph:  # what it holds is walked
-            return False
-        if place is not None:
-            self.named.note_place((id(place[0]), place[1]), self.names.guarded(place[0]))
-        if self.named.note(function) and not self.names.is_seen((id(function), None)):
-            self.names.bind(vars(function), OF_KEYS)
-        return True
-
-    def _note_cache(self, value: Any) -> None:
-        cache = note_cache(value)
-        code = self.cached.note(cache) if cache is not None else None
-        if code is not None:
-            self.known.discard(code)
-
     def run_before(self) -> None:
         """Runs in plain Python what a trace is not to run: fills caches, and imports modules."""
         self._note_imported(self.library.import_modules())
@@ -430,66 +238,6 @@ class ReadSet:
         self.names.compared = None
         return True
 
-    def _ask_functions(self) -> None:
-        """Makes roots of the functions that have an attribute that code asks for."""
-        for function in self.named.functions():
-            attributes = vars(function).keys()
-            asked = self.attributes.attributes
-            if not asked.isdisjoint(attributes) or (attributes and self.attributes.reads_names):
-                self.names.add(Origin(function, None))
-            if "__annotations__" in asked:
-                self._note_library(annotations_of(function))
-        for cell, function in list(self.names.cells.values()):
-            if not is_empty(cell) and self.names.is_seen((id(cell.cell_contents), None)):  # its copy holds the copy
-                self.names.add(Origin(function, None))
-
-    def _is_older(self, code: types.CodeType) -> bool:
-        """Was a function of this code made before the trace, as far as one can tell?"""
-        return _core.has_watchers or code not in self._inner
-
-    def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
-        self._note_constant(value)
-        self.names.note(holder, name, value, can_be_root)
-
-    def _note_all(self, reads: Iterable[NameRead]) -> None:
-        for read in reads:
-            self._note(*read)
-
-    def _note_constant(self, value: Any) -> None:
-        if isinstance(value, operator.attrgetter | operator.methodcaller):
-            _, texts, *_ = value.__reduce__()
-            self.attributes.attributes |= {part for text in texts if isinstance(text, str) for part in text.split(".")}
-        elif isinstance(value, LOCKS):
-            self._locks[id(value)] = value
-            self._now.locks.note(value)
-        elif isinstance(value, logging.Logger):
-            self._note_library(levels_of(value))
-        elif isinstance(value, jax.custom_jvp | jax.custom_vjp):
-            self._note_library(parts_of(value, "the rule of a derivative"))
-
-    def _add_class(self, cls: type) -> None:
-        self._note_all(self.attributes.add(cls))
-
-    def _look_up(self) -> None:
-        """Notes the attributes that code asks for, in the classes and modules that it knows."""
-        attributes = self.attributes
-        for cls in attributes.not_looked_up():
-            self._note_all(attributes.new_subclasses(cls))
-            self._note_all(attributes.all_names(cls, bool(self.builtins.of_vars)))
-            for name, owner, value in attributes.asked_of(cls):
-                self._note_cache(value)
-                self._note_all(attributes.add_in(value))
-                if (function := function_in(value)) is not None:
-                    self.note_function(function, (owner, name))
-                elif is_bound_by(value):
-                    self._note_library(parts_of(value, f"{cls.__qualname__}.{name}"))
-                self._note(*attributes.read_of(cls, name, owner, value))
-            self._note_all(attributes.asked_of_super(cls))
-        self._note_all(attributes.asked_of_modules())
-        self._ask_functions()
-        if self._now.shown is not None:
-            self._note_before()
-
     # ---- attributes of classes, modules and functions that the code sets: known only once it has done it
 
     def begin(
@@ -505,15 +253,6 @@ class ReadSet:
         """
         self._now.begin(shown, take_in, has_changed)
         self._note_before()
-
-    def _note_before(self) -> None:
-        size = len(self.attributes.classes), len(self.attributes.modules), len(self._scopes), self.named.size
-        if size != self._now.noted:
-            self._now.noted = size
-            scopes = [vars(module) for module in list(self.attributes.modules.values()) if is_open_scope(vars(module))]
-            # Functions that are roots are put back with the other roots.
-            functions = [f for f in self.named.functions() if not self.names.is_seen((id(f), None))]
-            self._now.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
@@ -579,7 +318,8 @@ class ReadSet:
     @alone
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""
-        if self.see_caches():  # the trace has made objects that a cache keeps: they are roots of the next call
+        # The trace has made objects that a cache keeps: roots of the next call, which therefore must not fit the entry.
+        if self.see_caches():
             return _never_holding()
         names, owners, parents = self.names, self.named_owners(), self.attributes.parents()
         hosts = self.hosts.cells
@@ -613,7 +353,7 @@ class ReadSet:
         reads = names.compared[1]
         for holder, name in reads.changed():
             self._refresh_binding(holder, name)
-        for cell in reads.changed_cells():
+        for cell in reads.changed_cells():  # a variable that held a constant holds something else: it is state
             if self.hosts.reveal_cell(cell):
                 names.compared = None
                 return True
@@ -660,13 +400,8 @@ class ReadSet:
 
 
 def _never_holding() -> _core.Reads:
+    """A comparison that fails, as its only binding has changed."""
     scope = {"value": 0}
     reads = _core.Reads([(scope, "value")], [], [])
     scope["value"] = 1
     return reads
-
-
-def _defaults_of(function: Any) -> tuple[Any, ...]:
-    if not isinstance(function, types.FunctionType):
-        return ()
-    return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
