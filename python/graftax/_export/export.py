@@ -293,7 +293,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
         if is_of_exported_callback(error):
             error.add_note(NO_CALLBACKS.format(name=plan.name))
         raise
-    jitted._note_traced(entry)
+    jitted._table.note_traced(entry)
     guards = LeafGuards.of(entry).among(argument_leaf)
     outcome, returned = traces[-1]
     for i in returned:

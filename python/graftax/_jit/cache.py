@@ -180,6 +180,18 @@ class FunctionTable(_core.Table):
             self.sharing.add(key, stored)
         return stored
 
+    def note_traced(self, entry: _core.Entry) -> None:
+        """Tells an entry what its traces have left for it, under the ids of their Outcomes."""
+        for outcome in entry.outcomes:
+            entry.waits = entry.waits or id(outcome) in self.blocking_outcomes
+            self.blocking_outcomes.discard(id(outcome))
+            entry.note_identities(self.requested_ids.pop(id(outcome), {}))
+            if id(outcome) in self.alike:
+                found, known = self.alike.pop(id(outcome)), entry.alike
+                entry.alike = [*known, *(groups for groups in found if groups not in known)]
+            if id(outcome) in self.numpy_leaves:
+                entry.numpy_leaves = self.numpy_leaves.pop(id(outcome))
+
     def find(self, recording: _core.Recording, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
         """(entry, key): the entry that serves this recording, or None and the key to store a new one under."""
         graphdef = recording.graphdef

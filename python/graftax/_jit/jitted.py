@@ -22,51 +22,36 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import jax
-import jax.core
 
 from graftax import _core
-from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
+from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError
 from graftax._base.given_warnings import note_warning
 from graftax._base.handles import is_handle
-from graftax._capture.leaked_tracers import ended_among, is_unexpected
 from graftax._capture.retrace_signals import MOST_RESTARTS, NewReads
 from graftax._capture.signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
 from graftax._explain import compile_events, frozen
-from graftax._jax.error_texts import (
-    is_deleted_array_error,
-    is_mismatched_leaf,
-    is_out_of_memory,
-    is_placement_error,
-    is_sharding_mismatch,
-)
-from graftax._jax.symbolic_numbers import lacks_symbols
 from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jit import program_store
-from graftax._jit.auto_donation import note_gone
-from graftax._jit.build_entry import build_entry, leaf_options
+from graftax._jit.build_entry import build_entry
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
+from graftax._jit.call_errors import explained_error
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.compile_progress import report_stages
 from graftax._jit.donation_report import DonationReport, report_of, warn_of_kept
-from graftax._jit.leaf_names import leaf_names
 from graftax._jit.options import DONATE, Options, split_patterns
-from graftax._jit.out_of_memory import note_largest
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.requested_donation import refuse_static_donation
 from graftax._jit.restarts import refuse_restart
+from graftax._jit.result_shapes import result_shapes
 from graftax._jit.same_function import keep
 from graftax._jit.slow_input_warnings import note_comparison
 from graftax._jit.stages import Lowered, Staging, Traced
-from graftax._jit.trace import context_of, definition_of, flat_function
+from graftax._jit.symbolic_call import with_symbols, would_be_symbolic
+from graftax._jit.trace import definition_of
 from graftax._jit.trace_growth import is_kept
 from graftax._jit.warm import warm
-from graftax.interop import own_error, refuse_around
-
-DELETED = (
-    "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely it was donated to an earlier "
-    "call: use what that call returned or wrote back, or do not donate it."
-)
+from graftax.interop import refuse_around
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -316,47 +301,12 @@ class Jitted(_core.Caller, Generic[P, R]):
         return build_entry(call, earlier=self._table.earlier_entries())
 
     def _with_symbols(self, call: RecordedCall, opened: _core.Opened, shapes: bool = False) -> RecordedCall:
-        """The call with symbolic numbers, if it differs from others only in Python numbers; else as it is."""
-        table, plan, roots = self._table, call.plan, call.roots
-        if not self._takes_symbols or table.has_entry_for(call.recording, call.context):
-            return call
-        if table.numbers.expects and table.loaded_for(call.recording, call.context, plan.name) is not None:
-            return call
-        origins, reads = plan.signature.origins, table.reads
-        changing_globals = reads.names.changing if reads is not None else ()
-        cached = reads.cached.objects if reads is not None else None
-        fixed = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.holder is cached}
-        changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
-        said = plan.number_rules, self._counting
-        while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed, *said)) is not None:
-            try:
-                recording = plan.record(roots, call.layout, shapes, opened, numbers.places.keys())
-            except GraftaxError:
-                numbers.refuse()
-                continue
-            if numbers.found_in(recording):
-                return dataclasses.replace(call, recording=recording, numbers=numbers)
-        return call
-
-    @property
-    def _takes_symbols(self) -> bool:
-        reads = self._table.reads
-        symbolic = self._options.numbers == "symbolic" and reads is not None and reads.builtins.tells_types
-        return symbolic and not lacks_symbols()
-
-    @property
-    def _counting(self) -> Any:
-        """The function, if its counters are symbolic from the first call on. A repeated part counts for itself."""
-        return None if self._options.repeated else self._function
+        return with_symbols(call, self._table, self._function, opened, shapes)
 
     def _record_call_with_symbols(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
         call = self._record_call(args, kwargs)
-        numbers = (
-            self._table.numbers.would_be_symbolic(call.recording, call.plan.number_rules, self._counting)
-            if self._takes_symbols
-            else None
-        )
+        numbers = would_be_symbolic(call.plan, self._table, self._function, call.recording)
         if numbers is None:
             return None
         try:
@@ -381,21 +331,9 @@ class Jitted(_core.Caller, Generic[P, R]):
         if grown or not signature.has_roots_of(reads) or signature.code is not code:
             raise NewReads
 
-    def _note_traced(self, entry: _core.Entry) -> None:
-        """Tells an entry what its traces have left for it, under the ids of their Outcomes."""
-        for outcome in entry.outcomes:
-            entry.waits = entry.waits or id(outcome) in self._table.blocking_outcomes
-            self._table.blocking_outcomes.discard(id(outcome))
-            entry.note_identities(self._table.requested_ids.pop(id(outcome), {}))
-            if id(outcome) in self._table.alike:
-                found, known = self._table.alike.pop(id(outcome)), entry.alike
-                entry.alike = [*known, *(groups for groups in found if groups not in known)]
-            if id(outcome) in self._table.numpy_leaves:
-                entry.numpy_leaves = self._table.numpy_leaves.pop(id(outcome))
-
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
         """The reads that an entry which was just traced depends on. The core calls this after a trace."""
-        self._note_traced(entry)
+        self._table.note_traced(entry)
         self._table.outgrown = []
         compile_events.finish_trace(self._table)
         if entry.host is None:
@@ -428,39 +366,8 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _explain(
         self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...], traced: _core.Entry | None = None
     ) -> BaseException:
-        """The exception to raise for a failed call, with key paths where JAX names flat leaves or a deleted array.
-
-        An error that a library such as Equinox raised inside the computation is returned as that library's own. If a
-        program with symbolic numbers cannot be compiled, the call is retried with static numbers.
-        """
-        library_error = own_error(error)
-        if library_error is not None:
-            library_error.__suppress_context__ = True
-            return library_error
-        has_run = isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
-        if traced is not None and traced.host is not None and isinstance(error, Exception) and not has_run:
-            traced.host.give_up(error)
-        if is_unexpected(error):
-            return ended_among(self._plan.name, roots, self._plan.signature.root_names(layout)) or error
-        if is_deleted_array_error(error):
-            recording = self._plan.record(roots, layout)
-            for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
-                if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
-                    error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
-                    break
-        elif is_out_of_memory(error):
-            note_largest(error, self._plan.name, self._plan.record(roots, layout))
-        elif self._options.donates_proven:
-            note_gone(error, self._plan.name, self._plan.record(roots, layout))
-        elif is_placement_error(error):
-            recording = self._plan.record(roots, layout)
-            rename_leaves(error, leaf_names(recording.graphdef, recording.names))
-        elif is_sharding_mismatch(error):
-            recording = self._plan.record(roots, layout)
-            named_leaves = zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True)
-            if paths := [path for leaf, path in named_leaves if is_mismatched_leaf(error, leaf)]:
-                error.args = (f"{error} (of {self._plan.name} that is {' or '.join(paths)})",)
-        return error
+        """The exception to raise for a failed call. The core calls this."""
+        return explained_error(error, self._plan, roots, layout, traced)
 
     def _warn_of_kept(self) -> None:
         """Warns that a call has kept much that it could have donated. The core calls this once for an executable."""
@@ -559,45 +466,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         Raises:
             UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path.
         """
-        return self._retry_with_new_roots(lambda: self._shapes(args, kwargs))
-
-    def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = self._record_arguments(args, kwargs)
-        shared = self._shapes_from_entry(call)
-        return shared[0] if shared else self._shapes_from_own_trace(call)
-
-    def _shapes_from_entry(self, call: RecordedCall) -> tuple[Any] | None:
-        """(the result,) from the trace that a call uses, applied to a copy of the graph.
-
-        None if the function may not be traced now (frozen), or changes an object that cannot be copied.
-        """
-        if self._table.frozen:
-            return None
-        entry, recording = self._find_or_build_entry(call), call.recording
-        run = getattr(entry.compiled, "eval_shape", None)
-        if run is None:
-            return None
-        result, written, code = self._run_stage(call, entry, run)
-        outcome = entry.outcomes[_core.decode(code)]
-        avals = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in recording.leaves]
-        _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
-        rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, call.roots)
-        copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(avals))))
-        rebuilt.close()
-        if walked is None or copied is None or any(walked[1][i] is copied[1][i] for i in outcome.inputs()[2]):
-            return None
-        return (outcome.apply([*result, *written], avals, copied[1]),)
-
-    def _shapes_from_own_trace(self, call: RecordedCall) -> Any:
-        leaves = call.recording.leaves
-        outcomes: list[_core.Outcome] = []
-        flat = flat_function(call.plan, call.layout, leaf_options(call)[0], outcomes, by_value=True, shapes=True)
-        shapes, _, code = _core.run_active(self, call.roots, outcomes, call.recording, jax.eval_shape, flat, *leaves)
-        walked = _core.walk(call.recording.graphdef, call.roots)
-        if walked is None:
-            raise GraftaxError("the arguments changed during eval_shape")
-        avals = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
-        return outcomes[_core.decode(code)].apply(shapes, avals, walked[1])
+        return self._retry_with_new_roots(lambda: result_shapes(self, self._record_arguments(args, kwargs)))
 
     # ---- public methods
 

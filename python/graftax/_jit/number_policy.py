@@ -113,7 +113,7 @@ class Numbers:
         return bool(self._expected)
 
     def would_be_symbolic(
-        self, recording: _core.Recording, rules: NumberRules, function: types.FunctionType
+        self, recording: _core.Recording, rules: NumberRules, function: types.FunctionType | None
     ) -> SymbolicNumbers | None:
         """The same for a call that is only asked about."""
         key = self._key(recording, None)

@@ -12,6 +12,7 @@ from graftax._graph.path import Graph
 from graftax._graph.structure import Op, Row, Structure
 from graftax._jit.jitted import Jitted
 from graftax._jit.requested_donation import donated_leaves
+from graftax._jit.symbolic_call import would_be_symbolic
 from graftax._show.format import cut, size_of, value_text
 from graftax._show.model import Marks, Picture
 
@@ -42,11 +43,8 @@ class _Call:
         donates = plan.donates(self.roots, self.layout)
         self.donated = donated_leaves(plan, self.roots, self.layout, self.graphdef) if donates else []
         self.static = plan.signature.flags(self.layout, plan.options.static)
-        numbers = None
-        if jitted._takes_symbols:
-            numbers = jitted._table.numbers.would_be_symbolic(
-                plan.record(self.roots, self.layout), plan.number_rules, jitted._counting
-            )
+        recording = plan.record(self.roots, self.layout)
+        numbers = would_be_symbolic(plan, jitted._table, jitted._function, recording)
         self.symbolic = [] if numbers is None else list(numbers.places)
         self.counts: dict[str, int] = {}
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exception of a failed call: where JAX names flat leaves, the caller gets key paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.core
+
+from graftax import _core
+from graftax._base.errors import rename_leaves
+from graftax._capture.leaked_tracers import ended_among, is_unexpected
+from graftax._jax.error_texts import (
+    is_deleted_array_error,
+    is_mismatched_leaf,
+    is_out_of_memory,
+    is_placement_error,
+    is_sharding_mismatch,
+)
+from graftax._jit.auto_donation import note_gone
+from graftax._jit.call_plan import Plan
+from graftax._jit.leaf_names import leaf_names
+from graftax._jit.out_of_memory import note_largest
+from graftax.interop import own_error
+
+DELETED = (
+    "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely it was donated to an earlier "
+    "call: use what that call returned or wrote back, or do not donate it."
+)
+
+
+def explained_error(
+    error: BaseException, plan: Plan, roots: tuple[Any, ...], layout: tuple[Any, ...], traced: _core.Entry | None
+) -> BaseException:
+    """The exception to raise for a failed call, with key paths where JAX names flat leaves or a deleted array.
+
+    An error that a library such as Equinox raised inside the computation is returned as that library's own. If a
+    program with symbolic numbers cannot be compiled, the call is retried with static numbers.
+    """
+    library_error = own_error(error)
+    if library_error is not None:
+        library_error.__suppress_context__ = True
+        return library_error
+    has_run = isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
+    if traced is not None and traced.host is not None and isinstance(error, Exception) and not has_run:
+        traced.host.give_up(error)
+    if is_unexpected(error):
+        return ended_among(plan.name, roots, plan.signature.root_names(layout)) or error
+    # The arguments are recorded once more, in the cases that need it: a call that succeeds keeps no names of leaves.
+    if is_deleted_array_error(error):
+        for leaf, path in _named_leaves(plan, roots, layout):
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+                error.args = (DELETED.format(path=path, name=plan.name, error=error),)
+                break
+    elif is_out_of_memory(error):
+        note_largest(error, plan.name, plan.record(roots, layout))
+    elif plan.options.donates_proven:
+        note_gone(error, plan.name, plan.record(roots, layout))
+    elif is_placement_error(error):
+        rename_leaves(error, [path for _, path in _named_leaves(plan, roots, layout)])
+    elif is_sharding_mismatch(error):
+        named_leaves = _named_leaves(plan, roots, layout)
+        if paths := [path for leaf, path in named_leaves if is_mismatched_leaf(error, leaf)]:
+            error.args = (f"{error} (of {plan.name} that is {' or '.join(paths)})",)
+    return error
+
+
+def _named_leaves(plan: Plan, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> list[tuple[Any, str]]:
+    recording = plan.record(roots, layout)
+    return list(zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True))

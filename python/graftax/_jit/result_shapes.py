@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `Jitted.eval_shape` returns: the result of a call with shapes in place of arrays. Nothing runs or changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._jit.build_entry import leaf_options
+from graftax._jit.call_plan import RecordedCall
+from graftax._jit.trace import context_of, flat_function
+
+if TYPE_CHECKING:
+    from graftax._jit.jitted import Jitted
+
+
+def result_shapes(jitted: Jitted[..., Any], call: RecordedCall) -> Any:
+    """The result, with `jax.ShapeDtypeStruct` in place of arrays."""
+    shared = _from_entry(jitted, call)
+    return shared[0] if shared else _from_own_trace(jitted, call)
+
+
+def _from_entry(jitted: Jitted[..., Any], call: RecordedCall) -> tuple[Any] | None:
+    """(the result,) from the trace that a call uses, applied to a copy of the graph.
+
+    None if the function may not be traced now (frozen), or changes an object that cannot be copied.
+    """
+    if jitted._table.frozen:
+        return None
+    entry, recording = jitted._find_or_build_entry(call), call.recording
+    run = getattr(entry.compiled, "eval_shape", None)
+    if run is None:
+        return None
+    result, written, code = jitted._run_stage(call, entry, run)
+    outcome = entry.outcomes[_core.decode(code)]
+    avals = _avals(recording)
+    _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
+    rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, call.roots)
+    copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(avals))))
+    rebuilt.close()
+    if walked is None or copied is None or any(walked[1][i] is copied[1][i] for i in outcome.inputs()[2]):
+        return None
+    return (outcome.apply([*result, *written], avals, copied[1]),)
+
+
+def _from_own_trace(jitted: Jitted[..., Any], call: RecordedCall) -> Any:
+    """By a trace of objects that are all rebuilt, which no call uses."""
+    outcomes: list[_core.Outcome] = []
+    flat = flat_function(call.plan, call.layout, leaf_options(call)[0], outcomes, by_value=True, shapes=True)
+    leaves = call.recording.leaves
+    shapes, _, code = _core.run_active(jitted, call.roots, outcomes, call.recording, jax.eval_shape, flat, *leaves)
+    walked = _core.walk(call.recording.graphdef, call.roots)
+    if walked is None:
+        raise GraftaxError("the arguments changed during eval_shape")
+    return outcomes[_core.decode(code)].apply(shapes, _avals(call.recording), walked[1])
+
+
+def _avals(recording: _core.Recording) -> list[jax.ShapeDtypeStruct]:
+    return [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in recording.leaves]

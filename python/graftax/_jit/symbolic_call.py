@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a call's numbers are symbolic, and the call as it is recorded with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._jax.symbolic_numbers import lacks_symbols
+from graftax._jit.cache import FunctionTable
+from graftax._jit.call_plan import Plan, RecordedCall
+from graftax._jit.number_policy import SymbolicNumbers
+
+
+def with_symbols(
+    call: RecordedCall, table: FunctionTable, function: types.FunctionType, opened: _core.Opened, shapes: bool
+) -> RecordedCall:
+    """The call with symbolic numbers, if it differs from others only in Python numbers; else as it is."""
+    plan, roots = call.plan, call.roots
+    if not _takes_symbols(plan, table) or table.has_entry_for(call.recording, call.context):
+        return call
+    if table.numbers.expects and table.loaded_for(call.recording, call.context, plan.name) is not None:
+        return call
+    origins, reads = plan.signature.origins, table.reads
+    changing_globals = reads.names.changing if reads is not None else ()
+    cached = reads.cached.objects if reads is not None else None
+    fixed = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.holder is cached}
+    changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
+    said = plan.number_rules, _counting(plan, function)
+    # A recording may refuse some of them, such as a number that is a key too: then it is asked for the others.
+    while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed, *said)) is not None:
+        try:
+            recording = plan.record(roots, call.layout, shapes, opened, numbers.places.keys())
+        except GraftaxError:
+            numbers.refuse()
+            continue
+        if numbers.found_in(recording):
+            return dataclasses.replace(call, recording=recording, numbers=numbers)
+    return call
+
+
+def would_be_symbolic(
+    plan: Plan, table: FunctionTable, function: types.FunctionType, recording: _core.Recording
+) -> SymbolicNumbers | None:
+    """The numbers that would be symbolic in a call with this recording."""
+    if not _takes_symbols(plan, table):
+        return None
+    return table.numbers.would_be_symbolic(recording, plan.number_rules, _counting(plan, function))
+
+
+def _takes_symbols(plan: Plan, table: FunctionTable) -> bool:
+    reads = table.reads
+    symbolic = plan.options.numbers == "symbolic" and reads is not None and reads.builtins.tells_types
+    return symbolic and not lacks_symbols()
+
+
+def _counting(plan: Plan, function: types.FunctionType) -> types.FunctionType | None:
+    """The function, if its counters are symbolic from the first call on. A repeated part counts for itself."""
+    return None if plan.options.repeated else function
