@@ -214,6 +214,11 @@ class AttributeReads:
                     yield NameRead(vars(module), name, vars(module).get(name, MISSING), True)
 
     @property
+    def of_anybody(self) -> set[str]:
+        """The attributes that any code asks for."""
+        return self.attributes | self._of_libraries
+
+    @property
     def _count(self) -> int:
         return len(self.attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
 

@@ -50,6 +50,7 @@ from graftax._capture.code_by_identity import CodeSet, MetCode
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_captures import HostCaptures
 from graftax._capture.impure_calls import ImpureCalls
+from graftax._capture.library_globals import SettingsTable, is_of_package, settings_of
 from graftax._capture.library_reads import (
     LibraryReads,
     LibraryState,
@@ -87,6 +88,7 @@ class CodeReads:
         self._now = Now()
         self._rooted = CodeSet()  # code that reads a root by its name
         self._inner = CodeSet()  # code of functions that known code makes
+        self._package_classes: dict[type, int] = {}  # with the number of names that were looked up in them
         self._locks: dict[int, Any] = {}  # that bindings lead to
         self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
 
@@ -122,6 +124,7 @@ class CodeReads:
                 self.names.assign(Origin(scope, name, True))
         elif not is_users_code(code, scope):
             self.attributes.note_library(names)
+            self._note_settings(self.impure.library.note(code, scope, names))
         for chain in names.chains:  # as ("config", "layer", "width")
             if self.hosts.is_receiver_in(chain[0], code):
                 continue
@@ -170,6 +173,8 @@ class CodeReads:
                 resolve_lazy_imports(holder, (attribute,))
                 value = holder.get(attribute, MISSING)
                 self._note(holder, attribute, value, users and is_users_scope(holder))
+                if users and not is_users_scope(holder):
+                    self._note_settings(self.impure.library.note_named(value, holder, attribute))
                 if value is MISSING:  # the module may answer for it
                     self._note(holder, "__getattr__", holder.get("__getattr__", MISSING), False)
             elif isinstance(value, type):
@@ -233,6 +238,23 @@ class CodeReads:
             self.attributes.add_module(reads.module)
             self._look_up()
 
+    def _note_settings(self, found: Iterable[tuple[SettingsTable, str]]) -> None:
+        for table, key in found:
+            self.impure.note_setting(table, key)
+            if not is_of_module(table.values):
+                self.library.watch(table.what, table.values, table.is_of_object)
+            self._note(table.values, key, MISSING, False)
+
+    def _look_up_in_packages(self) -> None:
+        """Notes the settings that code may ask the classes of installed packages for."""
+        asked = self.attributes.of_anybody
+        for cls, count in self._package_classes.items():
+            if count != len(asked):
+                self._package_classes[cls] = len(asked)
+                for name in settings_of(cls, asked):
+                    self._note(cls, name, MISSING, False)
+                self._note_settings(self.impure.library.note_class(cls, asked))
+
     def _note_cache(self, value: Any) -> None:
         """Notes a `functools.lru_cache`, and has its function heard of again when that fills the cache."""
         cache = note_cache(value)
@@ -280,6 +302,9 @@ class CodeReads:
 
     def _add_class(self, cls: type) -> None:
         self._note_all(self.attributes.add(cls))
+        for base in cls.__mro__[:-1]:
+            if base not in self._package_classes and is_of_package(base):
+                self._package_classes[base] = -1
 
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
@@ -296,6 +321,7 @@ class CodeReads:
                     self._note_library(parts_of(value, f"{cls.__qualname__}.{name}"))
                 self._note(*attributes.read_of(cls, name, owner, value))
             self._note_all(attributes.asked_of_super(cls))
+        self._look_up_in_packages()
         self._note_all(attributes.asked_of_modules())
         self._ask_functions()
         if self._now.shown is not None:

@@ -40,6 +40,7 @@ from graftax._capture.impure_functions import (
     known,
     read_of,
 )
+from graftax._capture.library_globals import CHANGED, Change, LibraryGlobals, SettingsTable, Snapshot, is_setting
 
 IMPURE = (
     "{name} calls {call} ({place}). A compiled function does that once, when it is traced; later calls {later}. {way} "
@@ -162,6 +163,7 @@ _LOCK = threading.RLock()
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.watches: list[_Watch | None] = []
+        self.libraries: list[tuple[ImpureCalls, Snapshot]] = []
         self.done_once: str = ""  # what the last trace has done that is not to be done twice; the message
 
 
@@ -179,6 +181,7 @@ class ImpureCalls:
         self._suspects: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
         self._others: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
         self._reads: weakref.WeakKeyDictionary[types.CodeType, list[_Read]] = weakref.WeakKeyDictionary()
+        self.library = LibraryGlobals()
         self.heard: dict[str, dict[str, None]] = {}  # what was called or read, and where
         self.told: set[tuple[str, int, str]] = set()
 
@@ -199,6 +202,12 @@ class ImpureCalls:
         if watch is not None and watch.calls is self and (is_suspect or watch.opaque):
             watch.look_at(code, offsets)
 
+    def note_setting(self, table: SettingsTable, key: str) -> None:
+        """Code that is going to run reads a setting of an installed package."""
+        for calls, snapshot in _THREAD.libraries:
+            if calls is self:
+                snapshot.add(table, key)
+
     def were_made_by(self, codes: Iterable[types.CodeType]) -> bool:
         """Has such code made calls that cannot be repeated? Where nobody listens to calls: may it have done so?"""
         suspects = [code for code in codes if code in self._suspects or code in self._reads]
@@ -217,6 +226,7 @@ class ImpureCalls:
         """
         watch, is_raising = _Watch(self, name, opaque, warns) if wanted else None, True
         _THREAD.watches.append(watch)
+        _THREAD.libraries.append((self, self.library.snapshot()))
         try:
             if watch is not None:
                 with _LOCK:
@@ -230,10 +240,13 @@ class ImpureCalls:
             is_raising = False
         finally:
             _THREAD.watches.pop()
+            changes = _THREAD.libraries.pop()[1].changes()
+            self.library.changing.update(changes)
             if watch is not None:
                 _THREAD.done_once = watch.done_once
                 if (outer := _watch()) is not None and watch.done_once:
                     outer.done_once = outer.done_once or watch.done_once
+                watch.tell_of_library(filter(is_setting, changes.values()))
                 watch.end(is_raising)
 
 
@@ -300,6 +313,13 @@ class _Watch:
             way=call.kind.way,
         )
         self._warnings[key] = message, module
+
+    def tell_of_library(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            key = *change.place, change.what
+            if self._warns and key not in self.calls.told:
+                values = {"what": change.what, "before": change.before, "after": change.after}
+                self._warnings[key] = CHANGED.format(name=self._name, module=change.module, **values), change.module
 
     def tell_of_environ(self, frame: types.FrameType | None) -> None:  # unmeasured: in an event
         """`frame` is of the environment itself."""

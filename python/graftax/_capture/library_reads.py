@@ -294,11 +294,11 @@ class LibraryState:
         self._importing = [each for each in self._importing if each not in found]
         return found
 
-    def watch(self, text: str, holder: dict[Any, Any]) -> None:
+    def watch(self, text: str, holder: dict[Any, Any], is_of_object: bool = True) -> None:
         """Notes a dict of which keys are bindings, and what messages call it."""
         if id(holder) not in self._watched:
             self._watched[id(holder)] = text, holder
-            if holder is not copyreg.dispatch_table:
+            if is_of_object and holder is not copyreg.dispatch_table:
                 watch_attributes(holder)
 
     def text(self, holder: Any) -> str | None:

@@ -88,6 +88,11 @@ class ReadNames:
         """Drops the bindings of globals that nothing holds any more."""
         self.bindings = [b for b in self.bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
 
+    def keep_out(self, changing: set[tuple[int, Any]]) -> None:
+        """Drops what traces themselves change: no program depends on it."""
+        if changing:
+            self.bindings = [b for b in self.bindings if (id(b[0]), b[1]) not in changing]
+
     def note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
         """Notes that code reads a name, which has this value now."""
         key = id(holder), name

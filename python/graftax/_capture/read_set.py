@@ -326,6 +326,7 @@ class ReadSet(CodeReads):
         size = *names.compared_size, len(hosts), len(self.abstract_classes), len(owners), len(parents)
         if names.compared is None or names.compared[0] != size or not names.compared[1].holds():
             names.forget_dead()
+            names.keep_out(self.impure.library.changing)
             names.compared = (
                 size,
                 _core.Reads(

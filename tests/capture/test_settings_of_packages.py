@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What installed packages keep in their modules and classes: modes, configurations, registries and counts."""
+
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import graftax
+
+SOURCE = """
+COUNT = 0
+MODE = "train"
+STATE = {"mode": "train", "n": 0}
+
+class Config:
+    def __init__(self, **values): self.__dict__["values"] = dict(values)
+    def __getattr__(self, name):
+        if name in self.__dict__["values"]: return self.__dict__["values"][name]
+        raise AttributeError(name)
+    def __setattr__(self, name, value): self.values[name] = value
+
+class Settings:
+    def __init__(self): self.rate, self.on = 2.0, False
+
+class Base:
+    rate = 1.0
+    table = {"k": 1.0}
+    def go(self, x): return x * self.rate * self.table["k"]
+
+class Registry:
+    def __init__(self): self.functions = {}
+    def get(self, name): return self.functions[name]
+
+CONFIG, SETTINGS, REGISTRY, MEMO = Config(rate=2.0), Settings(), Registry(), {}
+
+def set_mode(mode):
+    global MODE
+    MODE = mode
+def mode(): return MODE
+def set_state(mode): STATE["mode"] = mode
+def state(): return STATE["mode"]
+def count():
+    global COUNT
+    COUNT += 1
+    return COUNT
+def count_in_state():
+    STATE["n"] += 1
+    return STATE["n"]
+def rate(): return SETTINGS.rate if SETTINGS.on else 1.0
+def call(name, x): return REGISTRY.get(name)(x)
+def remember(n):
+    if n not in MEMO: MEMO[n] = n * 2.0
+    return MEMO[n]
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module in a folder of installed packages."""
+    folder = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+    module = types.ModuleType("graftax_test_package")
+    module.__file__ = str(folder / "graftax_test_package.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(SOURCE, module.__file__, "exec"), vars(module))
+    yield module
+
+
+ONE = jnp.ones(())
+
+
+def test_a_mode_that_is_switched_is_noticed(package: Any):
+    def scaled(x: Any) -> Any:
+        return x * (2 if package.mode() == "eval" else 1) * (3 if package.state() == "eval" else 1)
+
+    step = graftax.jit(scaled)
+    assert [float(step(ONE)) for _ in range(2)] == [1, 1]
+    package.set_mode("eval")
+    assert float(step(ONE)) == 2
+    package.set_state("eval")
+    assert float(step(ONE)) == 6
+    package.set_mode("train")
+    assert float(step(ONE)) == 3 and step.cache_info().misses == 4
+
+
+def test_configurations_are_read_as_they_are(package: Any):
+    step = graftax.jit(lambda x: x * package.CONFIG.rate * package.rate())
+    assert float(step(ONE)) == 2
+    package.CONFIG.rate = 3.0
+    assert float(step(ONE)) == 3
+    package.SETTINGS.on = True
+    assert float(step(ONE)) == 6
+    package.SETTINGS.rate = 5.0
+    assert float(step(ONE)) == 15
+
+
+def test_numbers_and_tables_of_classes_are_noticed(package: Any):
+    class Mine(package.Base):
+        pass
+
+    step, inherited = graftax.jit(lambda x: package.Base().go(x)), graftax.jit(lambda x, o: o.go(x))
+    assert float(step(ONE)) == float(inherited(ONE, Mine())) == 1
+    package.Base.rate = 5.0
+    assert float(step(ONE)) == float(inherited(ONE, Mine())) == 5
+    package.Base.table["k"] = 3.0
+    assert float(step(ONE)) == float(inherited(ONE, Mine())) == 15
+
+
+def test_a_registry_gives_the_function_that_it_has_now(package: Any):
+    step = graftax.jit(lambda x: package.call("scale", x))
+    package.REGISTRY.functions["scale"] = lambda x: x * 2
+    assert float(step(ONE)) == 2
+    package.REGISTRY.functions["scale"] = lambda x: x * 3
+    assert float(step(ONE)) == 3
+    package.REGISTRY.functions["another"] = abs
+    assert float(step(ONE)) == 3 and step.cache_info().misses == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda p: p.count(), "COUNT from 0 to 1"),
+        (lambda p: p.count_in_state(), "STATE['n'] from 0 to 1"),
+        (lambda p: p.set_state("eval"), "STATE['mode'] from 'train' to 'eval'"),
+        (lambda p: p.set_mode("eval"), "MODE from 'train' to 'eval'"),
+    ],
+)
+def test_what_a_trace_changes_is_told_once(package: Any, change: Any, what: str):
+    def counted(x: Any) -> Any:
+        change(package)
+        return x
+
+    step = graftax.jit(counted)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            step(ONE)
+    (message,) = [str(w.message) for w in caught if w.category is graftax.ImpureCallWarning]
+    assert f"code of graftax_test_package that changed graftax_test_package.{what} while it was traced" in message
+
+
+def test_two_functions_that_count_leave_each_other_alone(package: Any):
+    first = graftax.jit(lambda x: x + 0 * package.count_in_state(), warn_impure=False)
+    second = graftax.jit(lambda x: x - 0 * package.count_in_state(), warn_impure=False)
+    for _ in range(4):
+        first(ONE), second(ONE)
+    assert first.cache_info().traces == second.cache_info().traces == 1
+
+
+def test_a_cache_that_a_package_fills_is_its_own(package: Any):
+    step = graftax.jit(lambda x: x * package.remember(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [float(step(ONE)) for _ in range(3)] == [6, 6, 6]
+    assert step.cache_info().traces == 1
