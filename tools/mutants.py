@@ -40,9 +40,9 @@ FILES = (
     "core/capture/watchers.cpp",
     "core/call/fast_dispatch.cpp",
     "python/graftax/_jax/fast_dispatch.py",
+    "python/graftax/_jax/settings.py",
 )
 FIRST = FILES[0]  # it defines which mutant runs
-UNTIL = "# ---- several processes"  # what stands below in a Python file does not decide about calls
 # Where tests are looked for: those that reach a mutant are run.
 TESTS = (
     "capture/test_assigned.py capture/test_numbers.py capture/test_numbers_in_place.py capture/test_numbers_limits.py "
@@ -230,9 +230,7 @@ class Py(ast.NodeTransformer):
         self.mutants: list[Mutant] = []
         tree = ast.parse(source)
         after = next(i for i, n in enumerate(tree.body) if not isinstance(n, ast.ImportFrom) and i > 0)
-        last = next((i for i, line in enumerate(self.source, 1) if line == UNTIL), len(self.source))
-        defined = (ast.FunctionDef, ast.ClassDef)
-        tree.body = [self.visit(n) if isinstance(n, defined) and n.lineno < last else n for n in tree.body]
+        tree.body = [self.visit(n) if isinstance(n, ast.FunctionDef | ast.ClassDef) else n for n in tree.body]
         tree.body[after:after] = ast.parse(PYTHON_HEADER).body
         self.text = ast.unparse(ast.fix_missing_locations(tree))
 

@@ -12,7 +12,7 @@ from jax._src import config as jax_config
 
 import graftax
 import oracle
-from graftax._jax import fast_dispatch
+from graftax._jax import settings
 from watchdog import isolated
 from zoo import f32
 
@@ -132,7 +132,7 @@ NOTHING_TO_A_WARM_CALL = names("""
 
 
 def test_direct_calls_ask_for_every_setting_that_jax_looks_at_on_every_call():
-    asked = {*fast_dispatch._MUST_BE_OFF, *fast_dispatch._IN_JITS_KEY, *NOTHING_TO_A_WARM_CALL}
+    asked = {*settings.MUST_BE_OFF, *settings.IN_JITS_KEY, *NOTHING_TO_A_WARM_CALL}
     assert sorted(set(BY_JAX_ON_EVERY_CALL) - asked) == []
     assert sorted(asked - set(BY_JAX_ON_EVERY_CALL) - set(IN_JAXS_TRACE_CONTEXT)) == []
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from graftax._jax import fast_dispatch
+from graftax._jax import fast_dispatch, settings
 
 OTHERWISE = {
     "a type": np.asarray,
@@ -54,5 +54,5 @@ def test_a_trace_state_that_is_another_one_is_seen(monkeypatch):
 
 
 def test_settings_of_which_nobody_would_tell_are_asked_for_on_each_call(monkeypatch):
-    monkeypatch.setattr(fast_dispatch, "_setting_objects", dict)
-    assert not fast_dispatch._follow_settings()
+    monkeypatch.setattr(settings, "_setting_objects", dict)
+    assert not settings.follow_settings()

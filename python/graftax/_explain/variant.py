@@ -18,7 +18,7 @@ from graftax._explain.cause import Cause, cause_from_difference, plain_text, wit
 from graftax._explain.read_values import ReadValues, changes, read_values
 from graftax._graph.structure import Op, Structure, place_name
 from graftax._graph.structure_diff import Difference, differences, differences_by_name, function_text
-from graftax._jax import fast_dispatch
+from graftax._jax.settings import settings_of_traces
 from graftax._jax.tracebacks import call_site
 
 _MAX_CAUSES = 64
@@ -98,7 +98,7 @@ class Variant:
         entry: _core.Entry | None = None,
     ) -> Variant:
         """The running call, to be compared with variants. `entry`: its cache entry, whose weak GraphDef it shares."""
-        weak, settings = entry.graphdef if entry else _core.weaken(graphdef), fast_dispatch.settings_of_traces()
+        weak, settings = entry.graphdef if entry else _core.weaken(graphdef), settings_of_traces()
         numbers = {i: leaf for i, leaf in enumerate(leaves) if type(leaf) in (int, float)}
         parts = _packed_and_functions(graphdef, names)
         return cls(

@@ -16,6 +16,7 @@ from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, settings_texts
 from graftax._jax import cache_of_jax, fast_dispatch
 from graftax._jax.compilation import own_jit, pickling_avals
+from graftax._jax.settings import settings_of_traces
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 from graftax._jit.trace import encode
 
@@ -92,7 +93,7 @@ class Program:
 
 def settings_tokens() -> dict[str, str]:
     """The current settings of JAX, as texts."""
-    return settings_texts(fast_dispatch.settings_of_traces())
+    return settings_texts(settings_of_traces())
 
 
 def signature_token(signature: ArraySignature) -> Token | None:

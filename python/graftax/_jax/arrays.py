@@ -7,9 +7,12 @@ import contextlib
 import functools
 import importlib
 import inspect
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.core
 from jax._src.lax import lax as _lax
 
 from graftax._jax.private_names import lacking
@@ -73,3 +76,14 @@ ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if i
 def as_weak(leaf: Any) -> Any:
     """The array with a weak type. There is no public conversion."""
     return leaf if leaf.weak_type else _lax._convert_element_type(leaf, leaf.dtype, weak_type=True)
+
+
+_own_sharding = operator.attrgetter("_sharding")  # faster than the property `sharding`
+
+
+def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
+    """The classes of the leaves' shardings; NoneType for a leaf without one."""
+    try:
+        return set(map(type, map(_own_sharding, leaves)))
+    except AttributeError:  # a NumPy array, a number; a tracer takes long to say that it has none
+        return {type(getattr(leaf, "sharding", None)) for leaf in leaves if not isinstance(leaf, jax.core.Tracer)}

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.core
 import numpy as np
 from jax import dtypes, tree_util
 
 from graftax import _core
 from graftax._jax.arrays import array_class, key_class
 from graftax._jax.compilation import own_jit
-from graftax._jax.error_texts import is_of_a_timeout, is_of_refused_arguments
+from graftax._jax.error_texts import is_of_refused_arguments
+from graftax._jax.private_names import expect
+from graftax._jax.settings import follow_settings, reader_of, required_off, setting_readers
 
 _RING_SLOTS = 40  # host input buffers of one executable: more than JAX queues calls on the CPU
 _ALIGNMENT = 64  # bytes
@@ -33,26 +33,6 @@ _SMALL = 4096  # bytes of a result that may be kept as a witness
 _MAX_WITNESSES = 4
 _CALLS_BEFORE_CAPTURE = (
     32  # calls before an executable with few leaves is asked for: that takes as long as a hundred calls
-)
-
-# With these settings on, `jax.jit` does more than run the executable: each has to be False.
-_MUST_BE_OFF = (
-    "jax_check_tracer_leaks",
-    "jax_debug_infs",
-    "jax_debug_key_reuse",
-    "jax_debug_nans",
-    "jax_enable_pgle",
-    "jax_no_execution",
-    "jax_thread_guard",
-)
-# Settings in the cache key of `jax.jit` besides the trace context: they have to be unchanged.
-_IN_JITS_KEY = (
-    "jax_exec_time_optimization_effort",
-    "jax_memory_fitting_effort",
-    "jax_memory_fitting_level",
-    "jax_optimization_level",
-    "jax_pallas_auto_assign_collective_ids",
-    "jax_pallas_auto_assign_collective_ids_limit",
 )
 
 
@@ -92,29 +72,13 @@ def setup() -> None:
         return
     try:
         _follow_caches()
-        _core.use_direct_settings(*_setting_readers())
+        _core.use_direct_settings(*setting_readers())
         _core.use_direct(capture, *_private_names())
     except Exception as error:
         _state.disable(f"this JAX ({jax.__version__}) lacks what it reads: {type(error).__name__}: {error}")
         return
-    _core.use_told_settings(_follow_settings())
+    _core.use_told_settings(follow_settings())
     start_from(1, _CALLS_BEFORE_CAPTURE)
-
-
-def _setting_readers() -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any]]]:
-    """Readers of settings: (those that have to be off, those that have to be unchanged)."""
-    required_off, holders = _required_off(shown=False), _setting_objects()
-    _expect(all(read(state) in (True, False) for read, state, _ in required_off), required_off)
-    return required_off, [_reader_of(holders[name]) for name in _IN_JITS_KEY if name in holders]
-
-
-def _required_off(shown: bool) -> list[tuple[Any, Any, Any]]:
-    """Readers of the settings that have to be off, in the trace context (`shown`) or outside of it.
-
-    Those in the trace context are read once: afterwards comparing the context covers them.
-    """
-    states = (_setting_objects().get(name) for name in _MUST_BE_OFF if (name in _trace_context_names()) is shown)
-    return [(*_reader_of(state), False) for state in states if state is not None]
 
 
 def start_from(leaves: int, wait: int = 0) -> None:
@@ -131,18 +95,18 @@ def _private_names() -> tuple[Any, ...]:
     getters = tuple(vars(array)[name].fget for name in ("aval", "_sharding", "_committed", "_pjrt_layout"))
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
     state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
-    trace: tuple[Any, Any] = ("trace", core.trace_ctx) if state is None else _reader_of(state)
+    trace: tuple[Any, Any] = ("trace", core.trace_ctx) if state is None else reader_of(state)
     required: list[tuple[Any, Any, Any]] = [(*trace, core.eval_trace)]
-    _expect(state is None or trace[0](trace[1]) is core.trace_ctx.trace, trace)
+    expect(state is None or trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((session, profiler._profile_state, None))  # pyright: ignore
-    _expect(hasattr(pxla, "ExecuteReplicated") and hasattr(pxla, "MeshExecutable"), pxla)
+    expect(hasattr(pxla, "ExecuteReplicated") and hasattr(pxla, "MeshExecutable"), pxla)
     return (
         key,
         getters,
         ("_impl", "_base_array"),
         "consume_with_handlers",
         required,
-        _required_off(shown=True),
+        required_off(shown=True),
         (config.trace_context, None),
         _device_put(),
         is_of_refused_arguments,
@@ -178,6 +142,11 @@ def _call_of(stage: Any) -> Any:
         return None
     call = stage._executable.unsafe_call
     return call if type(call) is pxla.ExecuteReplicated else None
+
+
+def devices_of(stage: Any) -> tuple[int, ...]:
+    """The ids of the devices that an executable is compiled for, in its order, also if it has no arguments."""
+    return tuple(device.id for device in stage._executable._unloaded_executable.device_list)
 
 
 def executable_of(stage: Any) -> Any:
@@ -390,7 +359,7 @@ def _self_test() -> None:
     if captured is None:
         raise RuntimeError("the program was refused")
     execute, handlers, kept_indices, number, donates, hosts, _ = captured
-    _expect((kept_indices, number, donates) == ((0, 2, 3, 4), 2, False), (kept_indices, number, donates))
+    expect((kept_indices, number, donates) == ((0, 2, 3, 4), 2, False), (kept_indices, number, donates))
     [(_, *put_arguments, devices)] = hosts
     host = _device_put()[0](*put_arguments, [leaves[4].copy()], devices, False, False, _device_put()[1])
     inputs = [leaves[0], leaves[2]._base_array, leaves[3], host]
@@ -398,129 +367,10 @@ def _self_test() -> None:
     a: Any
     b: Any
     for a, b in zip((*expected[0], *expected[1]), results, strict=True):
-        _expect(type(a) is type(b) and a.aval == b.aval and a.sharding == b.sharding, (a, b))
+        expect(type(a) is type(b) and a.aval == b.aval and a.sharding == b.sharding, (a, b))
         if isinstance(a, key_class()):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
-        _expect(a._committed == b._committed and a.weak_type == b.weak_type and a.tolist() == b.tolist(), (a, b))
-
-
-def _expect(holds: bool, value: object) -> None:
-    """An assertion that is not removed by `python -O`."""
-    if not holds:
-        raise RuntimeError(f"found {value}")
-
-
-# ---- settings
-
-_NOT_COMPARED = {"axis_env_state", "jax_disable_jit", "jax_xla_profile_version"}  # of one trace, or told elsewhere
-_IN_KEY = (
-    "jax_allow_f16_reductions",
-    "jax_default_device",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_enable_custom_prng",
-    "jax_enable_x64",
-    "jax_exec_time_optimization_effort",
-    "jax_memory_fitting_effort",
-    "jax_memory_fitting_level",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_optimization_level",
-    "jax_random_seed_offset",
-    "jax_softmax_custom_jvp",
-    "jax_threefry_partitionable",
-    "jax_use_direct_linearize",
-)
-
-
-def setting(name: str, default: object) -> tuple[Callable[..., Any], Any]:
-    """Asks for the setting in force in this thread: a function and its argument (no public reader is as cheap)."""
-    from jax._src import config
-
-    state = getattr(config, name, None)
-    return _reader_of(state) if hasattr(state, "value") else ((lambda: default), None)  # this version may not have it
-
-
-def _reader_of(state: Any) -> tuple[Callable[..., Any], Any]:
-    """(getter, argument) that read a setting. Looking the getter up once saves time in each call."""
-    return getattr(getattr(type(state), "value", None), "fget", None) or operator.attrgetter("value"), state
-
-
-def settings_of_traces() -> dict[str, Any]:
-    """JAX's settings that a compiled program depends on, in force in this thread. No public reader has them all.
-
-    Before JAX 0.11 the names of the trace context are not told: then those that are known are read one by one.
-    """
-    from jax._src import config
-
-    holders = _setting_objects()
-    settings = {name: holders[name].value for name in _IN_KEY if name in holders}
-    with contextlib.suppress(AttributeError, NotImplementedError):
-        names: Any = config.trace_context_names()  # pyright: ignore[reportAttributeAccessIssue]
-        shown = zip(names, config.trace_context(), strict=False)  # pyright: ignore[reportAttributeAccessIssue]
-        return settings | {name: value for name, value in shown if name not in _NOT_COMPARED}
-    for name in ("mesh_context_manager", "abstract_mesh_context_manager"):
-        state: Any = getattr(config, name, None)
-        if hasattr(state, "value"):
-            settings[name] = state.value
-    return settings
-
-
-def _setting_objects() -> dict[str, Any]:
-    """JAX's setting objects by name."""
-    from jax._src import config
-
-    holders: Any = getattr(getattr(config, "config", None), "_value_holders", None)
-    if holders is None:
-        named = ((name, getattr(config, name, None)) for name in dir(config))
-        return {f"jax_{name}": state for name, state in named if hasattr(type(state), "value")}
-    return holders
-
-
-def _trace_context_names() -> set[str]:
-    """The names of the settings in the trace context."""
-    from jax._src import config
-
-    return set(getattr(config, "trace_context_names", tuple)())
-
-
-def _follow_settings() -> bool:
-    """Hooks into JAX's settings, so that the core hears of changes. Returns whether a test of the hooks succeeds.
-
-    Each setting has two hooks that JAX calls after a change, for the process and for one thread. Hooks that were there
-    before are called first.
-    """
-    holders = _setting_objects()
-    names = ("jax_default_prng_impl", "jax_enable_custom_prng", *_MUST_BE_OFF, *_IN_JITS_KEY)
-    states = [holders[name] for name in names if name in holders and name not in _trace_context_names()]
-    try:
-        states.append(holders["jax_disable_jit"])  # shown or not: it is asked for before anything else
-        for state in states:
-            for hook in ("_update_global_hook", "_update_thread_local_hook"):
-                setattr(state, hook, _notify_after(getattr(state, hook)))
-        version = _core.settings_changed()
-        sample = holders["jax_debug_nans"]
-        with sample(sample.value):
-            _expect(_core.settings_changed() == version + 2, "a setting that changes unheard in one thread")
-        sample._set(sample.get_global())
-        _expect(_core.settings_changed() == version + 5, "a setting that changes unheard")
-    except Exception:
-        return False
-    return True
-
-
-def _notify_after(previous: Callable[[Any], None] | None) -> Callable[[Any], object]:
-    """A hook that calls the `previous` one and then notifies the core."""
-    if previous is None:
-        return _core.settings_changed
-
-    def changed(value: Any) -> None:
-        try:
-            previous(value)
-        finally:
-            _core.settings_changed()
-
-    return changed
+        expect(a._committed == b._committed and a.weak_type == b.weak_type and a.tolist() == b.tolist(), (a, b))
 
 
 class _CacheClearListener:
@@ -543,81 +393,3 @@ def _follow_caches() -> None:
     from jax._src import util
 
     util.register_cache(_cache_clear_listener, "graftax: executables that run without jax.jit")
-
-
-# ---- where leaves are
-
-_own_sharding = operator.attrgetter("_sharding")  # faster than the property `sharding`
-
-
-def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
-    """The classes of the leaves' shardings; NoneType for a leaf without one."""
-    try:
-        return set(map(type, map(_own_sharding, leaves)))
-    except AttributeError:  # a NumPy array, a number; a tracer takes long to say that it has none
-        return {type(getattr(leaf, "sharding", None)) for leaf in leaves if not isinstance(leaf, jax.core.Tracer)}
-
-
-# ---- several processes
-
-
-class Coordinator(NamedTuple):
-    """The key-value store of `jax.distributed`, with this process's number and the count. It is not public."""
-
-    client: Any
-    process: int
-    processes: int
-
-    def put(self, key: str, value: bytes) -> None:
-        self.client.key_value_set_bytes(key, value, True)
-
-    def get(self, key: str, seconds: float) -> bytes | None:
-        """The value that a process puts there; None after a timeout."""
-        try:
-            return self.client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
-        except jax.errors.JaxRuntimeError as error:
-            if is_of_a_timeout(error):
-                return None
-            raise
-
-    def list_names(self, key: str) -> list[str]:
-        return [name for name, _ in self.client.key_value_dir_get_bytes(key)]
-
-    def delete(self, key: str) -> None:
-        self.client.key_value_delete(key)
-
-
-def coordinator() -> Coordinator | None:
-    """The coordinator of this process; None if `jax.distributed` is not initialized.
-
-    Raises:
-        AttributeError: if this version of JAX has a different store.
-    """
-    from jax._src import distributed
-
-    state: Any = distributed.global_state
-    client, process, count = state.client, state.process_id, state.num_processes
-    if client is None:
-        return None
-    for name in ("key_value_set_bytes", "blocking_key_value_get_bytes", "key_value_dir_get_bytes", "key_value_delete"):
-        getattr(client, name)
-    return Coordinator(client, int(process), int(count or 1))
-
-
-def devices_of(stage: Any) -> tuple[int, ...]:
-    """The ids of the devices that an executable is compiled for, in its order, also if it has no arguments."""
-    return tuple(device.id for device in stage._executable._unloaded_executable.device_list)
-
-
-def are_of_several(devices: Sequence[int]) -> bool:
-    """Do these devices belong to several processes?"""
-    return len({device.process_index for device in jax.devices() if device.id in set(devices)}) > 1
-
-
-def spans_processes(lowered: Any, leaves: Any) -> bool:
-    """Does a lowered program run on devices of several processes? Falls back on the shardings of its leaves."""
-    devices: Any = getattr(getattr(lowered, "_lowering", None), "_device_list", None)
-    if devices is None:
-        shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
-        return any(sharding is not None and not sharding.is_fully_addressable for sharding in shardings)
-    return len({device.process_index for device in devices}) > 1

@@ -16,9 +16,9 @@ import jax.core
 
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, compile_events
-from graftax._jax import fast_dispatch
 from graftax._jax.compilation import same_executable, unheard_stages, with_results
 from graftax._jax.part_programs import runs_foreign_code
+from graftax._jax.settings import settings_of_traces
 from graftax._jax.tracebacks import boundary
 from graftax._jit.compile_progress import report_reused
 from graftax._jit.multihost_check import program_text
@@ -74,7 +74,7 @@ class Reusing:
 
     def reused_stage(self, signatures: tuple[ArraySignature, ...]) -> Any:
         """The executable of an earlier entry for leaves of these signatures under the present settings, or None."""
-        settings = fast_dispatch.settings_of_traces()
+        settings = settings_of_traces()
         return next((r.stage for r in self._reused if r.signatures == signatures and r.settings == settings), None)
 
     def _find(self, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
@@ -99,7 +99,7 @@ class Reusing:
                 stage = with_results(stage or found.compile(), jax.tree.structure(traced.out_info))
             except Exception:  # what cannot be compared is compiled
                 continue
-            self._reused.append(_Reused(array_signatures(leaves), fast_dispatch.settings_of_traces(), stage))
+            self._reused.append(_Reused(array_signatures(leaves), settings_of_traces(), stage))
             compile_events.note_reused()
             report_reused(self._name)
             return stage

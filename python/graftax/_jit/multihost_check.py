@@ -19,7 +19,7 @@ from graftax._base.errors import type_name
 from graftax._explain.array_signature import sharding_text
 from graftax._graph.graphdef_methods import stable_text
 from graftax._graph.structure import Op, Structure, place_name
-from graftax._jax import fast_dispatch
+from graftax._jax.processes import are_of_several, spans_processes
 from graftax._jax.tracebacks import boundary
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.multihost_rendezvous import HostComparison, Line, coordinator, pack_description
@@ -63,7 +63,7 @@ class CrossHostCheck:
 
     def check_loaded(self, leaves: Sequence[Any], program: str, devices: Sequence[int]) -> None:
         """Compares the hosts before a loaded program runs, by its digest in the file: other hosts may compile it."""
-        self._check_once(leaves, lambda: (program, "") if fast_dispatch.are_of_several(devices) else None)
+        self._check_once(leaves, lambda: (program, "") if are_of_several(devices) else None)
 
     def _check_once(self, leaves: Sequence[Any], program: Callable[[], tuple[str, str] | None]) -> None:
         """Compares the hosts the first time that leaves like these run.
@@ -79,7 +79,7 @@ class CrossHostCheck:
 
     def _own_program(self, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[str, str] | None:
         lowered = self._compiled.lower(*arguments)
-        if not fast_dispatch.spans_processes(lowered, leaves):
+        if not spans_processes(lowered, leaves):
             return None
         text = program_text(lowered)
         return digest(text.encode()), text

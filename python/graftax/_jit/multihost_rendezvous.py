@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from graftax._base.errors import StructureError, some
-from graftax._jax import fast_dispatch
+from graftax._jax import processes
 from graftax._jax.tracebacks import caller_level
 
 HOSTS_DIFFER = (
@@ -66,12 +66,12 @@ def _timeout() -> float:
         return _FAIL
 
 
-def coordinator() -> fast_dispatch.Coordinator | None:
+def coordinator() -> processes.Coordinator | None:
     """The coordinator's key-value store; None with one process, or if this version of JAX hides it."""
     if _state.reason is not None:
         return None
     try:
-        store = fast_dispatch.coordinator()
+        store = processes.coordinator()
     except Exception as error:
         _state.reason = f"this JAX ({jax.__version__}) lacks what it reads: {type(error).__name__}: {error}"
         return None
@@ -107,7 +107,7 @@ class HostComparison:
         subject: the name of what is compared, for messages.
     """
 
-    def __init__(self, store: fast_dispatch.Coordinator, subject: str) -> None:
+    def __init__(self, store: processes.Coordinator, subject: str) -> None:
         self._coordinator, self._subject = store, subject
         with _state.lock:
             _state.number += 1

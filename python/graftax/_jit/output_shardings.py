@@ -20,8 +20,7 @@ from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
 from graftax._graph.prefix_tree import ABSENT
 from graftax._graph.structure import RootPath, Structure, path_text, place_name
-from graftax._jax import fast_dispatch
-from graftax._jax.arrays import array_class
+from graftax._jax.arrays import array_class, kinds_of_shardings
 from graftax._jax.compilation import own_jit
 from graftax._jax.error_texts import is_output_error
 from graftax._jax.tracebacks import hide
@@ -386,7 +385,7 @@ def may_use_mesh(recording: _core.Recording) -> bool:
     if jax.device_count() > 1:
         return True
     kinds = recording.kinds_of_shardings()
-    return NamedSharding in (fast_dispatch.kinds_of_shardings(recording.leaves) if kinds is None else kinds)
+    return NamedSharding in (kinds_of_shardings(recording.leaves) if kinds is None else kinds)
 
 
 def _mesh_sharding(leaf: Any) -> Any:

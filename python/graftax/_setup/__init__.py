@@ -16,6 +16,7 @@ from graftax._capture.bytecode import Shown
 from graftax._capture.retrace_signals import NewReads
 from graftax._jax import fast_dispatch, tracebacks
 from graftax._jax.arrays import array_class
+from graftax._jax.settings import setting
 from graftax._jax.tree_registry import tree_registry
 from graftax._setup import core_hooks
 
@@ -24,9 +25,9 @@ def setup() -> None:
     registry = tree_registry()
     _core.setup(core_hooks, registry, tree_util.default_registry.flatten_one_level, array_class())
     _core.use_settings(
-        disable_jit=fast_dispatch.setting("disable_jit", False),
-        prng_impl=fast_dispatch.setting("default_prng_impl", "threefry2x32"),
-        others=[fast_dispatch.setting("enable_custom_prng", False)],  # decides what `jax.random.PRNGKey` makes
+        disable_jit=setting("disable_jit", False),
+        prng_impl=setting("default_prng_impl", "threefry2x32"),
+        others=[setting("enable_custom_prng", False)],  # decides what `jax.random.PRNGKey` makes
     )
     _core.use_new_reads(NewReads)
     _core.use_shown(Shown)
