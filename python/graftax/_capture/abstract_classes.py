@@ -25,7 +25,7 @@ def registered_classes(cls: type) -> Any:
     return frozenset(registered)
 
 
-def names_of_registered(registered: Any) -> str:
+def names_of_registered(registered: object) -> str:
     """The classes that `registered_classes` gave, as a text."""
     if not isinstance(registered, frozenset):
         return "unknown"
@@ -42,7 +42,7 @@ class AbstractClasses:
     def __len__(self) -> int:
         return len(self._registered)
 
-    def note(self, value: Any) -> None:
+    def note(self, value: object) -> None:
         """Notes a class, or the classes of a tuple, that code names beside `isinstance`."""
         cls: Any
         for cls in value if isinstance(value, tuple) else (value,):

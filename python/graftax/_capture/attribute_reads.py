@@ -193,7 +193,7 @@ class AttributeReads:
         for name in self.attributes | (self._of_libraries & users) | overridden(cls, users):
             yield name, *in_class(cls, name)
 
-    def read_of(self, cls: type, name: str, owner: type | None, value: Any) -> NameRead:
+    def read_of(self, cls: type, name: str, owner: type | None, value: object) -> NameRead:
         if owner is not None and is_users_class(owner) and not is_constant(value) and not is_bound_by(value):
             return NameRead(owner, name, value, owner not in self.laid_open)
         return NameRead(cls, name, value, False)  # of the class that is asked: another base may come to have the name

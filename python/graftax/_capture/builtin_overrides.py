@@ -144,6 +144,6 @@ def _names_and_texts(code: types.CodeType) -> list[str]:
     return [*code.co_names, *(const for const in code.co_consts if type(const) is str)]
 
 
-def _is_of_a_serializer(value: Any) -> bool:
+def _is_of_a_serializer(value: object) -> bool:
     module_name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
     return isinstance(module_name, str) and module_name.partition(".")[0] in _SERIALIZERS

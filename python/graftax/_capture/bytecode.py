@@ -88,7 +88,7 @@ def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
     return is_users(filename)
 
 
-def is_generated(code: types.CodeType, function: Any) -> bool:
+def is_generated(code: types.CodeType, function: object) -> bool:
     """A method that `dataclasses` wrote, unless it holds defaults or factories that can change by themselves."""
     if code.co_filename != "<string>" or not code.co_qualname.startswith("__create_fn__"):
         return False
@@ -266,7 +266,7 @@ class _Scan:
             self._module = ""
 
 
-def texts_in(values: Iterable[Any]) -> Iterator[str]:
+def texts_in(values: Iterable[object]) -> Iterator[str]:
     for value in values:
         if isinstance(value, str):
             yield value
@@ -441,7 +441,7 @@ def _is_name_of_module(method: Any, owner: object) -> bool:
     return module is not None and getattr(module, method.__name__, None) is method
 
 
-def can_be_equal(value: Any) -> bool:
+def can_be_equal(value: object) -> bool:
     """Is this a constant that is compared by what it holds, so that another one may be the same?"""
     return isinstance(value, tuple | frozenset) or _is_frozen(value)
 
@@ -456,7 +456,7 @@ def _is_frozen(value: Any) -> bool:
     return names == vars(value).keys() and all(map(is_constant, vars(value).values()))
 
 
-def _is_sentinel(value: Any) -> bool:
+def _is_sentinel(value: object) -> bool:
     """An instance of a library's class that holds nothing."""
     cls = type(value)
     holds = cls.__basicsize__ > object.__basicsize__ + 16 or cls.__itemsize__ or getattr(value, "__dict__", None)
@@ -491,7 +491,7 @@ def content(cell: types.CellType) -> Any:
     return MISSING if is_empty(cell) else cell.cell_contents
 
 
-def fill(cell: types.CellType, value: Any) -> None:
+def fill(cell: types.CellType, value: object) -> None:
     """Puts a value into a cell; MISSING empties it."""
     if value is not MISSING:
         cell.cell_contents = value
@@ -499,7 +499,7 @@ def fill(cell: types.CellType, value: Any) -> None:
         del cell.cell_contents
 
 
-def cells_of(function: Any) -> dict[str, Any]:
+def cells_of(function: object) -> dict[str, Any]:
     if not isinstance(function, types.FunctionType) or not function.__closure__:
         return {}
     pairs = zip(function.__code__.co_freevars, function.__closure__, strict=False)
@@ -547,7 +547,7 @@ def overridden(cls: type, names: set[str]) -> set[str]:
     return {name for name in names.intersection(*[set[str]().union(*map(vars, bases))]) if not name.startswith("_")}
 
 
-def is_looked_up(cls: type, name: str, value: Any) -> bool:
+def is_looked_up(cls: type, name: str, value: object) -> bool:
     """Is it a method, or what Python itself looks up in a class of the user's? A table there counts where code asks."""
     if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)) and is_constant(value):
         return True
@@ -559,7 +559,7 @@ def is_protocol(cls: type) -> bool:
     return bool(getattr(cls, "_is_protocol", False))
 
 
-def is_bound_by(value: Any) -> bool:
+def is_bound_by(value: object) -> bool:
     """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
     return hasattr(type(value), "__get__") and not is_users_class(type(value))
 

@@ -24,7 +24,7 @@ UNKNOWN_LAYOUT = (
 )
 
 
-def table_of(cache: Any) -> dict[Any, Any]:
+def table_of(cache: object) -> dict[Any, Any]:
     """The dict that the cache looks its keys up in."""
     parts = [part for part in gc.get_referents(cache) if part is not vars(cache)]
     return next((part for part in reversed(parts) if type(part) is dict), {})  # after what its links hold
@@ -42,7 +42,7 @@ def results_in(cache: Any) -> dict[Any, Any]:
     return {key: result for key, result in results if key in table}
 
 
-def take_out(cache: Any, key: Any) -> None:
+def take_out(cache: object, key: object) -> None:
     """The cache computes the result of this key again."""
     table_of(cache).pop(key, None)
 

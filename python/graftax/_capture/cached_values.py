@@ -61,7 +61,7 @@ class CachedValues:
         finally:
             self._now.given = around
 
-    def note(self, cache: Any) -> types.CodeType | None:
+    def note(self, cache: object) -> types.CodeType | None:
         """Notes a cache that code names. Gives the code of its function where that is new."""
         if type(cache) is not Cache or not is_known or self._is_known(cache):
             return None
@@ -74,14 +74,14 @@ class CachedValues:
         self._functions[id(function)] = weakref.ref(cache)
         return function.__code__
 
-    def _is_known(self, cache: Any) -> bool:
+    def _is_known(self, cache: object) -> bool:
         reference = self._caches.get(id(cache))
         return reference is not None and reference() is cache
 
-    def is_cached(self, function: Any) -> bool:
+    def is_cached(self, function: object) -> bool:
         return id(function) in self._functions
 
-    def fills(self, function: types.FunctionType, first: Any) -> bool:
+    def fills(self, function: types.FunctionType, first: object) -> bool:
         """Is this the function of a cache that plain Python can fill, before the trace begins anew?"""
         call = self._call(function, first)
         if call is None or (id(call[0]), call[1]) in self._filled:
@@ -90,12 +90,12 @@ class CachedValues:
         self._to_fill.append(call)
         return True
 
-    def take_error(self, function: types.FunctionType, first: Any) -> Exception | None:
+    def take_error(self, function: types.FunctionType, first: object) -> Exception | None:
         """What plain Python has met instead of a result."""
         call = self._call(function, first) if self._errors else None
         return None if call is None else self._errors.pop((id(call[0]), call[1]), None)
 
-    def _call(self, function: types.FunctionType, first: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    def _call(self, function: types.FunctionType, first: object) -> tuple[Any, tuple[Any, ...]] | None:
         """The cache, and the arguments where these are constants that are known from the first one."""
         reference = self._functions.get(id(function))
         cache = reference() if reference is not None else None
@@ -119,7 +119,7 @@ class CachedValues:
             self._filled.discard((id(cache), arguments))  # it may be cleared
         return bool(calls)
 
-    def watches(self, holder: Any, name: Any) -> bool:
+    def watches(self, holder: object, name: object) -> bool:
         """Is this one of its bindings?"""
         return any(binding[0] is holder and binding[1] == name for binding in self.bindings)
 
@@ -152,24 +152,24 @@ class CachedValues:
         return [Origin(self.objects, name) for name in self.objects]
 
 
-def _is_simple(key: Any) -> bool:
+def _is_simple(key: object) -> bool:
     parts: tuple[Any, ...] = key if type(key) is tuple else (key,)
     return all(type(part) in _SIMPLE or isinstance(part, type) for part in parts)
 
 
-def _text(cache: Any, key: Any) -> str:
+def _text(cache: Any, key: object) -> str:
     arguments = key if type(key) is tuple else (key,)
     return f"{cache.__module__}.{cache.__qualname__}({', '.join(map(repr, arguments))})"
 
 
-def _can_be_root(result: Any) -> bool:
+def _can_be_root(result: object) -> bool:
     """Is it an object that can change, with no array in it?"""
     if type(result) not in (list, dict, set) and attributes_of(result) is None:
         return False
     return can_be_root(result)
 
 
-def _bindings_of(result: Any, watched: set[int]) -> list[Binding]:
+def _bindings_of(result: object, watched: set[int]) -> list[Binding]:
     """The attributes and items by name that it leads to."""
     bindings: list[Binding] = []
     for value in [result, *values_in(result)]:

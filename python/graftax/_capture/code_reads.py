@@ -92,7 +92,7 @@ class CodeReads:
         self._locks: dict[int, Any] = {}  # that bindings lead to
         self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
 
-    def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
+    def add(self, code: types.CodeType, scope: dict[str, Any], function: object, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
         if is_never_asked(code.co_filename):
             return
@@ -209,7 +209,7 @@ class CodeReads:
                 self._note_all(self.attributes.add_in(value))
         return None
 
-    def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
+    def note_function(self, function: types.FunctionType, place: tuple[object, str] | None = None) -> bool:
         """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
         code = function.__code__
         self._note_library(registry_of(function))
@@ -255,7 +255,7 @@ class CodeReads:
                     self._note(cls, name, MISSING, False)
                 self._note_settings(self.impure.library.note_class(cls, asked))
 
-    def _note_cache(self, value: Any) -> None:
+    def _note_cache(self, value: object) -> None:
         """Notes a `functools.lru_cache`, and has its function heard of again when that fills the cache."""
         cache = note_cache(value)
         code = self.cached.note(cache) if cache is not None else None
@@ -279,7 +279,7 @@ class CodeReads:
         """Was a function of this code made before the trace, as far as one can tell?"""
         return _core.has_watchers or code not in self._inner
 
-    def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
+    def _note(self, holder: object, name: str, value: object, can_be_root: bool) -> None:
         self._note_constant(value)
         self.names.note(holder, name, value, can_be_root)
 
@@ -287,7 +287,7 @@ class CodeReads:
         for read in reads:
             self._note(*read)
 
-    def _note_constant(self, value: Any) -> None:
+    def _note_constant(self, value: object) -> None:
         """Notes what a constant reads, locks or asks for when code uses it, which no bytecode shows."""
         if isinstance(value, operator.attrgetter | operator.methodcaller):
             _, texts, *_ = value.__reduce__()
@@ -337,7 +337,7 @@ class CodeReads:
             self._now.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
 
 
-def _defaults_of(function: Any) -> tuple[Any, ...]:
+def _defaults_of(function: object) -> tuple[Any, ...]:
     if not isinstance(function, types.FunctionType):
         return ()
     return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()

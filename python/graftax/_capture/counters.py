@@ -23,7 +23,7 @@ from graftax._capture.reachable_code import ReachableCode
 _MOST_CODES = 256  # that are looked at
 
 
-def counters(keys: Iterable[Any], function: types.FunctionType, given: Iterable[Any]) -> set[str]:
+def counters(keys: Iterable[object], function: types.FunctionType, given: Iterable[object]) -> set[str]:
     """The names of numbers that are symbolic in the first call of a function; none where that may trace it twice.
 
     Args:
@@ -35,7 +35,7 @@ def counters(keys: Iterable[Any], function: types.FunctionType, given: Iterable[
     return {name for name in names if any(_updates(code, name) for code in codes)}
 
 
-def _plain_codes(functions_and_classes: Iterable[Any]) -> list[types.CodeType]:
+def _plain_codes(functions_and_classes: Iterable[object]) -> list[types.CodeType]:
     """All code that these can reach; none if any of it asks a number in C, catches exceptions or imports modules."""
     reachable, codes = ReachableCode(), list[types.CodeType]()
     for value in functions_and_classes:

@@ -54,14 +54,14 @@ def attribute_names(function: FunctionType) -> list[str]:
     return sorted(name for name in vars(function) if not name.startswith("__graftax"))
 
 
-def function_in(value: Any) -> FunctionType | None:
+def function_in(value: object) -> FunctionType | None:
     """The function that this is, or that this static method or class method holds."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     return value if isinstance(value, FunctionType) else None
 
 
-def in_place_of(value: Any, function: FunctionType) -> Any:
+def in_place_of(value: object, function: FunctionType) -> Any:
     """Another function, held as `value` holds its own."""
     return type(value)(function) if isinstance(value, staticmethod | classmethod) else function
 
@@ -81,7 +81,7 @@ class NamedFunctions:
         self._functions[id(function)] = weakref.ref(function)
         return True
 
-    def note_place(self, key: tuple[int, str], holder: Any) -> None:
+    def note_place(self, key: tuple[int, str], holder: object) -> None:
         """A name under which code finds one of them. `holder` refers weakly to a function with globals that may go."""
         self._places[key] = holder, key[1]
 

@@ -132,7 +132,7 @@ def _is_method_call(instruction: dis.Instruction) -> bool:
     return sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR" and bool((instruction.arg or 0) & 1)
 
 
-def _is_callback(value: Any, attributes: tuple[str, ...]) -> bool:
+def _is_callback(value: object, attributes: tuple[str, ...]) -> bool:
     for name in attributes:
         if not isinstance(value, types.ModuleType):
             return False

@@ -73,7 +73,7 @@ def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
                     todo += jaxpr.eqns
 
 
-def copied(callback: Callable[..., Any], traces: _Traces) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:
+def copied(callback: Callable[..., object], traces: _Traces) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:
     """What a host function captures (roots, their names), where that holds objects which a running trace rebuilt.
 
     The trace ends before the host function runs, and what it rebuilt is forgotten then.
@@ -148,7 +148,7 @@ def _functions(since: int) -> Iterator[types.FunctionType]:
             yield host
 
 
-def _captured(callback: Callable[..., Any]) -> list[tuple[str, Any]]:
+def _captured(callback: Callable[..., object]) -> list[tuple[str, Any]]:
     plain, prefix, _ = resolve(callback)
     bound = (callback.__self__,) if isinstance(callback, types.BuiltinMethodType) else prefix
     captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in bound]
@@ -158,7 +158,7 @@ def _captured(callback: Callable[..., Any]) -> list[tuple[str, Any]]:
     return captured + [(f"global {name}", scope[name]) for name in global_names(plain)[0] if name in scope]
 
 
-def _nodes(roots: tuple[Any, ...]) -> set[int]:
+def _nodes(roots: tuple[object, ...]) -> set[int]:
     """The identities of the mutable nodes that are reached from `roots`."""
     try:
         walked = _core.walk(_core.record(roots)[1], roots)
@@ -167,7 +167,7 @@ def _nodes(roots: tuple[Any, ...]) -> set[int]:
     return set() if walked is None else set(map(id, walked[1]))
 
 
-def _writes(host: Any) -> bool:
+def _writes(host: object) -> bool:
     """Does the code of a host function look as if it changes an object?"""
     if isinstance(host, types.BuiltinFunctionType):
         return host.__name__ in _METHODS
@@ -180,7 +180,7 @@ def _writes(host: Any) -> bool:
     )
 
 
-def _codes(host: Any) -> Iterator[types.CodeType]:
+def _codes(host: object) -> Iterator[types.CodeType]:
     """The code of a function, of those that it captures, and of methods of its instance that it names."""
     todo, visited = [host], set[int]()
     while todo:
@@ -199,7 +199,7 @@ def _codes(host: Any) -> Iterator[types.CodeType]:
             todo.append(plain.__code__)
 
 
-def _content(value: Any) -> Any:
+def _content(value: object) -> Any:
     try:
         return value.cell_contents if isinstance(value, types.CellType) else value
     except ValueError:  # an empty cell

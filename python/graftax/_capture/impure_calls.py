@@ -89,14 +89,14 @@ class _Scope(NamedTuple):
         return value
 
 
-def _tells_itself(value: Any) -> bool:
+def _tells_itself(value: object) -> bool:
     """The environment or a logger: their methods run as Python's own code, whatever they are called through."""
     logging = sys.modules.get("logging")
     loggers = (logging.Logger, logging.LoggerAdapter) if logging is not None else ()
     return value is os.getenv or is_console(value) or issubclass(type(value), (type(os.environ), *loggers))
 
 
-def _is_impure(value: Any, table: Table) -> bool:
+def _is_impure(value: object, table: Table) -> bool:
     """Is it what cannot be replayed, or leads to it?"""
     if type(value) is types.ModuleType:
         return is_impure_module(value)
@@ -125,7 +125,7 @@ def _asks_for_a_method(scope: _Scope, names: Names, table: Table) -> bool:
     return bool(unknown) or any(_may_lead_to_a_method(scope.value(chain), table) for chain in chains)
 
 
-def _may_lead_to_a_method(value: Any, table: Table) -> bool:
+def _may_lead_to_a_method(value: object, table: Table) -> bool:
     """May the first object in a chain of names that is no module, or what it holds, have such a method?"""
     if isinstance(value, type):
         return issubclass(value, table.classes)
@@ -218,7 +218,7 @@ class ImpureCalls:
         return any(not lines.isdisjoint(places) for places in self.heard.values())
 
     @contextlib.contextmanager
-    def named(self, name: str, wanted: bool, opaque: Sequence[Any] = (), warns: bool = True) -> Generator[None]:
+    def named(self, name: str, wanted: bool, opaque: Sequence[object] = (), warns: bool = True) -> Generator[None]:
         """While a trace of the function `name` runs in this thread: its calls are `heard`, where that is wanted.
 
         So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. `warns`: warnings come at the
@@ -259,7 +259,7 @@ def take_done_once() -> str:
 class _Watch:
     """One trace that runs in this thread."""
 
-    def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[Any], warns: bool) -> None:
+    def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[object], warns: bool) -> None:
         self.calls, self._name, self._warns, self.looks = calls, name, warns, False  # `looks`: does it hear of calls?
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
@@ -376,7 +376,7 @@ if sys.version_info >= (3, 12):
             _tool = None
 
     def _on_call(
-        code: types.CodeType, offset: int, function: Any, first_argument: Any
+        code: types.CodeType, offset: int, function: object, first_argument: object
     ) -> None:  # unmeasured: in an event
         watch = _watch()
         call = call_of(function, first_argument) if watch is not None else None
@@ -459,7 +459,7 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
         if not still:
             _stop()
 
-    def _on_frame(frame: types.FrameType, event: str, arg: Any) -> Any:
+    def _on_frame(frame: types.FrameType, event: str, arg: object) -> Any:
         watch = _watch()
         if watch is None:
             return None
@@ -474,7 +474,7 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
 
-        def at(frame: types.FrameType, event: str, arg: Any) -> Any:
+        def at(frame: types.FrameType, event: str, arg: object) -> Any:
             call = offsets.get(frame.f_lasti) if event == "opcode" else None
             if call is not None:
                 watch.tell(call, frame)
@@ -500,7 +500,7 @@ class Overheard:
         self.impure = ImpureCalls()
         self.known = MetCode()
 
-    def enter(self, code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
+    def enter(self, code: types.CodeType, scope: dict[str, Any], function: object, first: object) -> Any:
         if is_never_asked(code.co_filename):
             return NotImplemented
         if is_users_code(code, scope):

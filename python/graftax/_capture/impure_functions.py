@@ -241,11 +241,11 @@ def call_of(function: Any, first: Any = MISSING) -> Call | None:
     return call
 
 
-def is_console(value: Any) -> bool:
+def is_console(value: object) -> bool:
     return value is sys.stdout or value is sys.stderr
 
 
-def handing_over(function: Any) -> Call | None:
+def handing_over(function: object) -> Call | None:
     """What a function is that was given an object of C code, if it is C code itself. Builtins only look at it."""
     if isinstance(function, (types.FunctionType, type)) or getattr(function, "__module__", "") == "builtins":
         return None
@@ -254,6 +254,6 @@ def handing_over(function: Any) -> Call | None:
     return Call(str(getattr(function, "__qualname__", type(function).__name__)), _HANDED)
 
 
-def is_date(value: Any) -> bool:
+def is_date(value: object) -> bool:
     module = sys.modules.get("datetime")
     return module is not None and type(value) is type and issubclass(value, module.date)

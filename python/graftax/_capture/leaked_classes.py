@@ -64,7 +64,7 @@ def _holds_tracer(value: Any, depth: int = 3) -> bool:
     return any(_holds_tracer(part, depth - 1) for part in parts)
 
 
-def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+def _functions_of(value: object) -> Iterator[types.FunctionType]:
     functions = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
     for function in functions:
         function = getattr(function, "__func__", function)  # of a staticmethod or classmethod

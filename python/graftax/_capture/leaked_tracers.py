@@ -43,7 +43,7 @@ def is_of_steps(error: BaseException) -> bool:
     return isinstance(error, jax.errors.UnexpectedTracerError) or getattr(error, "of_steps", False)
 
 
-def ended_error(name: str, path: str, leaf: Any, inner: Sequence[weakref.ref[Any]] = ()) -> MutationError:
+def ended_error(name: str, path: str, leaf: object, inner: Sequence[weakref.ref[Any]] = ()) -> MutationError:
     """Of a leaf that holds a tracer of a trace that has ended. `inner` are those of this package's own transforms."""
     trace = trace_of(leaf)
     if any(reference() is trace for reference in inner):
@@ -59,7 +59,7 @@ def ended_error(name: str, path: str, leaf: Any, inner: Sequence[weakref.ref[Any
 def refuse_ended(
     name: str,
     outcome: _core.Outcome,
-    out: Sequence[Any],
+    out: Sequence[object],
     path: Callable[[RootPath], str],
     inner: Sequence[weakref.ref[Any]],
 ) -> None:
@@ -88,7 +88,7 @@ def refuse_text(name: str, recording: _core.Recording, outcome: _core.Outcome, p
     raise LeakedTracerError(TEXT_OF_TRACER.format(name=name, path=place, text=text))
 
 
-def ended_among(name: str, roots: Sequence[Any], names: tuple[str, ...]) -> MutationError | None:
+def ended_among(name: str, roots: Sequence[object], names: tuple[str, ...]) -> MutationError | None:
     """The error of what the roots hold, where JAX has met such a tracer and does not say where it is from."""
     live = live_traces()
     leaves, graphdef = _core.record(tuple(roots), names)

@@ -43,7 +43,7 @@ from graftax._capture.user_caches import attributes_of
 class Held:
     """Holds an object of the caller's: what one without arrays leads to is the caller's own in a trace."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 
@@ -56,7 +56,7 @@ class LibraryReads(NamedTuple):
     module: types.ModuleType | None = None
 
 
-def can_be_root(value: Any) -> bool:
+def can_be_root(value: object) -> bool:
     """Can it be a root, with no array in it?"""
     try:
         return not _core.record((value,), ("held",))[0]
@@ -76,7 +76,7 @@ _NO_NAME = object()
 # ---- functions of the standard library
 
 
-def _of_module(function: Any, name: Any) -> LibraryReads:
+def _of_module(function: object, name: object) -> LibraryReads:
     """`importlib.import_module(name)`"""
     del function
     return module_read(name) if isinstance(name, str) and not name.startswith(".") else LibraryReads()
@@ -89,7 +89,7 @@ def module_read(name: str) -> LibraryReads:
     return LibraryReads([("sys.modules", sys.modules, name)], module=known)
 
 
-def _of_fields(function: Any, obj: Any) -> LibraryReads:
+def _of_fields(function: object, obj: object) -> LibraryReads:
     """`dataclasses.fields(obj)`"""
     del function
     cls: type = obj if isinstance(obj, type) else type(obj)
@@ -108,7 +108,7 @@ def annotations_of(function: types.FunctionType) -> LibraryReads:
     return LibraryReads(held=[(f"{function.__qualname__}.__annotations__", table)] if table else ())
 
 
-def _of_signature(function: Any, obj: Any) -> LibraryReads:
+def _of_signature(function: object, obj: object) -> LibraryReads:
     """What a signature, or a table of annotations, is made of."""
     del function
     held: list[tuple[str, Any]] = []
@@ -131,7 +131,7 @@ def _annotations_in(cls: type) -> dict[str, Any] | None:
     return vars(cls).get("__annotations__", vars(cls).get("__annotations_cache__"))
 
 
-def _unwrapped(obj: Any) -> Iterator[Any]:
+def _unwrapped(obj: object) -> Iterator[Any]:
     """The object, and what it calls or wraps."""
     for _ in range(100):
         yield obj
@@ -152,7 +152,7 @@ def _unwrapped(obj: Any) -> Iterator[Any]:
             obj = inspect.getattr_static(type(obj), "__call__", None)
 
 
-def _of_dispatch(function: Any, obj: Any) -> LibraryReads:
+def _of_dispatch(function: Any, obj: object) -> LibraryReads:
     """A function of `functools.singledispatch`, or the one that looks a class up for it."""
     del obj
     registry = cells_of(cells_of(function).get("dispatch", function)).get("registry")
@@ -164,7 +164,7 @@ def registry_of(function: types.FunctionType) -> LibraryReads:
     return _of_dispatch(function, None) if function.__code__ is _DISPATCHER.__code__ else LibraryReads()
 
 
-def _of_logger(function: Any, logger: Any) -> LibraryReads:
+def _of_logger(function: object, logger: object) -> LibraryReads:
     """`logger.getEffectiveLevel()`"""
     del function
     return levels_of(logger) if isinstance(logger, logging.Logger) else LibraryReads()
@@ -181,7 +181,7 @@ def levels_of(logger: logging.Logger) -> LibraryReads:
     return LibraryReads(bindings)
 
 
-def _of_copy(function: Any, obj: Any) -> LibraryReads:
+def _of_copy(function: object, obj: object) -> LibraryReads:
     """`copy.copy(obj)`"""
     del function
     return LibraryReads([("copyreg.dispatch_table", copyreg.dispatch_table, type(obj))])
@@ -225,7 +225,7 @@ def is_asked_by_user() -> bool:
 # ---- descriptors in classes
 
 
-def parts_of(obj: Any, name: str) -> LibraryReads:
+def parts_of(obj: object, name: str) -> LibraryReads:
     """The attributes of an object of a library's that is no root, such as the `func` of a `cached_property`."""
     attributes = attributes_of(obj) or {}
     functions = [part for part in attributes.values() if isinstance(part, types.FunctionType)]
@@ -256,7 +256,7 @@ class LibraryState:
         self._importing: list[tuple[types.CodeType, dict[str, Any], Callable[[], Any]]] = []
         self._watched = {id(sys.modules): ("sys.modules", sys.modules)}
 
-    def hold(self, name: str, value: Any) -> Origin | None:
+    def hold(self, name: str, value: object) -> Origin | None:
         """Gives what makes a root of an object, where it can be one and is none yet."""
         held = Held(value)
         if any(known.value is value for known in self.held.values()) or not can_be_root(held):
@@ -282,7 +282,7 @@ class LibraryState:
                 importlib.import_module(name)
         return names
 
-    def note_imports(self, code: types.CodeType, scope: dict[str, Any], function: Any, names: Names) -> None:
+    def note_imports(self, code: types.CodeType, scope: dict[str, Any], function: object, names: Names) -> None:
         """Notes code of which a module is not imported yet: what it names there is known once it has run."""
         if not _are_there(names, scope):
             is_function = isinstance(function, types.FunctionType)
@@ -301,7 +301,7 @@ class LibraryState:
             if is_of_object and holder is not copyreg.dispatch_table:
                 watch_attributes(holder)
 
-    def text(self, holder: Any) -> str | None:
+    def text(self, holder: object) -> str | None:
         """What messages call a dict of which keys are bindings; None of another value."""
         text, watched = self._watched.get(id(holder), ("", None))
         return text if watched is holder else None

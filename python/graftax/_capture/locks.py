@@ -15,12 +15,12 @@ LOCKS = (type(threading.Lock()), RLock, threading.Condition, threading.Semaphore
 class Locks:
     """What the locks that the code of a trace knows were, before it ran."""
 
-    def __init__(self, locks: Iterable[Any]) -> None:
+    def __init__(self, locks: Iterable[object]) -> None:
         self._before: dict[int, tuple[Any, int]] = {}
         for lock in locks:
             self.note(lock)
 
-    def note(self, lock: Any) -> None:
+    def note(self, lock: object) -> None:
         lock = _inner(lock)
         if id(lock) not in self._before:
             self._before[id(lock)] = lock, _free(lock)

@@ -30,7 +30,7 @@ from graftax._jax.inner_frames import inner_frames
 class _SeenAttribute(Shown):
     """Stands in a class for a rebuilt attribute: the thread that traces sees the rebuilt one, others their own."""
 
-    def __init__(self, origin: Origin, value: Any) -> None:
+    def __init__(self, origin: Origin, value: object) -> None:
         self.origin, self.value, self.original, self.thread = origin, value, origin.value(), threading.get_ident()
 
     def uncover(self) -> None:
@@ -43,7 +43,7 @@ class _SeenAttribute(Shown):
     def get(self) -> Any:
         return self.value if threading.get_ident() == self.thread else self.original
 
-    def __get__(self, obj: Any, cls: Any = None) -> Any:
+    def __get__(self, obj: object, cls: Any = None) -> Any:
         value = self.get()
         getter = getattr(type(value), "__get__", None)
         return value if getter is None else getter(value, obj, cls)
@@ -52,10 +52,10 @@ class _SeenAttribute(Shown):
 class _SeenData(_SeenAttribute):
     """The same for a descriptor that takes what is assigned to an attribute of an instance."""
 
-    def __set__(self, obj: Any, value: Any) -> None:
+    def __set__(self, obj: object, value: object) -> None:
         self.get().__set__(obj, value)
 
-    def __delete__(self, obj: Any) -> None:
+    def __delete__(self, obj: object) -> None:
         self.get().__delete__(obj)
 
 
@@ -68,20 +68,20 @@ class _SeenName:
     def _of_thread(self) -> dict[str, Any]:
         return self.seen if threading.get_ident() == self.thread else self.scope
 
-    def __get__(self, module: Any, cls: Any = None) -> Any:
+    def __get__(self, module: object, cls: Any = None) -> Any:
         try:
             return self._of_thread()[self.name]
         except KeyError:
             raise AttributeError(f"module has no attribute {self.name!r}") from None
 
-    def __set__(self, module: Any, value: Any) -> None:
+    def __set__(self, module: object, value: object) -> None:
         self._of_thread()[self.name] = value
 
-    def __delete__(self, module: Any) -> None:
+    def __delete__(self, module: object) -> None:
         del self._of_thread()[self.name]
 
 
-def _get_attribute(module: Any, cls: Any, name: str) -> Any:
+def _get_attribute(module: object, cls: Any, name: str) -> Any:
     return cls.__getattribute__(module, name)
 
 
@@ -106,7 +106,7 @@ def seen(function: types.FunctionType) -> types.FunctionType:
     return twin
 
 
-def _answering(begin: Callable[[], None] | None, function: Callable[[], Any]) -> Any:
+def _answering(begin: Callable[[], None] | None, function: Callable[[], object]) -> Any:
     if begin is not None:
         begin()
     return function()
@@ -245,7 +245,7 @@ class Views:
         """What frames of these globals see."""
         return self._scopes.setdefault(id(scope), (scope, dict(scope)))[1]
 
-    def vars(self, *arguments: Any) -> Any:
+    def vars(self, *arguments: object) -> Any:
         """What `vars` is for code under the trace: of a class or a module, with the rebuilt values."""
         if not arguments:
             return sys._getframe(1).f_locals
@@ -262,7 +262,7 @@ class Views:
         """The same, where they see anything else than the globals themselves."""
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
 
-    def know(self, origins: Iterable[tuple[Origin, Any]]) -> None:
+    def know(self, origins: Iterable[tuple[Origin, object]]) -> None:
         """Tells of origins and what is rebuilt of them, whether or not that is another object."""
         self._origins += origins
 
@@ -282,7 +282,7 @@ class Views:
             numbers = {name: root for (holder, name), root in self._roots.items() if holder == i and name is not None}
             self._rebuilt.scopes[id(frame_scope)] = scope, numbers
 
-    def run(self, function: Callable[[], Any]) -> Any:
+    def run(self, function: Callable[[], object]) -> Any:
         """Calls it while its code, and what it calls, sees the rebuilt values.
 
         Raises:
@@ -329,7 +329,7 @@ class Views:
         reads.show({origin.key for origin, _ in self._shown})
         _core.sees_too(list(self._scopes.values()), self.functions)
 
-    def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
+    def _run(self, function: Callable[[], object], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
         reads.begin({origin.key for origin, _ in self._shown}, self._rebuilt.take_in, self._has_changed)
         self._begun = {i: dict(frame_scope) for i, (_, frame_scope) in self._scopes.items()}

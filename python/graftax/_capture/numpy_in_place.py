@@ -111,7 +111,7 @@ _STOOD_IN = _NumpyValue, _ArgumentOfJax
 class _Change:
     """An array that was changed in place, and where."""
 
-    def __init__(self, array: Any, operator: str, frame: types.FrameType) -> None:
+    def __init__(self, array: object, operator: str, frame: types.FrameType) -> None:
         self.array, self.operator, self.code, self.line = array, operator, frame.f_code, frame.f_lineno
         self.module = frame.f_globals.get("__name__")
 
@@ -130,7 +130,7 @@ class NumpyWatch:
         self.changes: list[_Change] = []
         self.has_changes = False  # of NumPy's arrays, or of arguments that could be some
 
-    def add(self, originals: Sequence[Any], leaves: Sequence[Any]) -> None:
+    def add(self, originals: Sequence[object], leaves: Sequence[object]) -> None:
         for original, leaf in zip(originals, leaves, strict=True):
             if isinstance(leaf, Tracer):
                 if isinstance(original, (np.ndarray, _NumpyArray)):
@@ -141,10 +141,10 @@ class NumpyWatch:
                     _become(leaf, _ArgumentOfJax)
             self.arguments.append((original, leaf))
 
-    def base(self, array: Any) -> Any:
+    def base(self, array: object) -> Any:
         return next((base for view, base in self.views if view is array), None)
 
-    def note_view(self, view: Any, array: Any) -> None:
+    def note_view(self, view: object, array: object) -> None:
         base = self.base(array)
         self.views.append((view, array if base is None else base))
 
@@ -166,10 +166,10 @@ class NumpyWatch:
                 paths = self.paths()
                 raise MutationError(change.text(SHARED, name=self.name, path=paths[i], other=paths[j]))
 
-    def _argument(self, array: Any) -> int | None:
+    def _argument(self, array: object) -> int | None:
         return next((i for i, (_, leaf) in enumerate(self.arguments) if leaf is array), None)
 
-    def end(self, values: Sequence[Any], names: tuple[str, ...], result: Any) -> None:
+    def end(self, values: Sequence[object], names: tuple[str, ...], result: object) -> None:
         """Refuses what still holds an array that was changed, and tells of what the caller may hold."""
         if not self.changes:
             return
@@ -211,7 +211,7 @@ _now = _Now()
 
 @contextmanager
 def watching_numpy(
-    name: str, paths: Callable[[], list[str]], originals: Sequence[Any], leaves: Sequence[Any]
+    name: str, paths: Callable[[], list[str]], originals: Sequence[object], leaves: Sequence[object]
 ) -> Generator[NumpyWatch]:
     """While entered, a trace runs that has these tracers in place of the caller's leaves.
 
@@ -258,7 +258,7 @@ def _class_of(mixin: type, tracer_class: type) -> type:
     return type(tracer_class.__name__, (mixin, tracer_class), names)
 
 
-def _become(tracer: Any, mixin: type) -> None:
+def _become(tracer: object, mixin: type) -> None:
     tracer_class = type(tracer)
     if issubclass(tracer_class, _STOOD_IN):
         tracer_class = tracer_class.__bases__[1]
@@ -277,11 +277,11 @@ def _is_asked_by_user(frame: types.FrameType) -> bool:
     return bool(_now.watches) and not is_never_asked(frame.f_code.co_filename)
 
 
-def _is_numpys(value: Any) -> bool:
+def _is_numpys(value: object) -> bool:
     return isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, _NumpyValue)) or is_symbol(value)
 
 
-def _note_result(result: Any, array: Any, is_view: bool) -> Any:
+def _note_result(result: object, array: object, is_view: bool) -> Any:
     """Makes a value of NumPy's of what an operation of NumPy's has computed."""
     if result is array and not is_view:  # `a.astype(a.dtype)`, of which NumPy makes another array
         return copy_of_tracer(result)
@@ -292,9 +292,9 @@ def _note_result(result: Any, array: Any, is_view: bool) -> Any:
     return result
 
 
-def _computing(method: Callable[..., Any], is_view: bool) -> Callable[..., Any]:
+def _computing(method: Callable[..., object], is_view: bool) -> Callable[..., Any]:
     @functools.wraps(method)
-    def computing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def computing(self: Any, *args: object, **kwargs: object) -> Any:
         result = method(self, *args, **kwargs)
         is_operator = method.__name__.startswith("__")
         is_noted = _is_asked_by_user(sys._getframe(1)) and (not is_operator or all(map(_is_numpys, args)))
@@ -336,7 +336,7 @@ def _viewing_attribute(attribute: Any) -> property:
 
 
 def _refusing(tracer_class: type, name: str, remedy: str) -> Any:
-    def refusing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def refusing(self: Any, *args: object, **kwargs: object) -> Any:
         frame = sys._getframe(1)
         if not _is_asked_by_user(frame):
             return getattr(tracer_class, name)(self, *args, **kwargs)
@@ -350,7 +350,7 @@ def _refusing(tracer_class: type, name: str, remedy: str) -> Any:
 def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
     plain_name = f"__{name}__"
 
-    def in_place(self: Any, other: Any) -> Any:
+    def in_place(self: Any, other: object) -> Any:
         frame = sys._getframe(1)
         if not _is_asked_by_user(frame):
             return NotImplemented
@@ -374,15 +374,15 @@ def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
     return in_place
 
 
-def _noting_change(array: Any, other: Any) -> Any:
+def _noting_change(array: object, other: object) -> Any:
     if _is_asked_by_user(sys._getframe(1)):
         _now.watches[-1].has_changes = True
     return NotImplemented
 
 
-def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(method: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def noting(self: Any, *args: object, **kwargs: object) -> Any:
         if _is_asked_by_user(sys._getframe(1)):
             _now.watches[-1].has_changes = True
         return method(self, *args, **kwargs)
@@ -390,7 +390,7 @@ def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
-def _refuse_use(array: Any) -> Any:
+def _refuse_use(array: object) -> Any:
     for watch in reversed(_now.watches):
         for change in watch.changes:
             if change.array is array or watch.base(array) is change.array:

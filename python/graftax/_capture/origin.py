@@ -46,7 +46,7 @@ class Origin(NamedTuple):
             return own_value(self.holder, self.name)
         return self.holder.get(self.name, MISSING)
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Gives the name another value, whatever a metaclass says; MISSING deletes it."""
         if isinstance(self.holder, type):
             shown = vars(self.holder).get(self.name or "")
@@ -61,7 +61,7 @@ class Origin(NamedTuple):
         else:
             self.holder.pop(self.name, None)
 
-    def feeds(self, holder: Any) -> bool:
+    def feeds(self, holder: object) -> bool:
         """Does a binding of its name, in this dict or class, have its value from here?"""
         if isinstance(holder, weakref.ref):
             function = holder()

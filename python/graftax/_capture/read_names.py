@@ -67,18 +67,18 @@ class ReadNames:
     def is_guarded(self, scope: Scope) -> bool:
         return id(scope) in self._guards
 
-    def guarded(self, holder: Any) -> Any:
+    def guarded(self, holder: object) -> Any:
         """A weak reference to a function with these globals, where they are not kept alive, or the holder itself."""
         return self._guards.get(id(holder), holder)
 
     # ---- bindings
 
-    def bind(self, holder: Any, name: str) -> None:
+    def bind(self, holder: object, name: str) -> None:
         if (id(holder), name) not in self._seen:
             self._seen.add((id(holder), name))
             self.bindings.append((self.guarded(holder), name))
 
-    def unbind(self, holder: Any, name: str) -> None:
+    def unbind(self, holder: object, name: str) -> None:
         """It is no binding any more, and may be noted again."""
         guarded = self.guarded(holder)
         self.bindings = [b for b in self.bindings if b[0] is not guarded or b[1] != name]
@@ -93,7 +93,7 @@ class ReadNames:
         if changing:
             self.bindings = [b for b in self.bindings if (id(b[0]), b[1]) not in changing]
 
-    def note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
+    def note(self, holder: object, name: str, value: object, can_be_root: bool) -> None:
         """Notes that code reads a name, which has this value now."""
         key = id(holder), name
         self.touched.add(key)

@@ -114,7 +114,9 @@ class ReadSet(CodeReads):
         with self.lock:
             return self._meet(present, code, scope, function, first)
 
-    def _meet(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
+    def _meet(
+        self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: object, first: object
+    ) -> Any:
         """Notes what code names that is not known, as `enter` says."""
         is_made_in_trace = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
         known_scope = is_of_module(scope) or self.names.is_guarded(scope)
@@ -173,7 +175,7 @@ class ReadSet(CodeReads):
         """Has the running trace changed what is there, before it was a root?"""
         return self._now.has_set(origin)
 
-    def note_lock(self, lock: Any) -> None:
+    def note_lock(self, lock: object) -> None:
         self._now.locks.note(lock)
 
     @alone
@@ -197,7 +199,7 @@ class ReadSet(CodeReads):
         if function.__closure__:
             self.add(function.__code__, function.__globals__, function, False)
 
-    def _is_jitted_inside(self, code: types.CodeType, function: Any, present: set[int]) -> bool:
+    def _is_jitted_inside(self, code: types.CodeType, function: object, present: set[int]) -> bool:
         """Does JAX jit code that reads a root, for the first time? Its caches are to be ours alone then."""
         reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
         if not reads_root and not any(origin.holder is function for origin in self.names.origins):

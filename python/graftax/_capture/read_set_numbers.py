@@ -13,7 +13,7 @@ from graftax._capture.read_set import ReadSet
 class OfSymbols(ReadSet):
     """That of a function by value, whose closure and globals are as in JAX: only what code asks of numbers counts."""
 
-    def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
+    def add(self, code: types.CodeType, scope: dict[str, Any], function: object, stays: bool = True) -> None:
         if not is_never_asked(code.co_filename):
             users, names, cells = is_users_code(code, scope), names_of(code), cells_of(function)
             self.builtins.note(code, scope, cells, names, users)

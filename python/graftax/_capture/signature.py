@@ -36,18 +36,23 @@ _VARARGS, _VARKEYWORDS = 0x04, 0x08
 
 
 def call_partial(
-    function: Callable[..., Any], bound: tuple[Any, ...], keywords: dict[str, Any], /, *args: Any, **kwargs: Any
+    function: Callable[..., object],
+    bound: tuple[object, ...],
+    keywords: dict[str, Any],
+    /,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Runs a `functools.partial`, whose parts are arguments like any other."""
     return function(*bound, *args, **{**keywords, **kwargs})
 
 
-def call_opaque(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def call_opaque(function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
     """Runs a callable that has no Python code of its own."""
     return function(*args, **kwargs)
 
 
-def resolve(function: Any) -> tuple[types.FunctionType, tuple[Any, ...], bool]:
+def resolve(function: object) -> tuple[types.FunctionType, tuple[Any, ...], bool]:
     """Finds the Python function behind a callable.
 
     Returns:
@@ -72,7 +77,7 @@ def resolve(function: Any) -> tuple[types.FunctionType, tuple[Any, ...], bool]:
     return call_opaque, (function,), False  # type: ignore[return-value]
 
 
-def is_called_by_its_class(function: Any) -> bool:
+def is_called_by_its_class(function: object) -> bool:
     """Is what runs the `__call__` of an object's class, which may get another one?"""
     if isinstance(function, _core.Caller):
         return function._method is not None
@@ -251,14 +256,14 @@ class Signature:
         index = which + self.skip if which >= 0 else which + total
         return index if 0 <= index < total else None
 
-    def flags(self, layout: tuple[Any, ...], which: Sequence[int | str]) -> list[bool]:
+    def flags(self, layout: tuple[object, ...], which: Sequence[int | str]) -> list[bool]:
         """One flag a root: is it named by `which`?"""
         chosen = {self.root_index(layout, w) for w in which}
         return [i in chosen for i in range(len(self.root_names(layout)))]
 
     def root_flags(
         self,
-        layout: tuple[Any, ...],
+        layout: tuple[object, ...],
         static: Sequence[int | str],
         dynamic: Sequence[int | str] = (),
         defaults: Iterable[int] = (),
@@ -372,12 +377,12 @@ class Signature:
         cells = zip(self.origins, roots[len(roots) - len(self.origins) :], strict=True)
         return [(origin, cell, content(cell)) for origin, cell in cells if origin.assigned]
 
-    def look_again(self, roots: tuple[Any, ...]) -> None:
+    def look_again(self, roots: tuple[object, ...]) -> None:
         """Puts what these names hold now into the cells."""
         for origin, cell, _ in self.held(roots):
             fill(cell, origin.value())
 
-    def _global(self, name: str, roots: tuple[Any, ...], values: list[Any]) -> Any:
+    def _global(self, name: str, roots: tuple[object, ...], values: list[Any]) -> Any:
         first_global = len(values) - len(self.origins) - len(self.globals)
         return values[first_global + self.globals.index(name)]
 

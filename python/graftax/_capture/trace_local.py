@@ -64,7 +64,7 @@ class Now(threading.local):
             if name is None:
                 self._states.pop(i, None)
 
-    def note(self, holders: Iterable[Any], functions: Iterable[types.FunctionType]) -> None:
+    def note(self, holders: Iterable[object], functions: Iterable[types.FunctionType]) -> None:
         """Notes what these modules and classes hold, and these functions, where the trace has no copy."""
         for holder in holders:
             if id(holder) not in self._held:

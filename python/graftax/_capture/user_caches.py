@@ -62,7 +62,7 @@ class _Now(threading.local):
 _now = _Now()
 
 
-def note_cache(value: Any) -> Any:
+def note_cache(value: object) -> Any:
     """Notes a cache that code under a trace names, and gives it; None of any other value."""
     if isinstance(value, (staticmethod, classmethod)):
         value = cast("Any", value).__func__
@@ -75,7 +75,7 @@ def note_cache(value: Any) -> Any:
     return value
 
 
-def _hold(cache: Any) -> None:
+def _hold(cache: object) -> None:
     if _now.held is None or not is_known:
         return
     results = results_in(cache)
@@ -86,7 +86,7 @@ def _hold(cache: Any) -> None:
             _now.held[id(held)] = held, held.copy(), cache
 
 
-def attributes_of(value: Any) -> dict[str, Any] | None:
+def attributes_of(value: object) -> dict[str, Any] | None:
     """The attributes of an instance of a class that a class statement made. No code of the class runs for it."""
     if issubclass(type(value), _NO_HOLDERS) or not type(value).__flags__ & HEAP_TYPE:
         return None
@@ -167,12 +167,12 @@ def clear_caches() -> None:
                     take_out(cache, key)
 
 
-def _goes(value: Any, ending: Any, live: list[Any]) -> bool:
+def _goes(value: object, ending: object, live: list[Any]) -> bool:
     trace = trace_of(value) if issubclass(type(value), Tracer) else None
     return trace is not None and (trace is ending or is_ended(value, live))
 
 
-def holds_tracer(value: Any, ending: Any) -> bool:
+def holds_tracer(value: object, ending: object) -> bool:
     """Does it lead to a tracer of the trace which ends now, or of one that has ended?"""
     live = live_traces()
     # The collector is told of an instance's values by the instance, not by its dict.
@@ -180,7 +180,7 @@ def holds_tracer(value: Any, ending: Any) -> bool:
     return any(_goes(part, ending, live) or any(_goes(i, ending, live) for i in values_in(part)) for part in parts)
 
 
-def values_in(holder: Any) -> list[Any]:
+def values_in(holder: object) -> list[Any]:
     """What a container, an object or a cache holds, and what is in that. No code of the user's runs for it."""
     if issubclass(type(holder), _NO_HOLDERS):
         return []

@@ -198,7 +198,7 @@ def jit_in_place_of_nnx(function: Any, /, **options: Unpack[JitOptions]) -> Any:
     return _replacing(function, options, as_jax=False)
 
 
-def _replacing(function: Any, options: JitOptions, as_jax: bool) -> Any:
+def _replacing(function: object, options: JitOptions, as_jax: bool) -> Any:
     decorator = cast("functools.partial[Any]", jit(**options))
     return _wrap(function, dataclasses.replace(decorator.keywords["options"], replaces=True, as_jax=as_jax))
 

@@ -44,12 +44,12 @@ class Donor:
         replaced = _core.replaced_leaves(entry, outcome)
         return outcome, [(i, leaves[i].nbytes) for i in replaced if _may_be_donated(leaves[i])]
 
-    def program(self, leaves: tuple[Any, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
+    def program(self, leaves: tuple[object, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
         """The program with these leaves donated, as `fast_dispatch.capture` returns it; None if there is none."""
         traced = self._trace(leaves)
         run = jax.extend.core.jaxpr_as_fun(traced.jaxpr)
 
-        def flat(*leaves: Any) -> Any:
+        def flat(*leaves: object) -> Any:
             return run(*leaves)
 
         flat.__name__ = flat.__qualname__ = self._name
@@ -97,5 +97,5 @@ def note_gone(error: BaseException, name: str, recording: _core.Recording) -> No
         error.add_note(GONE.format(name=name, paths=some(gone)))
 
 
-def is_gone(leaf: Any) -> bool:
+def is_gone(leaf: object) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()

@@ -93,7 +93,7 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
 def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:
     """The flat function, taking one tuple of leaves instead of separate arguments."""
 
-    def tupled(leaves: tuple[Any, ...]) -> Flat:
+    def tupled(leaves: tuple[object, ...]) -> Flat:
         return flat(*leaves)
 
     tupled.__name__ = tupled.__qualname__ = flat.__name__

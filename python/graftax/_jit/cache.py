@@ -53,18 +53,18 @@ class CacheInfo(NamedTuple):
 class LoadedPrograms(Protocol):
     """Programs compiled in another process, which calls run instead of compiling their own."""
 
-    def make_entry(self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any) -> bool:
+    def make_entry(self, roots: tuple[object, ...], layout: tuple[object, ...], context: object) -> bool:
         """Makes the entry of a call whose structure was unknown when the file was loaded. False if no program fits."""
         ...
 
     def find(
-        self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None = None
+        self, recording: _core.Recording, context: object, name: str, numbers: SymbolicNumbers | None = None
     ) -> Any | None:
         """The program for a structure and its numbers, if everything that the code reads is unchanged."""
         ...
 
     def entry(
-        self, entry: _core.Entry, context: Any, arguments: int, program: Any, numbers: SymbolicNumbers | None
+        self, entry: _core.Entry, context: object, arguments: int, program: object, numbers: SymbolicNumbers | None
     ) -> _core.Entry:
         """An entry that runs the `program` from `find`, and compiles for other leaves as `entry` does."""
         ...
@@ -81,7 +81,7 @@ class LoadedPrograms(Protocol):
 class FunctionTable(_core.Table):
     """The entries of one function under one set of options. The least recently used entry is dropped first."""
 
-    def __init__(self, options: Options, function: Any = None) -> None:
+    def __init__(self, options: Options, function: object = None) -> None:
         super().__init__()
         self.maxsize = options.cache_size
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
@@ -162,12 +162,12 @@ class FunctionTable(_core.Table):
         return next((entry for entry in list(self.entries.values()) if entry.outcomes is outcomes), None)
 
     def loaded_for(
-        self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None = None
+        self, recording: _core.Recording, context: object, name: str, numbers: SymbolicNumbers | None = None
     ) -> Any | None:
         """The program that was loaded from a file for a structure and its numbers, if there is one."""
         return None if self.loaded is None else self.loaded.find(recording, context, name, numbers)
 
-    def store(self, key: tuple[Any, ...], entry: _core.Entry) -> _core.Entry:
+    def store(self, key: tuple[object, ...], entry: _core.Entry) -> _core.Entry:
         entries = self.entries.copy()  # other threads add and drop meanwhile
         for dead in [k for k in entries if not k[0]._alive()]:
             self.drop(dead, IDENTITY_COLLECTED)
@@ -192,7 +192,7 @@ class FunctionTable(_core.Table):
             if id(outcome) in self.numpy_leaves:
                 entry.numpy_leaves = self.numpy_leaves.pop(id(outcome))
 
-    def find(self, recording: _core.Recording, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
+    def find(self, recording: _core.Recording, context: object) -> tuple[_core.Entry | None, tuple[Any, ...]]:
         """(entry, key): the entry that serves this recording, or None and the key to store a new one under."""
         graphdef = recording.graphdef
         key: tuple[Any, ...] = (graphdef, context)
@@ -205,7 +205,7 @@ class FunctionTable(_core.Table):
             self.drop((graphdef, context, number), TOO_MANY_VARIANTS)
         return None, (graphdef, context, 1)
 
-    def share(self, recording: _core.Recording, context: Any, name: str) -> _core.Entry | None:
+    def share(self, recording: _core.Recording, context: object, name: str) -> _core.Entry | None:
         """Takes over the entry of an equal function that serves this recording, if there is one."""
         entry = self.sharing.entry_for(recording, context)
         if entry is None:
@@ -217,14 +217,14 @@ class FunctionTable(_core.Table):
         compile_events.record_ready(self, entry, name, recording, "shared")
         return entry
 
-    def has_entry_for(self, recording: _core.Recording, context: Any) -> bool:
+    def has_entry_for(self, recording: _core.Recording, context: object) -> bool:
         """Is there an entry that serves it?"""
         try:
             return self.find(recording, context)[0] is not None
         except Exception:  # raised by the `__eq__` of a static value: the caller's own `find` reports it
             return True
 
-    def drop(self, key: tuple[Any, ...], reason: str = "") -> None:
+    def drop(self, key: tuple[object, ...], reason: str = "") -> None:
         entry = self.entries.pop(key, None)
         if entry is not None:
             self.history.dropped(entry, reason)
@@ -314,14 +314,14 @@ class _Tables:
         self.tables: dict[tuple[Options, Any], FunctionTable] = {}  # by the options, and what a transform was given
         self.transform_of: tuple[types.FunctionType, tuple[Any, ...]] | None = None  # (source function, options)
 
-    def __deepcopy__(self, memo: Any) -> None:
+    def __deepcopy__(self, memo: object) -> None:
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (types.NoneType, ())
 
 
-def table_of(callable_: Any, function: types.FunctionType, can_hold_table: bool, options: Options) -> FunctionTable:
+def table_of(callable_: object, function: types.FunctionType, can_hold_table: bool, options: Options) -> FunctionTable:
     """The table of a callable, behind which is this Python function."""
     if not can_hold_table:
         func = callable_.func if type(callable_) is functools.partial else None
@@ -346,7 +346,7 @@ def _made_once(tables: _Tables, key: Any, make: Callable[[], FunctionTable]) -> 
         return make()
 
 
-def record_transform_of(function: types.FunctionType, source: Any, *transform: Any) -> None:
+def record_transform_of(function: types.FunctionType, source: object, *transform: object) -> None:
     """Records that a transform made `function` of `source`, with these options: equal ones share compiled code."""
     if isinstance(source, types.FunctionType):
         _tables_of(function).transform_of = source, transform

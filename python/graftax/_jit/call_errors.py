@@ -31,7 +31,7 @@ DELETED = (
 
 
 def explained_error(
-    error: BaseException, plan: Plan, roots: tuple[Any, ...], layout: tuple[Any, ...], traced: _core.Entry | None
+    error: BaseException, plan: Plan, roots: tuple[object, ...], layout: tuple[object, ...], traced: _core.Entry | None
 ) -> BaseException:
     """The exception to raise for a failed call, with key paths where JAX names flat leaves or a deleted array.
 
@@ -66,6 +66,6 @@ def explained_error(
     return error
 
 
-def _named_leaves(plan: Plan, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> list[tuple[Any, str]]:
+def _named_leaves(plan: Plan, roots: tuple[object, ...], layout: tuple[object, ...]) -> list[tuple[Any, str]]:
     recording = plan.record(roots, layout)
     return list(zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True))

@@ -58,7 +58,7 @@ class Plan:
         self._layouts: dict[tuple[Layout, frozenset[int]], tuple[tuple[str, ...], list[int]]] = {}
         self._defaults: frozenset[int] | None = None
 
-    def without_objects(self, roots: tuple[Any, ...], layout: Layout) -> Plan:
+    def without_objects(self, roots: tuple[object, ...], layout: Layout) -> Plan:
         """The same for a program that other functions run too: it does not hold what this one captures.
 
         In all its calls those roots count as defaults that are defaults among these.
@@ -71,13 +71,13 @@ class Plan:
         plan._defaults = self._defaults if defaults is None else defaults
         return plan
 
-    def defaults_among(self, roots: tuple[Any, ...], layout: Layout) -> frozenset[int]:
+    def defaults_among(self, roots: tuple[object, ...], layout: Layout) -> frozenset[int]:
         """The roots that are defaults: the caller gave nothing, or the very same object."""
         return self.signature.defaults_among(roots, layout) if self._defaults is None else self._defaults
 
     def record(
         self,
-        roots: tuple[Any, ...],
+        roots: tuple[object, ...],
         layout: Layout,
         shapes: bool = False,
         opened: _core.Opened | None = None,
@@ -100,7 +100,7 @@ class Plan:
         symbols = symbolic or None
         return _core.Recording(roots, names, flags, layout, donates, shapes, named, opened, ignored, symbols, True)
 
-    def _names_and_flags(self, roots: tuple[Any, ...], layout: Layout) -> tuple[tuple[str, ...], list[int]]:
+    def _names_and_flags(self, roots: tuple[object, ...], layout: Layout) -> tuple[tuple[str, ...], list[int]]:
         """(names, flags) of the roots of a call."""
         asks_for_defaults = self.signature.numpy_is_constant or self.options.as_jax
         defaults = self.defaults_among(roots, layout) if asks_for_defaults else frozenset[int]()
@@ -120,7 +120,7 @@ class Plan:
         return spelled
 
     def static_arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], bound_count: int, layout: Layout
+        self, args: tuple[object, ...], kwargs: dict[str, Any], bound_count: int, layout: Layout
     ) -> dict[int | str, Any]:
         """The arguments of a call that are declared static, by position or, where they were given so, by name."""
         static = {self.signature.root_index(layout, which) for which in self.options.static}
@@ -128,12 +128,12 @@ class Plan:
         by_position = {i: value for i, value in enumerate(args) if i + bound_count in static}
         return {**by_position, **{name: value for name, value in kwargs.items() if names.index(name) in static}}
 
-    def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
+    def handles(self, roots: tuple[object, ...], layout: Layout) -> list[bool]:
         """One flag a root: is it a handle whose memory the call may reuse?"""
         arguments = self.signature.arguments(layout) if self.options.mutation == "propagate" else 0
         return [i < arguments and is_donated(root) for i, root in enumerate(roots)]
 
-    def donates(self, roots: tuple[Any, ...], layout: Layout) -> bool:
+    def donates(self, roots: tuple[object, ...], layout: Layout) -> bool:
         return self.options.donates or any(self.handles(roots, layout))
 
 
@@ -164,7 +164,7 @@ class RecordedCall:
 
 def number_test(
     patterns: Sequence[Pattern],
-    roots: tuple[Any, ...],
+    roots: tuple[object, ...],
     names: tuple[str, ...],
     flags: Sequence[int],
     shapes: bool,

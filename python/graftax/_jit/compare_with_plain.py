@@ -73,7 +73,7 @@ class Checked(Jitted[P, R]):
         return actual.result
 
     def _run_plain(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> tuple[_Run | None, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
         """(the run of the plain function, the copies it ran on, the roots, their layout).
 
@@ -102,7 +102,12 @@ class Checked(Jitted[P, R]):
         return plain, copies, roots, layout
 
     def _compare(
-        self, plain: _Run, actual: _Run, copies: tuple[Any, ...], roots: tuple[Any, ...], layout: tuple[Any, ...]
+        self,
+        plain: _Run,
+        actual: _Run,
+        copies: tuple[object, ...],
+        roots: tuple[object, ...],
+        layout: tuple[object, ...],
     ) -> None:
         if isinstance(actual.error, GraftaxError) and type(plain.error) is not type(actual.error):
             return  # graftax's own message says why the call cannot be compiled
@@ -119,12 +124,14 @@ class Checked(Jitted[P, R]):
             if (warning.category, str(warning.message)) not in warned:
                 self._fail(f"  warnings: expected {warning.category.__name__}({str(warning.message)!r}), given none")
 
-    def _compare_graphs(self, expected: tuple[Any, ...], actual: tuple[Any, ...], layout: tuple[Any, ...]) -> None:
+    def _compare_graphs(
+        self, expected: tuple[object, ...], actual: tuple[object, ...], layout: tuple[object, ...]
+    ) -> None:
         plan, count = self._plan, 1 if self._options.by_value else len(expected)
         names = ("result", *plan.signature.root_names(layout))[:count]
         flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
 
-        def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
+        def flat(roots: tuple[object, ...]) -> tuple[list[Any], _core.GraphDef]:
             ignored = plan.ignoring.test(names) or plan.ignoring.is_stand_in
             dynamic = number_test(plan.dynamic_patterns, roots[:count], names, flags, False, ignored=ignored)
             return _core.record(roots[:count], names, flags, dynamic=dynamic, ignored=ignored, stand_ins=True)
@@ -161,7 +168,7 @@ def _error_text(error: BaseException | None) -> str:
     return "none" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _run(call: Callable[[], Any]) -> _Run:
+def _run(call: Callable[[], object]) -> _Run:
     """Calls it, and captures its result or exception, its printed text and its warnings."""
     printed = io.StringIO()
     result, failure = None, None

@@ -20,7 +20,7 @@ _listen_lock = threading.Lock()
 _is_listening = False
 
 
-def report_stages(name: str, progress: Any, recorded: float) -> None:
+def report_stages(name: str, progress: object, recorded: float) -> None:
     """Reports the stages of a call whose recording took `recorded` seconds, and which now compiles.
 
     JAX announces when it has traced, lowered and compiled a function in this thread.
@@ -62,7 +62,7 @@ def _listen() -> None:
             _is_listening = True
 
 
-def _stage(event: str, seconds: float, **metadata: Any) -> None:
+def _stage(event: str, seconds: float, **metadata: object) -> None:
     """JAX calls this at the end of each stage of every compilation in the process."""
     reports: list[_Report] = _active_reports.__dict__.get("reports", [])
     finished = compile_stage(event, metadata) if reports else None

@@ -136,7 +136,7 @@ def _holders(holder: int, reference: Any) -> tuple[str, ...]:
     return ("an object that is gone by now",) if array is None else holders_of(array)
 
 
-def holders_of(array: Any) -> tuple[str, ...]:
+def holders_of(array: object) -> tuple[str, ...]:
     """The names of what refers to an array, as far as Python can tell."""
     own = sys._getframe()
     names: list[str] = []
@@ -154,7 +154,7 @@ def holders_of(array: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))[:_MAX_HOLDERS] or (UNKNOWN,)
 
 
-def _in_frame(frame: types.FrameType, array: Any) -> list[str]:
+def _in_frame(frame: types.FrameType, array: object) -> list[str]:
     code = frame.f_code
     if code.co_name == "<module>":
         return []  # its locals are the module's dict
@@ -162,7 +162,7 @@ def _in_frame(frame: types.FrameType, array: Any) -> list[str]:
     return [f"{name} of {code.co_qualname} ({line})" for name, value in frame.f_locals.items() if value is array]
 
 
-def _in_object(referrer: Any, array: Any) -> str:
+def _in_object(referrer: object, array: object) -> str:
     if isinstance(referrer, dict):
         key = next((key for key, value in list(referrer.items()) if value is array), None)
         if "__name__" in referrer and "__builtins__" in referrer:
@@ -183,7 +183,7 @@ def _in_object(referrer: Any, array: Any) -> str:
     return f".{names[0]} of {_an_instance(referrer)}" if names else _an_instance(referrer)
 
 
-def _an_instance(value: Any) -> str:
+def _an_instance(value: object) -> str:
     return (
         f"the class {value.__qualname__}" if isinstance(value, type) else f"an instance of {type(value).__qualname__}"
     )

@@ -68,7 +68,7 @@ class Reusing:
             self._is_first = False
         return self._compiled(*arguments) if stage is None else stage(*arguments)
 
-    def stage_for(self, leaves: Sequence[Any]) -> Any:
+    def stage_for(self, leaves: Sequence[object]) -> Any:
         """The executable of an earlier entry for leaves like these, or None."""
         return self.reused_stage(array_signatures(leaves)) if self._reused else None
 
@@ -77,7 +77,7 @@ class Reusing:
         settings = settings_of_traces()
         return next((r.stage for r in self._reused if r.signatures == signatures and r.settings == settings), None)
 
-    def _find(self, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+    def _find(self, arguments: tuple[Any, ...], leaves: Sequence[object]) -> Any:
         """The executable of an earlier entry whose program for such arguments is that of this entry, or None."""
         traced = self._compiled.trace(*arguments)  # the call uses this trace, too
         if runs_foreign_code(traced.jaxpr):

@@ -40,7 +40,7 @@ class FiniteCheck:
         # What stands in a Ref, as it is before the function runs.
         self._contents = [leaves[i][...] if is_floating_dtype(leaves[i].dtype) else None for i in self._refs]
 
-    def result(self, outcome: _core.Outcome, outputs: Sequence[Any]) -> tuple[Any, ...]:
+    def result(self, outcome: _core.Outcome, outputs: Sequence[object]) -> tuple[Any, ...]:
         """(a scalar,) that tells whether all is finite; empty where nothing is checked."""
         checked = [*self._new_outputs(outcome, outputs), *self._written_refs()]
         if not checked:
@@ -57,7 +57,7 @@ class FiniteCheck:
         test = coverage_test(self._plan.finite_patterns, names)
         return test is None or test(place)
 
-    def _new_outputs(self, outcome: _core.Outcome, outputs: Sequence[Any]) -> Iterator[Any]:
+    def _new_outputs(self, outcome: _core.Outcome, outputs: Sequence[object]) -> Iterator[Any]:
         """The floating outputs. An array that was an input is none, and neither is what an input has in its place."""
         inputs, written = set(map(id, self._leaves)), outcome.inputs()[2]
         numbers = {leaf for leaf, _ in outcome.numbers}

@@ -16,7 +16,7 @@ from graftax._jax.arrays import ref_types
 _RETURNED_AS_ARRAYS = (int, float, complex, np.ndarray, np.generic)
 
 
-def as_jax_returns(result: Any, inputs: Iterable[Any] = ()) -> Any:
+def as_jax_returns(result: object, inputs: Iterable[object] = ()) -> Any:
     """The result with JAX arrays in place of numbers and NumPy arrays, and with copies of arrays that have an owner.
 
     A program may donate a result and go on using the argument, or another result.
@@ -34,7 +34,7 @@ def as_jax_returns(result: Any, inputs: Iterable[Any] = ()) -> Any:
     return jax.tree.unflatten(treedef, arrays)
 
 
-def _as_array(leaf: Any, owned: set[int]) -> Any:
+def _as_array(leaf: object, owned: set[int]) -> Any:
     if isinstance(leaf, _RETURNED_AS_ARRAYS) or is_symbol(leaf):
         try:
             return jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)

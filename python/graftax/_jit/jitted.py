@@ -90,7 +90,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         if not self._prefix and (table.original is None or table.original() is None):
             table.original = weakref.ref(self)
 
-    def _resolve(self, function: Any, name: str, options: Options) -> None:
+    def _resolve(self, function: object, name: str, options: Options) -> None:
         """Finds the function to run, its table and its signature. Checks the options against the signature."""
         plain, prefix, can_hold_table = resolve(function)
         refuse_generators(plain)
@@ -109,7 +109,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         self,
         name: str,
         plain: types.FunctionType,
-        prefix: tuple[Any, ...],
+        prefix: tuple[object, ...],
         table: FunctionTable,
         options: Options,
         definition: types.FunctionType,
@@ -166,7 +166,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     # ---- the arguments of a call
 
     def _bind_arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None = None
+        self, args: tuple[object, ...], kwargs: dict[str, Any], plan: Plan | None = None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """(roots, layout) of these arguments, with the current roots or those of a `plan`.
 
@@ -195,7 +195,7 @@ class Jitted(_core.Caller, Generic[P, R]):
                 self._rebind()
         return run()
 
-    def _record_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
+    def _record_arguments(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> RecordedCall:
         roots, layout = self._bind_arguments(args, kwargs)
         plan = self._plan
         if plan.signature.binding is not self._binding:
@@ -204,7 +204,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         self._restart_if_reads_changed(recording, plan)
         return RecordedCall(plan, roots, layout, recording, _core.settings_now()[0])
 
-    def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
+    def _record_call(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> RecordedCall:
         """Records the arguments of a call without making it."""
         return self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))
 
@@ -213,9 +213,9 @@ class Jitted(_core.Caller, Generic[P, R]):
     @boundary
     def _entry(
         self,
-        roots: tuple[Any, ...],
-        layout: tuple[Any, ...],
-        context: Any,
+        roots: tuple[object, ...],
+        layout: tuple[object, ...],
+        context: object,
         opened: _core.Opened,
         binding: _core.Binding,
     ) -> tuple[_core.Entry, _core.Recording]:
@@ -303,7 +303,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _with_symbols(self, call: RecordedCall, opened: _core.Opened, shapes: bool = False) -> RecordedCall:
         return with_symbols(call, self._table, self._function, opened, shapes)
 
-    def _record_call_with_symbols(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
+    def _record_call_with_symbols(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
         call = self._record_call(args, kwargs)
         numbers = would_be_symbolic(call.plan, self._table, self._function, call.recording)
@@ -348,7 +348,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         return reads
 
     @boundary
-    def _plain(self, *args: Any, **kwargs: Any) -> Any:
+    def _plain(self, *args: object, **kwargs: object) -> Any:
         """Calls the plain function under `jax.disable_jit` or inside another trace, with objects instead of handles."""
         if self._method is not None and self._has_changed():
             self._rebind()
@@ -364,7 +364,11 @@ class Jitted(_core.Caller, Generic[P, R]):
         return plan.signature.call(self._function, roots, list(roots), layout, plan.name, uses_up)
 
     def _explain(
-        self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...], traced: _core.Entry | None = None
+        self,
+        error: BaseException,
+        roots: tuple[object, ...],
+        layout: tuple[object, ...],
+        traced: _core.Entry | None = None,
     ) -> BaseException:
         """The exception to raise for a failed call. The core calls this."""
         return explained_error(error, self._plan, roots, layout, traced)
@@ -393,10 +397,10 @@ class Jitted(_core.Caller, Generic[P, R]):
     @boundary
     def warm(
         self,
-        calls: Iterable[tuple[Any, ...] | dict[str, Any]],
+        calls: Iterable[tuple[object, ...] | dict[str, Any]],
         *,
         threads: int = 8,
-        progress: Callable[[int, int, float], Any] | None = None,
+        progress: Callable[[int, int, float], object] | None = None,
     ) -> None:
         """Compiles programs beforehand, so that these calls neither trace nor compile. Nothing runs or changes.
 
@@ -415,7 +419,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         warm(self._lower_as_called, self._plan.name, calls, threads, progress)
 
     @boundary
-    def _lower_as_called(self, *args: Any, **kwargs: Any) -> Lowered[P, R]:
+    def _lower_as_called(self, *args: object, **kwargs: object) -> Lowered[P, R]:
         """`lower` with the symbolic numbers that a call would have."""
         return Lowered(*self._retry_with_new_roots(lambda: self._staged("lower", args, kwargs, as_called=True)))
 
@@ -445,7 +449,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         staging = Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, count, given, static)
         return staging, staged
 
-    def _run_stage(self, call: RecordedCall, entry: _core.Entry, run: Callable[..., Any]) -> Any:
+    def _run_stage(self, call: RecordedCall, entry: _core.Entry, run: Callable[..., object]) -> Any:
         leaves = call.recording.leaves
         if call.numbers is not None:
             call.numbers.resume(entry.host)  # another call may have made the entry
@@ -495,7 +499,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         return save(self, path)
 
     def load_compiled(
-        self, path: str | os.PathLike[str], *, progress: Callable[[int, int, float], Any] | None = None
+        self, path: str | os.PathLike[str], *, progress: Callable[[int, int, float], object] | None = None
     ) -> int:
         """Loads programs that `save_compiled` wrote, before the first call.
 
@@ -560,7 +564,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def __get__(self: Jitted[Concatenate[T, Q], R], instance: T, owner: type | None = None) -> Jitted[Q, R]: ...
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> Jitted[P, R]: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
             return self  # as plain Python: only functions become methods
         is_pytree_method = type(self) is Jitted and not self._options.captured and is_pytree(instance)
@@ -569,7 +573,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         self._bind(bound, instance)
         return bound
 
-    def _bind(self, bound: Jitted[..., R], instance: Any) -> None:
+    def _bind(self, bound: Jitted[..., R], instance: object) -> None:
         """Sets up `bound` as this method, bound to `instance`."""
         bound._configure(self._function, (*self._prefix, instance), self._table, self._binding)
         bound.__dict__.update(self.__dict__)
@@ -645,7 +649,7 @@ class PytreeMethod(Jitted[P, R]):
         return ((jax.tree_util.GetAttrKey("__self__"), self.__self__),), self._method_of
 
     @classmethod
-    def tree_unflatten(cls, method: Jitted[Any, R], parts: tuple[Any]) -> Self:
+    def tree_unflatten(cls, method: Jitted[Any, R], parts: tuple[object]) -> Self:
         bound = cls.__new__(cls)
         method._bind(bound, *parts)
         return bound
@@ -673,7 +677,7 @@ def _from_pickle(cls: type[Jitted[P, R]], function: Callable[P, R], options: Opt
     return original if vars(original._options) == vars(options) else loaded
 
 
-def _bind_to(jitted: Jitted[P, R], instance: Any) -> Jitted[Any, R]:
+def _bind_to(jitted: Jitted[P, R], instance: object) -> Jitted[Any, R]:
     """Unpickles a bound method."""
     return jitted.__get__(instance)
 

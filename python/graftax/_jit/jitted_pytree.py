@@ -23,7 +23,7 @@ class JittedPytree(Jitted[P, R]):
     only carries its part.
     """
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else jax.tree_util.Partial(self, instance)
 
     def tree_flatten(self) -> tuple[tuple[Any], Options]:

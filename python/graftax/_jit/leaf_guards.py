@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,10 +39,10 @@ class LeafGuards(NamedTuple):
         alike = [[[numbers[leaf] for leaf in group if numbers[leaf] >= 0] for group in groups] for groups in self.alike]
         return LeafGuards(numpy_leaves, [[group for group in groups if group] for groups in alike])
 
-    def serves(self, leaves: Sequence[Any]) -> bool:
+    def serves(self, leaves: Sequence[object]) -> bool:
         return self.broken(leaves) is None
 
-    def broken(self, leaves: Sequence[Any]) -> tuple[list[int], str, str] | None:
+    def broken(self, leaves: Sequence[object]) -> tuple[list[int], str, str] | None:
         """(the leaves, what they were, what they are) where a call needs another program."""
         for i, was_numpy in enumerate(self.numpy_leaves or ()):
             if not was_numpy and isinstance(leaves[i], np.ndarray | np.generic):

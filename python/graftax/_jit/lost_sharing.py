@@ -48,8 +48,8 @@ def warn_of_lost_sharing(
     name: str,
     recording: _core.Recording,
     outcome: _core.Outcome,
-    leaves: Sequence[Any],
-    output_leaves: Sequence[Any],
+    leaves: Sequence[object],
+    output_leaves: Sequence[object],
 ) -> bool:
     """Warns if a trace returns separate copies of an array that the caller shares, both computed in the same way.
 
@@ -95,7 +95,7 @@ def warn_of_lost_sharing(
     return False
 
 
-def _alias_groups(outcome: _core.Outcome, leaves: Sequence[Any]) -> dict[int, Any]:
+def _alias_groups(outcome: _core.Outcome, leaves: Sequence[object]) -> dict[int, Any]:
     """For output leaves that the call returns as one array, a value that is equal for the leaves of one array."""
     groups = enumerate(outcome.alike)
     return {output: (number, *(id(leaves[i]) for i in inputs)) for number, group in groups for output, inputs in group}
@@ -156,7 +156,7 @@ def _alias_pairs(recording: _core.Recording) -> Iterator[AliasPair]:
                 yield AliasPair((leaf, leaf), pair, True)
 
 
-def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[tuple[int, list[RootPath]]]:
+def _shared_objects(leaves: Sequence[object], structure: Structure) -> Iterator[tuple[int, list[RootPath]]]:
     """For each object with several paths: the leaf number of its first floating array, and the paths to that array."""
     refs_to: dict[int, list[Row]] = defaultdict(list)
     for row in structure.rows:
@@ -176,6 +176,6 @@ def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[tup
             yield leaf.leaf, [(root, path), *((root, (*structure.root_path(ref)[1], *tail)) for ref in refs)]
 
 
-def _is_parameter(leaf: Any) -> bool:
+def _is_parameter(leaf: object) -> bool:
     """Is it a floating array with axes? Scalars do not count: code shares one zero among counters by accident."""
     return isinstance(leaf, jax.Array) and leaf.ndim > 0 and jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -61,11 +61,11 @@ class CrossHostCheck:
         self._check_once(leaves, lambda: self._own_program(arguments, leaves))
         return self._compiled(*arguments)
 
-    def check_loaded(self, leaves: Sequence[Any], program: str, devices: Sequence[int]) -> None:
+    def check_loaded(self, leaves: Sequence[object], program: str, devices: Sequence[int]) -> None:
         """Compares the hosts before a loaded program runs, by its digest in the file: other hosts may compile it."""
         self._check_once(leaves, lambda: (program, "") if are_of_several(devices) else None)
 
-    def _check_once(self, leaves: Sequence[Any], program: Callable[[], tuple[str, str] | None]) -> None:
+    def _check_once(self, leaves: Sequence[object], program: Callable[[], tuple[str, str] | None]) -> None:
         """Compares the hosts the first time that leaves like these run.
 
         `program()` gives the digest and the text of the program, or None if it runs on this host only.
@@ -77,7 +77,7 @@ class CrossHostCheck:
                 self._compare(*description)
             self._checked.add(key)
 
-    def _own_program(self, arguments: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[str, str] | None:
+    def _own_program(self, arguments: tuple[Any, ...], leaves: Sequence[object]) -> tuple[str, str] | None:
         lowered = self._compiled.lower(*arguments)
         if not spans_processes(lowered, leaves):
             return None
@@ -121,7 +121,7 @@ def describe_rows(graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequ
     return lines
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     try:
         text = stable_text(value, lambda unnamed: f"a {type_name(unnamed)}")  # without a stable text: its class
     except Exception:
@@ -160,7 +160,7 @@ def _array_text(leaf: Any) -> str:
 
 
 @boundary
-def check_hosts(obj: Any, values: bool = True) -> None:
+def check_hosts(obj: object, values: bool = True) -> None:
     """Compares an object between the hosts: its structure and, with `values`, the numbers in its arrays.
 
     All hosts have to call it, at the same point. With one process it does nothing. An array that spans hosts is
@@ -192,7 +192,7 @@ def check_hosts(obj: Any, values: bool = True) -> None:
         HostComparison(store, "check_hosts").compare_copies(copies)
 
 
-def _value_text(leaf: Any) -> str:
+def _value_text(leaf: object) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
         return ""
     values = _numbers(leaf)
@@ -201,13 +201,13 @@ def _value_text(leaf: Any) -> str:
     return f" with values {digest(np.ascontiguousarray(values).tobytes())[:12]}"
 
 
-def _numbers(array: Any) -> Any:
+def _numbers(array: object) -> Any:
     if isinstance(array, jax.Array) and jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array)
 
 
-def _is_shared(leaf: Any) -> bool:
+def _is_shared(leaf: object) -> bool:
     """Do several hosts hold copies of one part of an array? The answer is the same on all hosts."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return False

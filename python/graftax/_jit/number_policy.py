@@ -128,14 +128,14 @@ class Numbers:
         return looking.symbolic(recording, None, rules=rules, function=function)
 
     @staticmethod
-    def _key(recording: _core.Recording, context: Any) -> tuple[Any, ...]:
+    def _key(recording: _core.Recording, context: object) -> tuple[Any, ...]:
         graphdef = recording.graphdef
         return graphdef.without_numbers(), context, tuple(type(value) for _, value in graphdef.numbers())
 
     def symbolic(
         self,
         recording: _core.Recording,
-        context: Any,
+        context: object,
         changing: Collection[int] = (),
         fixed: Collection[int] = (),
         rules: NumberRules = (),
@@ -198,7 +198,7 @@ class Numbers:
                 found.append(i)
         return found
 
-    def _family(self, key: Any, values: tuple[Number, ...]) -> tuple[Family, bool]:
+    def _family(self, key: object, values: tuple[Number, ...]) -> tuple[Family, bool]:
         """The family of a key, and whether it is new."""
         with _LOCK:  # keys compare objects of the user's, whose code may let another thread in
             family = self._families.get(key)
@@ -305,12 +305,12 @@ class SymbolicNumbers:
         """What a host program of another process was for is what this one is for."""
         self.program = program
 
-    def given(self, leaves: Sequence[Any]) -> list[Any]:
+    def given(self, leaves: Sequence[object]) -> list[Any]:
         """What an executable is given of a call with these leaves, but for the values."""
         vectors = self.program.vectors((), ())
         return [*(np.int32(0) if i in self.leaves else leaf for i, leaf in enumerate(leaves)), *vectors]
 
-    def stored(self, table: FunctionTable, key: tuple[Any, ...]) -> None:
+    def stored(self, table: FunctionTable, key: tuple[object, ...]) -> None:
         alive = weakref.ref(table)
 
         def forget() -> None:

@@ -157,7 +157,7 @@ def several(chosen: Any) -> tuple[Any, ...]:
     return tuple(chosen) if type(chosen) in (tuple, list) else (chosen,)
 
 
-def number_options(numbers: Any) -> dict[str, Any]:
+def number_options(numbers: object) -> dict[str, Any]:
     """`numbers=` (a word, or a word for each pattern of key paths) as fields of `Options`."""
     by_pattern = isinstance(numbers, Mapping)
     patterns: tuple[tuple[Any, Any], ...] = tuple(numbers.items()) if by_pattern else ()
@@ -167,7 +167,7 @@ def number_options(numbers: Any) -> dict[str, Any]:
     return {"numbers": word, "number_patterns": patterns}
 
 
-def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:
+def donation(donate: object, numbers: object, names: object) -> dict[str, Any]:
     """`donate=` (a word, names or positions) together with JAX's spellings, as fields of `Options`."""
     chosen = names_and_numbers(numbers, names)
     if donate is None:

@@ -35,12 +35,12 @@ NO_ROOT = (
 )
 
 
-def by_argument_spec(spec: Any) -> dict[Any, Any] | None:
+def by_argument_spec(spec: object) -> dict[Any, Any] | None:
     """The dict `{"m": …, "return": …}` with one entry for each argument and for the result; None for any other spec."""
     return cast("dict[Any, Any]", spec) if isinstance(spec, dict) and RETURN in spec else None
 
 
-def result_spec(spec: Any) -> Any:
+def result_spec(spec: object) -> Any:
     """The part of `out_shardings` that is for the result."""
     named = by_argument_spec(spec)
     return spec if named is None else named[RETURN]
@@ -67,7 +67,7 @@ class OutputPlacement:
         plan: Plan,
         layout: Layout,
         graphdef: _core.GraphDef,
-        flat: Callable[..., Any],
+        flat: Callable[..., object],
         options: dict[str, Any],
         outcomes: list[_core.Outcome],
         tupled: bool,
@@ -91,7 +91,7 @@ class OutputPlacement:
         )
         self._plain: Any = own_jit(self._flat, **self._options, **out_shardings)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Any:
         try:
             run, arguments = self._select(arguments)
             return self._run_and_recheck(run, arguments, run)
@@ -100,7 +100,7 @@ class OutputPlacement:
             hide(error)  # nothing of JAX is above this frame
             raise
 
-    def lower(self, *arguments: Any) -> Any:
+    def lower(self, *arguments: object) -> Any:
         run, arguments = self._select(arguments)
         try:
             return self._run_and_recheck(run, arguments, run.lower)
@@ -108,15 +108,15 @@ class OutputPlacement:
             self._name_outputs(error)
             raise
 
-    def trace(self, *arguments: Any) -> Any:
+    def trace(self, *arguments: object) -> Any:
         run, arguments = self._select(arguments)
         return self._run_and_recheck(run, arguments, run.trace)
 
-    def eval_shape(self, *arguments: Any) -> Any:
+    def eval_shape(self, *arguments: object) -> Any:
         run, arguments = self._select(arguments)
         return self._run_and_recheck(run, arguments, run.eval_shape)
 
-    def _run_and_recheck(self, run: Any, arguments: tuple[Any, ...], use: Callable[..., Any]) -> Any:
+    def _run_and_recheck(self, run: object, arguments: tuple[object, ...], use: Callable[..., object]) -> Any:
         """Calls or stages with `use`. If JAX had dropped its trace, the new Outcome's shardings are resolved again."""
         count = len(self._outcomes)
         result = use(*arguments)
@@ -155,17 +155,17 @@ class OutputPlacement:
             run = self._jits[key] = self._build(arguments, leaves, shardings)
         return run, arguments
 
-    def _input_shardings(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    def _input_shardings(self, leaves: Sequence[object]) -> tuple[Any, ...]:
         """The sharding of each input leaf that is on a mesh; None for the others."""
         pairs = zip(leaves, self._requested_inputs(leaves), strict=True)
         return tuple(
             _mesh_sharding(leaf) if requested is None else _if_on_auto_mesh(requested) for leaf, requested in pairs
         )
 
-    def _requested_inputs(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    def _requested_inputs(self, leaves: Sequence[object]) -> tuple[Any, ...]:
         return self._options.get("in_shardings") or (None,) * len(leaves)
 
-    def _build(self, arguments: tuple[Any, ...], leaves: Sequence[Any], shardings: tuple[Any, ...]) -> Any:
+    def _build(self, arguments: tuple[object, ...], leaves: Sequence[object], shardings: tuple[object, ...]) -> Any:
         try:
             traced = own_jit(self._flat, **self._options) if self._parts else self._plain
             result, written, code = traced.eval_shape(*arguments)
@@ -203,7 +203,7 @@ class OutputPlacement:
         return [leaf.item() if is_number else leaf for leaf, is_number in zip(leaves, are_numbers, strict=True)]
 
     def _jit_with_out_shardings(
-        self, outcome: _core.Outcome, spec: Any, of_writes: list[Any], arrays: tuple[Any, ...]
+        self, outcome: _core.Outcome, spec: object, of_writes: list[Any], arrays: tuple[object, ...]
     ) -> Any:
         """The `jax.jit` object with these `out_shardings`.
 
@@ -245,8 +245,8 @@ class OutputPlacement:
         self,
         outcome: _core.Outcome,
         paths: list[tuple[int, tuple[Any, ...]]],
-        written: Sequence[Any],
-        shardings: tuple[Any, ...],
+        written: Sequence[object],
+        shardings: tuple[object, ...],
         state: _StateAfterCall | None,
     ) -> list[Any]:
         structure, root_paths = Structure(self._graphdef), self._root_paths(outcome, paths)
@@ -262,7 +262,7 @@ class OutputPlacement:
         return shardings_out
 
     def _shardings_of_shared_results(
-        self, outcome: _core.Outcome, result: Sequence[Any], shardings: tuple[Any, ...]
+        self, outcome: _core.Outcome, result: Sequence[object], shardings: tuple[object, ...]
     ) -> tuple[Any, ...] | None:
         """The shardings of result arrays that are written to the caller's objects, too; None if there are none."""
         structure, graph = Structure(outcome), Structure(self._graphdef)
@@ -306,7 +306,7 @@ class _StateAfterCall:
     """The roots of a call and its result as they will be after it, with shapes instead of new arrays."""
 
     def __init__(
-        self, graphdef: _core.GraphDef, outcome: _core.Outcome, outputs: tuple[Any, ...], leaves: Sequence[Any]
+        self, graphdef: _core.GraphDef, outcome: _core.Outcome, outputs: tuple[object, ...], leaves: Sequence[object]
     ) -> None:
         self._graphdef, self._outcome = graphdef, outcome
         self._leaves = leaves[: graphdef.num_leaves]  # without the two vectors that the host computes
@@ -321,7 +321,7 @@ class _StateAfterCall:
         avals = [_abstract(leaf) for leaf in self._leaves]
         return roots, self._outcome.apply(self._outputs_of_call, avals, walked[1])
 
-    def result(self, path: Sequence[Any]) -> Any:
+    def result(self, path: Sequence[object]) -> Any:
         return Path(path).get(self._roots_and_result[1])
 
     def root(self, path: Sequence[Any]) -> Any:
@@ -364,13 +364,13 @@ def _ties_with_one_sharding(
     return sorted(ties)
 
 
-def _compatible(first: Any, second: Any, ndim: int) -> bool:
+def _compatible(first: object, second: object, ndim: int) -> bool:
     if first is None or second is None or first == second:
         return True
     return isinstance(first, Sharding) and isinstance(second, Sharding) and first.is_equivalent_to(second, ndim)
 
 
-def _aval_key(leaf: Any) -> tuple[Any, ...]:
+def _aval_key(leaf: object) -> tuple[Any, ...]:
     """The properties of a leaf that JAX compiles for; for a traced Python number, its type."""
     return np.shape(leaf), getattr(leaf, "dtype", type(leaf)), getattr(leaf, "weak_type", True)
 
@@ -388,12 +388,12 @@ def may_use_mesh(recording: _core.Recording) -> bool:
     return NamedSharding in (kinds_of_shardings(recording.leaves) if kinds is None else kinds)
 
 
-def _mesh_sharding(leaf: Any) -> Any:
+def _mesh_sharding(leaf: object) -> Any:
     """The sharding of a leaf on a mesh; None if a new array in its place may go to any device."""
     return None if isinstance(leaf, jax.core.Tracer) else _if_on_auto_mesh(getattr(leaf, "sharding", None))
 
 
-def _if_on_auto_mesh(sharding: Any) -> Any:
+def _if_on_auto_mesh(sharding: object) -> Any:
     """The sharding if it is on a mesh with automatic axes and the default memory; None otherwise."""
     if type(sharding) is not NamedSharding:
         return None

@@ -12,19 +12,19 @@ from graftax import _core
 class ProgramStore(Protocol):
     """Programs of earlier processes. `caller` is a `Jitted`."""
 
-    def adopt(self, caller: Any) -> bool:
+    def adopt(self, caller: object) -> bool:
         """Takes over what the programs of a function read, where that is as it was. True if it has new roots now."""
         ...
 
-    def extensible(self, compiled: Any, tupled: bool) -> Any:
+    def extensible(self, compiled: object, tupled: bool) -> Any:
         """The `jax.jit` object of an entry, to which programs of the store can be added."""
         ...
 
-    def add_program(self, caller: Any, recording: _core.Recording, outcomes: list[_core.Outcome]) -> bool:
+    def add_program(self, caller: object, recording: _core.Recording, outcomes: list[_core.Outcome]) -> bool:
         """Adds the program for a call that is about to be traced to its entry. False if there is none."""
         ...
 
-    def keep(self, caller: Any, entry: _core.Entry) -> None:
+    def keep(self, caller: object, entry: _core.Entry) -> None:
         """An entry was traced, and most likely compiled."""
         ...
 

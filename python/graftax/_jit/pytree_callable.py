@@ -58,7 +58,7 @@ class PytreeFunction:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._applied(*args, **kwargs)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """In a class body it becomes a method, as Equinox's wrappers do."""
         return self if instance is None else jax.tree_util.Partial(self, instance)
 
@@ -80,11 +80,11 @@ class PytreeFunction:
         return ((GetAttrKey("__wrapped__"), self._part),), self._transform_call
 
     @classmethod
-    def tree_unflatten(cls, transform_call: TransformCall, parts: tuple[Any]) -> PytreeFunction:
+    def tree_unflatten(cls, transform_call: TransformCall, parts: tuple[object]) -> PytreeFunction:
         return cls(*parts, transform_call)
 
 
-def is_pytree(function: Any) -> bool:
+def is_pytree(function: object) -> bool:
     """Is this callable a pytree with children?"""
     return type(function) is not types.FunctionType and not jax.tree_util.all_leaves([function])
 
@@ -93,7 +93,7 @@ def preserves_pytree(transform: F) -> F:
     """Decorates a transform: its result for a callable pytree is a pytree, too."""
 
     @functools.wraps(transform)
-    def wrapper(fun: Any = None, /, *args: Any, **options: Any) -> Any:
+    def wrapper(fun: object = None, /, *args: object, **options: object) -> Any:
         if fun is None:  # a decorator, which calls this again with the function
             return transform(*args, **options)
         if args or not is_pytree(fun):

@@ -14,7 +14,7 @@ TRACED = (
 )
 
 
-def give_own_objects(error: Exception, original: Callable[[Any], Any]) -> None:
+def give_own_objects(error: Exception, original: Callable[[Any], object]) -> None:
     """Puts the caller's objects into the arguments and attributes of an exception.
 
     `original` gives the object that another one is a copy of, or None.
@@ -37,6 +37,6 @@ def give_own_objects(error: Exception, original: Callable[[Any], Any]) -> None:
 _GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: what else is there holds nothing
 
 
-def _own(value: Any, own: dict[int, Any]) -> Any:
+def _own(value: object, own: dict[int, Any]) -> Any:
     known = own.get(id(value))
     return value if known is None else known

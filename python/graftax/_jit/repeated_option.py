@@ -49,7 +49,7 @@ class Selection:
         methods = [_function(getattr(cls, "__call__", None)) for cls in classes]  # noqa: B004
         return [f.__code__ for f in (*self._functions, *methods) if f is not None]
 
-    def selects(self, function: types.FunctionType, arguments: tuple[Any, ...], instances: set[type]) -> bool:
+    def selects(self, function: types.FunctionType, arguments: tuple[object, ...], instances: set[type]) -> bool:
         """Is this call meant?"""
         if not arguments:
             return False
@@ -58,12 +58,12 @@ class Selection:
         return id(function.__code__) in self._codes or isinstance(arguments[0], tuple(self._classes))
 
     @staticmethod
-    def name(function: types.FunctionType, arguments: tuple[Any, ...]) -> str:
+    def name(function: types.FunctionType, arguments: tuple[object, ...]) -> str:
         """How the part is called in the program, and by `explain`."""
         return type(arguments[0]).__name__ if function.__name__ == "__call__" else function.__qualname__
 
 
-def _function(given: Any) -> types.FunctionType | None:
+def _function(given: object) -> types.FunctionType | None:
     given = inspect.unwrap(given) if callable(given) and not isinstance(given, type) else given
     given = getattr(given, "__func__", given)
     return given if isinstance(given, types.FunctionType) else None

@@ -61,7 +61,7 @@ class _Part:
         calls: how many have taken it, the first one included.
     """
 
-    def __init__(self, function: types.FunctionType, name: str, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, function: types.FunctionType, name: str, arguments: tuple[object, ...]) -> None:
         self.function, self.name, self.calls = function, name, 1
         names = function.__code__.co_varnames[: len(arguments)]
         self.recording = _core.Recording(arguments, names, [0] * len(names))
@@ -76,11 +76,11 @@ class _Part:
         self.outside: _Outside | None = None
         self.program: Any = None
 
-    def takes(self, leaves: Sequence[Any]) -> bool:
+    def takes(self, leaves: Sequence[object]) -> bool:
         """Can its program take these arrays?"""
         return self.context == trace_context() and self.types == [jax.typeof(leaf) for leaf in leaves]
 
-    def run(self, run_trace: Callable[..., Any], arguments: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+    def run(self, run_trace: Callable[..., object], arguments: tuple[object, ...], leaves: Sequence[object]) -> Any:
         """Traces the call, and returns its jaxpr."""
         pending = [arguments]
 
@@ -94,7 +94,7 @@ class _Part:
             self.reached = _core.Recording((result, *values), ("",) * (1 + len(values)), ()).nodes
             return result
 
-        def flat(*traced: Any) -> tuple[Any, ...]:
+        def flat(*traced: object) -> tuple[Any, ...]:
             if not pending:  # JAX asks for another trace than that of the first call
                 raise _Refused
             given = pending.pop()
@@ -164,11 +164,11 @@ class RepeatedParts:
 
     def __init__(
         self,
-        repeated: Any,
+        repeated: object,
         table: FunctionTable,
         graph: Rebuilt,
         graphdef: _core.GraphDef,
-        run_trace: Callable[..., Any],
+        run_trace: Callable[..., object],
     ) -> None:
         assert table.reads is not None
         self._selection, self._table, self._reads = Selection(repeated), table, table.reads
@@ -195,7 +195,7 @@ class RepeatedParts:
             *(f"{name}: traced at each call, because {reason}" for name, reason in unshared),
         ]
 
-    def answer(self, function: types.FunctionType, arguments: tuple[Any, ...]) -> Any:
+    def answer(self, function: types.FunctionType, arguments: tuple[object, ...]) -> Any:
         """(what the call returns,), or NotImplemented where it has to be traced as it is."""
         code, selection = function.__code__, self._selection
         if code in self._table.unrepeated or not selection.selects(function, arguments, self._instances):
@@ -220,7 +220,7 @@ class RepeatedParts:
         self._note_codes(part)
         return (self._apply(part, leaves, nodes),)
 
-    def _find(self, parts: list[_Part], arguments: tuple[Any, ...]) -> tuple[_Part, list[Any], list[Any]] | None:
+    def _find(self, parts: list[_Part], arguments: tuple[object, ...]) -> tuple[_Part, list[Any], list[Any]] | None:
         """(the part whose program a call may take, its leaves, its tracked nodes)."""
         for part in parts:
             walked = _core.walk(part.graphdef, arguments)
@@ -234,7 +234,7 @@ class RepeatedParts:
         now = self._outside(part.outside.keys)
         return now is not None and part.outside.is_same(now) and not _overlap(part.rebuilt, nodes, now)
 
-    def _trace(self, part: _Part, arguments: tuple[Any, ...], parts: list[_Part]) -> Any:
+    def _trace(self, part: _Part, arguments: tuple[object, ...], parts: list[_Part]) -> Any:
         leaves, symbols = part.recording.leaves, part.recording.instances((ScalarSymbol, Symbol))
         if symbols or not leaves or not all(isinstance(leaf, Tracer) for leaf in leaves):
             return NotImplemented
@@ -292,7 +292,7 @@ class RepeatedParts:
         if noted is not None:
             noted += part.codes
 
-    def _reason_against(self, part: _Part, jaxpr: Any, nodes: list[Any]) -> str:
+    def _reason_against(self, part: _Part, jaxpr: object, nodes: list[Any]) -> str:
         """Why a later call may not take this program; empty where it may."""
         for before in self._running[-1]:
             after = self._outside(before.keys)
@@ -337,7 +337,7 @@ class RepeatedParts:
         return _Outside(recording.graphdef, recording.leaves, recording.nodes, [origin.key for origin, _ in found])
 
 
-def _overlap(rebuilt: Sequence[int], nodes: Sequence[Any], outside: _Outside) -> bool:
+def _overlap(rebuilt: Sequence[int], nodes: Sequence[object], outside: _Outside) -> bool:
     """Does what a part reads besides lead to an object of which it has a copy?"""
     ids = {id(node) for node in outside.nodes}
     return any(id(nodes[i]) in ids for i in rebuilt)

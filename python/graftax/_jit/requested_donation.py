@@ -49,7 +49,7 @@ def refuse_static_donation(
         raise ValueError(STATIC_AND_DONATED.format(name=name, argument=argument))
 
 
-def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
+def donated_leaves(plan: Plan, roots: tuple[object, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
     """One flag a leaf.
 
     Raises:
@@ -93,11 +93,11 @@ class DonationWarnings:
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def around(self, flat: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, flat: Callable[..., object]) -> Callable[..., Any]:
         """`flat`, which installs the filter when it is traced."""
 
         @functools.wraps(flat)
-        def traced(*leaves: Any) -> Any:
+        def traced(*leaves: object) -> Any:
             stack = contextlib.ExitStack()
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message=DONATION_UNUSED)

@@ -27,7 +27,7 @@ class RunningTrace:
     """
 
     def __init__(
-        self, trace: _core.Trace, recording: _core.Recording, roots: tuple[Any, ...], leaves: Sequence[Any]
+        self, trace: _core.Trace, recording: _core.Recording, roots: tuple[object, ...], leaves: Sequence[object]
     ) -> None:
         self.trace: _core.Trace | None = trace
         self.recording: _core.Recording | None = recording
@@ -38,7 +38,7 @@ class RunningTrace:
 
 
 def enter_trace(
-    tracing: _core.Trace, recording: _core.Recording, roots: tuple[Any, ...], leaves: Sequence[Any]
+    tracing: _core.Trace, recording: _core.Recording, roots: tuple[object, ...], leaves: Sequence[object]
 ) -> RunningTrace:
     """Pushes a trace, and registers the current JAX trace with the one around it."""
     outer, trace = running_traces(), current_trace()
@@ -61,7 +61,7 @@ def running_traces() -> tuple[RunningTrace, ...]:
     return getattr(_THREAD, "traces", ())
 
 
-def originals(rebuilt: Any) -> list[tuple[RunningTrace, Any]]:
+def originals(rebuilt: object) -> list[tuple[RunningTrace, Any]]:
     """The objects that a rebuilt one is a copy of: one for each running trace that rebuilt it, innermost first."""
     objects: list[tuple[RunningTrace, Any]] = []
     for running in reversed(running_traces()):

@@ -89,7 +89,7 @@ def _meaning_of_argument(instruction: dis.Instruction) -> Any:
     return _meaning_of_constant(instruction.argval) if instruction.opcode in _CONSTANT else instruction.arg
 
 
-def _meaning_of_constant(constant: Any) -> Any:
+def _meaning_of_constant(constant: object) -> Any:
     if isinstance(constant, types.CodeType):
         return meaning_of(constant)
     if isinstance(constant, tuple | frozenset):
@@ -97,7 +97,7 @@ def _meaning_of_constant(constant: Any) -> Any:
     return type(constant), repr(constant) if type(constant) in (float, complex) else constant
 
 
-def _key_of(function: Any, options: Options) -> tuple[Any, ...] | None:
+def _key_of(function: object, options: Options) -> tuple[Any, ...] | None:
     """Equal for functions that share programs; None for one that shares none."""
     if not isinstance(function, types.FunctionType) or not options.captured or compares_hosts():
         return None
@@ -155,14 +155,14 @@ class Sharing:
         """Variables that only host functions read are found, and compared, for one function alone."""
         return self.reads is not None and not self.reads.names.hidden
 
-    def add(self, key: tuple[Any, ...], entry: _core.Entry) -> None:
+    def add(self, key: tuple[object, ...], entry: _core.Entry) -> None:
         """An entry that a function of the sharing may run."""
         with _LOCK:
             for number in range(_MOST_IDLE_ENTRIES):
                 if self._entries.setdefault((*key[:2], number), entry) is entry:
                     return
 
-    def entry_for(self, recording: _core.Recording, context: Any) -> _core.Entry | None:
+    def entry_for(self, recording: _core.Recording, context: object) -> _core.Entry | None:
         """An entry of another function of the sharing that serves this recording."""
         if not self.is_shareable:
             return None
@@ -213,7 +213,7 @@ def sharing_of(function: Any, options: Options, make_read_set: Callable[[], Read
         return sharing
 
 
-def entries_before_edit(function: Any, options: Options) -> list[_core.Entry]:
+def entries_before_edit(function: object, options: Options) -> list[_core.Entry]:
     """What functions of the same name, with other code, were compiled to: an edit need not change every program."""
     key = _key_of(function, options)
     if key is None:
@@ -232,7 +232,7 @@ def leave(sharing: Sharing) -> None:
         _IDLE.pop(sharing, None)
 
 
-def keep(sharing: Sharing, entry: _core.Entry, reads: Any) -> None:
+def keep(sharing: Sharing, entry: _core.Entry, reads: object) -> None:
     """Keeps an entry that was just traced for equal functions to come, if it holds no object of the user's.
 
     A function or a class that a module has under its own name may be held, for as long as the module has it.
@@ -267,7 +267,7 @@ def forget_idle() -> None:
 # ---- does one hold objects of the user's?
 
 
-def _found_under(module: Any, name: Any) -> Any:
+def _found_under(module: object, name: object) -> Any:
     value: Any = sys.modules.get(module) if isinstance(module, str) else None
     for part in name.split(".") if isinstance(name, str) else ():
         value = None if value is None else vars(value).get(part) if hasattr(value, "__dict__") else None
@@ -275,7 +275,7 @@ def _found_under(module: Any, name: Any) -> Any:
     return value
 
 
-def _is_of_library(value: Any) -> bool:
+def _is_of_library(value: object) -> bool:
     module = getattr(value, "__module__", None)
     return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
 
@@ -298,7 +298,7 @@ class _Held:
             (value := ref()) is not None and _found_under(module, name) is value for module, name, ref in self._named
         )
 
-    def add(self, roots: Iterable[Any], scopes: set[int], besides: type = types.NoneType) -> bool:
+    def add(self, roots: Iterable[object], scopes: set[int], besides: type = types.NoneType) -> bool:
         """Adds what these objects hold, in modules with these dicts. False if they hold anything else of the user's.
 
         Objects of the class `besides` are not looked into.
@@ -338,11 +338,11 @@ class _Held:
         self._seen = {}
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return hasattr(type(value), "__array__") and hasattr(value, "dtype")
 
 
-def _parts_of(value: Any) -> Iterator[Any]:
+def _parts_of(value: object) -> Iterator[Any]:
     if isinstance(value, types.FunctionType):  # a library's: its module is nobody's
         yield from (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
     elif not isinstance(value, weakref.ref):

@@ -27,7 +27,7 @@ _TREES = {"in_tree": "in_avals", "out_tree": "out_info"}
 NAMES = OF_ARGUMENTS | _OF_RESULT.keys() | _TREES.keys()
 
 
-def info(staging: Staging, stage: Any, name: str) -> Any:
+def info(staging: Staging, stage: object, name: str) -> Any:
     """An attribute of a JAX stage, in the structure of the user function's arguments or result."""
     if name in _TREES:
         return jax.tree.structure(info(staging, stage, _TREES[name]))

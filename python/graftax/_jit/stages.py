@@ -59,7 +59,7 @@ class Staging:
     given: tuple[int, tuple[str, ...]]  # how many arguments were given by position, and the names of the others
     static: dict[int | str, Any]  # those that are declared static
 
-    def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
+    def match(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
         """(leaves, nodes, arguments) of a call. As in JAX, what is declared static may be left out."""
         try:
             return self._match(args, kwargs)
@@ -75,7 +75,7 @@ class Staging:
                 pass
             raise
 
-    def _match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
+    def _match(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
         plan = self.plan
         roots, layout = self.caller._bind_arguments(args, kwargs, plan)
         captures = plan.signature.held(roots)
@@ -107,7 +107,7 @@ class _Stage(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<graftax {type(self).__name__} of {self._staging.plan.name}>"
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnpicklableError(NOT_PICKLABLE.format(what=f"{type(self).__name__} function"))
 
 
@@ -178,10 +178,10 @@ def copy_numpy_leaves(leaves: list[Any]) -> list[Any]:
 def match_structure(
     name: str,
     graphdef: _core.GraphDef,
-    layout: tuple[Any, ...],
+    layout: tuple[object, ...],
     names: tuple[str, ...],
-    roots: tuple[Any, ...],
-    layout_given: tuple[Any, ...],
+    roots: tuple[object, ...],
+    layout_given: tuple[object, ...],
     record: Callable[[tuple[Any, ...], tuple[Any, ...]], _core.Recording],
     verb: str = "compiled",
     remedy: str = LOWER_AGAIN,
@@ -224,7 +224,7 @@ def match_structure(
 def refuse_unguarded(
     name: str,
     guards: LeafGuards,
-    leaves: Sequence[Any],
+    leaves: Sequence[object],
     graphdef: _core.GraphDef,
     names: tuple[str, ...],
     verb: str = "compiled",

@@ -109,7 +109,7 @@ def flat_function(
         grows: a trace takes in what it turns out to read, where it can. Otherwise it begins anew.
     """
 
-    def flat(*leaves: Any) -> Flat:
+    def flat(*leaves: object) -> Flat:
         active = _core.active_call(outcomes)
         if active is None:
             raise GraftaxError(f"{plan.name} was traced outside of a call")
@@ -166,10 +166,10 @@ def add_outcome(outcomes: list[_core.Outcome], outcome: _core.Outcome) -> int:
 def trace(
     plan: Plan,
     caller: _core.Caller,
-    roots: tuple[Any, ...],
+    roots: tuple[object, ...],
     recording: _core.Recording,
     layout: Layout,
-    leaves: Sequence[Any],
+    leaves: Sequence[object],
     donated: Sequence[bool],
     by_value: bool,
     numbers: bool = False,
@@ -201,10 +201,10 @@ def trace(
 def _trace_once(
     plan: Plan,
     caller: _core.Caller,
-    roots: tuple[Any, ...],
+    roots: tuple[object, ...],
     recording: _core.Recording,
     layout: Layout,
-    leaves: Sequence[Any],
+    leaves: Sequence[object],
     donated: Sequence[bool],
     by_value: bool,
     numbers: bool,
@@ -313,7 +313,7 @@ def _note_trace(
     graph: Rebuilt,
     equations_before: int,
     outcome: _core.Outcome,
-    leaves: Sequence[Any],
+    leaves: Sequence[object],
     outputs: list[Any],
 ) -> None:
     """Records what a trace that succeeded found, besides its Outcome, and replaces new Refs in `outputs`."""
@@ -341,9 +341,9 @@ def _note_trace(
 def run_trace(
     name: str,
     recording: _core.Recording,
-    roots: tuple[Any, ...],
-    leaves: Sequence[Any],
-    call: Callable[[list[Any]], Any],
+    roots: tuple[object, ...],
+    leaves: Sequence[object],
+    call: Callable[[list[Any]], object],
     mutation: str,
     *,
     by_value: bool,
@@ -443,12 +443,12 @@ def context_of(recording: _core.Recording) -> Callable[..., Any]:
     return _call
 
 
-def _call(function: Callable[..., Any], *args: Any) -> Any:
+def _call(function: Callable[..., object], *args: object) -> Any:
     return function(*args)
 
 
 def _read_new_refs(
-    name: str, recording: _core.Recording, outcome: _core.Outcome, leaves: Sequence[Any], outputs: list[Any]
+    name: str, recording: _core.Recording, outcome: _core.Outcome, leaves: Sequence[object], outputs: list[Any]
 ) -> None:
     """Replaces each new `jax.Ref` in the outputs by its content: each call makes a new Ref of it.
 
@@ -467,7 +467,7 @@ def _read_new_refs(
             outputs[i] = outputs[i][...]
 
 
-def _ties(outcome: _core.Outcome, outputs: Sequence[Any]) -> list[tuple[int, int]]:
+def _ties(outcome: _core.Outcome, outputs: Sequence[object]) -> list[tuple[int, int]]:
     """(output leaf, the first output leaf that is the same array), for each repetition."""
     first_output: dict[int, int] = {}
     numbers = {leaf for leaf, _ in outcome.numbers}
@@ -499,10 +499,10 @@ def definition_of(function: types.FunctionType, tupled: bool = False) -> types.F
     It refers to no object of the user's. As in JAX, a wrapper counts as the function that it wraps.
     """
 
-    def nothing(*leaves: Any) -> None:
+    def nothing(*leaves: object) -> None:
         del leaves
 
-    def nothing_tupled(leaves: Any) -> None:
+    def nothing_tupled(leaves: object) -> None:
         del leaves
 
     with contextlib.suppress(ValueError):  # a cycle of __wrapped__

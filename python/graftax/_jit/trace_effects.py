@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -23,8 +22,8 @@ def refuse_trace_effects(
     recording: _core.Recording,
     outcome: _core.Outcome,
     arguments: int,
-    leaves: Sequence[Any],
-    outputs: Sequence[Any],
+    leaves: Sequence[object],
+    outputs: Sequence[object],
 ) -> None:
     """Refuses a change of captured Python values, such as a list by which a program counts traces.
 

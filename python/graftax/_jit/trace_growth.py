@@ -29,6 +29,7 @@ from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import AliasRecorder
 from graftax._jax.traces import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
+from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.requested_donation import donated_leaves
 from graftax._jit.running_trace import RunningTrace, running_traces
@@ -52,11 +53,11 @@ class FinishedTrace:
     outputs: list[Any]  # None where `jaxpr` gives the output
     jaxpr: Any
 
-    def serves(self, table: Any, recording: _core.Recording, leaves: Sequence[Any]) -> bool:
+    def serves(self, table: FunctionTable, recording: _core.Recording, leaves: Sequence[object]) -> bool:
         is_same = self.table() is table and self.types == [jax.typeof(leaf) for leaf in leaves]
         return is_same and self.graphdef == recording.graphdef
 
-    def repeat(self, leaves: Sequence[Any]) -> list[Any]:
+    def repeat(self, leaves: Sequence[object]) -> list[Any]:
         """The outputs of the trace, computed from these leaves."""
         computed = iter(jax.extend.core.jaxpr_as_fun(self.jaxpr)(*leaves))
         return [next(computed) if output is None else output for output in self.outputs]
@@ -67,13 +68,13 @@ def keep(finished: FinishedTrace) -> None:
     _FINISHED.trace = finished
 
 
-def is_kept(table: Any) -> bool:
+def is_kept(table: FunctionTable) -> bool:
     """Is the next trace of this thread to repeat one of this table?"""
     finished = getattr(_FINISHED, "trace", None)
     return finished is not None and finished.table() is table
 
 
-def take_finished(table: Any, recording: _core.Recording, leaves: Sequence[Any]) -> FinishedTrace | None:
+def take_finished(table: FunctionTable, recording: _core.Recording, leaves: Sequence[object]) -> FinishedTrace | None:
     """The trace that ended last in this thread, if it is one of this call."""
     finished, _FINISHED.trace = getattr(_FINISHED, "trace", None), None
     return finished if finished is not None and finished.serves(table, recording, leaves) else None
@@ -92,10 +93,10 @@ class Growth:
         self,
         plan: Plan,
         table: Any,
-        roots: tuple[Any, ...],
+        roots: tuple[object, ...],
         recording: _core.Recording,
         layout: Layout,
-        leaves: Sequence[Any],
+        leaves: Sequence[object],
         donated: Sequence[bool],
         shapes: bool,
     ) -> None:
@@ -151,7 +152,7 @@ class Growth:
         views.extend(reads, list(zip(origins, values, roots[first:], strict=True)), first)
         return True
 
-    def _is_held_inside(self, plan: Plan, roots: tuple[Any, ...], recording: _core.Recording) -> bool:
+    def _is_held_inside(self, plan: Plan, roots: tuple[object, ...], recording: _core.Recording) -> bool:
         """Has a transform that runs in the trace taken some of the new roots as they are? It would go on with that."""
         inner = running_traces()[1:]
         if not inner:
@@ -183,7 +184,7 @@ class Growth:
                 return (plan, roots, recording) if self._donates_no_more(plan, roots, recording) else None
         return None
 
-    def _donates_no_more(self, plan: Plan, roots: tuple[Any, ...], recording: _core.Recording) -> bool:
+    def _donates_no_more(self, plan: Plan, roots: tuple[object, ...], recording: _core.Recording) -> bool:
         if not self._donated:
             return True
         flags = donated_leaves(plan, roots, self._layout, recording.graphdef)

@@ -18,7 +18,7 @@ NO_CALL = (
 
 
 def warm(
-    lower: Callable[..., Any], name: str, calls: Iterable[Any], threads: int, report: ProgressCallback | None
+    lower: Callable[..., Any], name: str, calls: Iterable[object], threads: int, report: ProgressCallback | None
 ) -> None:
     """Lowers all calls in this thread, because JAX's settings are thread-local, and compiles in a pool of threads."""
     try:
@@ -36,7 +36,7 @@ def warm(
             report(count, len(arguments), time.perf_counter() - start)
 
 
-def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(call: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(call, dict):
         return (), call
     if not isinstance(call, tuple):

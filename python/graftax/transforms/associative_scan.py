@@ -74,7 +74,7 @@ def _associative_scan(functions: Sequence[Callable[..., Any]], operands: Sequenc
     return _core.unflatten(graphdef, jax.lax.associative_scan(flat, leaves, reverse=reverse, axis=axis))
 
 
-def _refuse_ragged(name: str, leaves: Sequence[Any], graphdef: _core.GraphDef, axis: int) -> None:
+def _refuse_ragged(name: str, leaves: Sequence[object], graphdef: _core.GraphDef, axis: int) -> None:
     """Raises ValueError, with the key path, if an array has another length along the axis. JAX does not name it."""
     reference = ("", None)
     for leaf, key_path in zip(leaves, graphdef.leaf_places(), strict=True):

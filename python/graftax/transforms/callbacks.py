@@ -165,9 +165,9 @@ class _Host:
     def __init__(
         self,
         name: str,
-        callback: Callable[..., Any],
-        result_shape: Any,
-        args: tuple[Any, ...],
+        callback: Callable[..., object],
+        result_shape: object,
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         vmap_method: str | None,
     ) -> None:
@@ -208,14 +208,14 @@ class _Host:
             functools.partial(self._receive_result, snapshot, captured),
         )
 
-    def _receive_result(self, snapshot: Snapshot, captured: Snapshot | None, result: Any) -> tuple[Any, ...]:
+    def _receive_result(self, snapshot: Snapshot, captured: Snapshot | None, result: object) -> tuple[Any, ...]:
         for state, message in ((snapshot, CALLBACK_CHANGES), (captured, CAPTURED_COPY)):
             text = state.changes() if state else ""
             if text:
                 raise MutationError(message.format(name=self._name, differences=text))
         return self._checked_leaves(result)
 
-    def _checked_leaves(self, result: Any) -> tuple[Any, ...]:
+    def _checked_leaves(self, result: object) -> tuple[Any, ...]:
         expected = self._result_graphdef
         leaves, graphdef = _core.flatten(result)
         if graphdef != expected:

@@ -90,7 +90,7 @@ def _traced(program: Program, shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[A
     return closed, outputs[-1].graphdef
 
 
-def _struct(x: Any) -> jax.ShapeDtypeStruct:
+def _struct(x: object) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an array as the function sees it, including the weak type."""
     return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), weak_type=getattr(x, "weak_type", False))
 
@@ -123,7 +123,7 @@ class _Arguments:
         count = len(operands) - len(self.keywords)
         return operands[:count], dict(zip(self.keywords, operands[count:], strict=True))
 
-    def _in_order(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _in_order(self, operands: tuple[object, ...]) -> tuple[Any, ...]:
         """The arguments with their dicts in the order of conversion. To Equinox, the order makes no difference."""
         args, kwargs = self.struct
         return _in_order_of((*args, *kwargs.values()), operands)
@@ -166,7 +166,7 @@ class Converted:
     As in Equinox, its jaxpr is a leaf as well, so two conversions of one function have the same structure.
     """
 
-    def __init__(self, jaxpr: Any, consts: Sequence[Any], conversion: _Conversion) -> None:
+    def __init__(self, jaxpr: Any, consts: Sequence[object], conversion: _Conversion) -> None:
         self.jaxpr, self.consts, self._conversion = jaxpr, list(consts), conversion
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], _Conversion]:
@@ -188,7 +188,7 @@ class Converted:
         return _core.unflatten(self._conversion.output, [_struct(x.aval) for x in self.jaxpr.outvars])
 
     @boundary
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Runs it.
 
         Raises:
@@ -209,7 +209,7 @@ class _TrivialClosureConvert:
     The function is its leaf: each call runs it.
     """
 
-    def __init__(self, fn: Callable[..., Any], arguments: _Arguments) -> None:
+    def __init__(self, fn: Callable[..., object], arguments: _Arguments) -> None:
         self.fn, self._arguments = fn, arguments
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], _Arguments]:
@@ -232,7 +232,7 @@ class _TrivialClosureConvert:
         return filter_eval_shape(self.fn, *args, **kwargs)
 
     @boundary
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Calls the function.
 
         Raises:

@@ -134,7 +134,7 @@ def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -
     return run_compiled("switch", branches, operands, [branch_index], _switch)
 
 
-def _cond(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
+def _cond(functions: Sequence[Callable[..., object]], operands: Sequence[object], extra: Sequence[object]) -> Any:
     if jax.config.jax_disable_jit and not isinstance(extra[0], Tracer):
         return functions[0 if extra[0] else 1](*operands)
 
@@ -172,7 +172,7 @@ class Branches:
     """
 
     def __init__(
-        self, name: str, titles: tuple[str, ...], branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
+        self, name: str, titles: tuple[str, ...], branches: Sequence[Callable[..., object]], operands: Sequence[object]
     ) -> None:
         self.name, self.titles, self.branches = name, titles, branches
         self.operands = operands
@@ -369,7 +369,7 @@ class Branches:
 
     # ---- writing back
 
-    def _finish(self, outputs: Sequence[Any]) -> Any:
+    def _finish(self, outputs: Sequence[object]) -> Any:
         """Applies the Outcomes of all branches, with the arrays of the chosen branch, and returns the result.
 
         The first branch is applied last. A new object is at the same paths after every branch, so the first branch's
@@ -425,7 +425,7 @@ class Branches:
 
         return nodes
 
-    def _note_copies(self, result: Any) -> None:
+    def _note_copies(self, result: object) -> None:
         """Registers copies in the result with the enclosing trace, where it is unknown which object a copy represents.
 
         If the trace changes such a copy, an error is raised.

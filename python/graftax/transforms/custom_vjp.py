@@ -127,7 +127,7 @@ class custom_vjp(CustomRule[P, R]):
         return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic, symbolic, updates)
 
 
-def _takes_updates(bwd: Callable[..., Any]) -> bool:
+def _takes_updates(bwd: Callable[..., object]) -> bool:
     try:
         return "updates_g" in inspect.signature(bwd).parameters
     except (TypeError, ValueError):  # a builtin without a signature

@@ -185,7 +185,7 @@ def value_and_grad(
 
 
 def _without_value(
-    value_and_gradient: Callable[..., Any], fun: Callable[..., Any], title: str, has_aux: bool
+    value_and_gradient: Callable[..., Any], fun: Callable[..., object], title: str, has_aux: bool
 ) -> Callable[..., Any]:
     @wraps(fun, title)
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -334,7 +334,7 @@ def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False,
     return memoize_wrapper(gradient, fun, "filter_grad", has_aux, *options.items())
 
 
-def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, options: dict[str, Any]) -> Any:
+def _filtered_gradient(title: str, fun: Callable[..., object], has_aux: bool, options: dict[str, Any]) -> Any:
     if "argnums" in options:
         raise ValueError(
             f"{title} differentiates by the first argument: put several objects into a tuple and pass that first, or "

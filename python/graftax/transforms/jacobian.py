@@ -332,7 +332,7 @@ def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[.
 
 
 def _filtered_jacobian(
-    transform: Callable[..., Any], title: str, fun: Callable[..., Any], has_aux: bool, order: int = 1
+    transform: Callable[..., object], title: str, fun: Callable[..., object], has_aux: bool, order: int = 1
 ) -> Callable[..., Any]:
     run = jacobian_by(by_value, transform, title, fun, 0, has_aux, None, {}, order)
 

@@ -192,5 +192,5 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
     return program.finish(output_leaves), arrays_only(tangent)
 
 
-def _is_none(x: Any) -> bool:
+def _is_none(x: object) -> bool:
     return x is None

@@ -66,7 +66,7 @@ def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra
     return scan_layers([_as_step(functions[0])], [None, None], layers, (False, 1, None))[1]
 
 
-def _as_step(f: Callable[[Any], Any]) -> Callable[[None, Any], tuple[None, Any]]:
+def _as_step(f: Callable[[Any], object]) -> Callable[[None, Any], tuple[None, Any]]:
     """A step of `scan` that has no carry."""
 
     def step(carry: None, x: Any) -> tuple[None, Any]:
@@ -76,7 +76,9 @@ def _as_step(f: Callable[[Any], Any]) -> Callable[[None, Any], tuple[None, Any]]
     return step
 
 
-def _map_rows(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], xs: Any, batch_size: int | None) -> Any:
+def _map_rows(
+    functions: Sequence[Callable[..., object]], operands: Sequence[object], xs: object, batch_size: int | None
+) -> Any:
     f, name = functions[0], name_of(functions[0], "map")
     slices = Slices(name, xs, None)
     if batch_size is not None:
@@ -109,7 +111,7 @@ def _map_rows(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], 
     return ys
 
 
-def _batched_map(name: str, f: Callable[..., Any], slices: Slices, batch_size: int) -> Any:
+def _batched_map(name: str, f: Callable[..., object], slices: Slices, batch_size: int) -> Any:
     program = Program(name, [f], [None])
     structure: list[_core.GraphDef] = []
 

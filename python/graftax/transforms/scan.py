@@ -236,5 +236,5 @@ def _loop(
     return carry, ys
 
 
-def _call(f: Callable[..., Any], carry: Any, x: Any) -> Any:
+def _call(f: Callable[..., object], carry: object, x: object) -> Any:
     return f(carry, x)

@@ -90,7 +90,7 @@ def _placed(leaf: Any, sharding: Any, local: bool) -> Any:
     return jax.make_array_from_callback(host_array.shape, sharding, lambda part: np.asarray(host_array[part], dtype))
 
 
-def _constrained(leaf: Any, sharding: PartitionSpec | Sharding) -> Any:
+def _constrained(leaf: object, sharding: PartitionSpec | Sharding) -> Any:
     mesh: Any = sharding.mesh if isinstance(sharding, NamedSharding) else jax.sharding.get_abstract_mesh()
     if AxisType.Explicit in getattr(mesh, "axis_types", ()):
         return jax.sharding.reshard(leaf, sharding)

@@ -152,7 +152,7 @@ class _OwnSharding(Spec):
         option: SpecOption,
         mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
         manual: AbstractSet[Hashable],
-        leaves: Sequence[Any],
+        leaves: Sequence[object],
     ) -> None:
         super().__init__(option, "own sharding")
         types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
@@ -203,11 +203,11 @@ def _name_argument(error: ValueError, program: Program, broadcast: Broadcast) ->
             return name_argument_of_specs(error, broadcast.path(i))
 
 
-def _is_sharding(spec: Any) -> bool:
+def _is_sharding(spec: object) -> bool:
     return isinstance(spec, PartitionSpec)
 
 
-def _canonical_sharding(spec: Any, leaf: Any) -> Any:
+def _canonical_sharding(spec: Any, leaf: object) -> Any:
     del leaf
     parts = tuple(spec)
     while parts and parts[-1] is None:

@@ -196,8 +196,8 @@ def vmap_by(
 
 def _run(
     program: Program,
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: object,
+    out_axes: object,
     axis_size: int | None,
     axis: dict[str, Any],
     ignore_opaque: bool,
@@ -329,7 +329,7 @@ def filter_vmap(
     return memoize_wrapper(mapped, fun, "filter_vmap", *options)
 
 
-def _with_arrays(out_axes: Any, functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+def _with_arrays(out_axes: object, functions: Sequence[Callable[..., object]], operands: Sequence[object]) -> Any:
     """Calls the function, and converts Python numbers in its result to arrays if `out_axes` gives them an axis."""
     result = call_first(functions, operands)
 
@@ -347,11 +347,11 @@ def _with_arrays(out_axes: Any, functions: Sequence[Callable[..., Any]], operand
         return result
 
 
-def _is_name(key: Any) -> bool:
+def _is_name(key: object) -> bool:
     return isinstance(key, str) and key.isidentifier()
 
 
-def _axes_by_name(fun: Callable[..., Any], axes: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
+def _axes_by_name(fun: Callable[..., object], axes: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
     """One entry per positional argument: the one under its name, or the default."""
     parameters = list(bound.signature.parameters)
     names = [*parameters, *[""] * len(bound.args)][: len(bound.args)]
@@ -362,7 +362,7 @@ def _axes_by_name(fun: Callable[..., Any], axes: dict[str, Any], bound: inspect.
     return tuple(axes.get(name, _axis_0) for name in names)
 
 
-def _axis_0(leaf: Any) -> int:
+def _axis_0(leaf: object) -> int:
     """The default of `filter_vmap`: axis 0 of every array. It is a function so that opaque values are ignored."""
     del leaf
     return 0
@@ -375,7 +375,7 @@ def _not_mapped(program: Program, broadcast: Broadcast) -> set[int]:
 _AXIS = "an axis (int or None)"
 
 
-def _is_axis(axis: Any) -> bool:
+def _is_axis(axis: object) -> bool:
     return axis is None or type(axis) is int
 
 
@@ -422,7 +422,7 @@ def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> in
     return reference[1] if reference else axis_size  # type: ignore[return-value]
 
 
-def _refuse_misfits(name: str, outputs: Sequence[OutputLeaf], mapped: Any) -> None:
+def _refuse_misfits(name: str, outputs: Sequence[OutputLeaf], mapped: object) -> None:
     """Raises for an axis that an output cannot have, and for an output that depends on the mapped axis but has none.
 
     Args:
@@ -450,7 +450,7 @@ def _refuse_misfits(name: str, outputs: Sequence[OutputLeaf], mapped: Any) -> No
             raise ValueError(RESULT_DEPENDS.format(name=name, path=output.path))
 
 
-def _unmap_opaque(outputs: Sequence[OutputLeaf], mapped: Any) -> list[OutputLeaf]:
+def _unmap_opaque(outputs: Sequence[OutputLeaf], mapped: object) -> list[OutputLeaf]:
     """The output leaves, of which those in opaque values of the result lose their axis if they do not depend on it."""
     within = [i for i, o in enumerate(outputs) if o.in_value and o.spec is not None]
     depend = _depend([outputs[i].leaf for i in within], mapped)
@@ -458,7 +458,7 @@ def _unmap_opaque(outputs: Sequence[OutputLeaf], mapped: Any) -> list[OutputLeaf
     return [o._replace(spec=None) if i in free else o for i, o in enumerate(outputs)]
 
 
-def _depend(leaves: Sequence[Any], mapped: Any) -> list[bool]:
+def _depend(leaves: Sequence[object], mapped: object) -> list[bool]:
     """Whether each array depends on the mapped axis; `mapped` is an array that does.
 
     JAX tells the rule of a `custom_vmap` function which of its arguments are batched.

@@ -91,7 +91,7 @@ class HostProgram:
 
     # ---- written while a function is traced
 
-    def constant(self, value: Any) -> int:
+    def constant(self, value: object) -> int:
         key: Any = value
         if isinstance(value, np.generic):
             key = value.tobytes()
@@ -102,14 +102,14 @@ class HostProgram:
     def operation(self, name: str, *operands: int) -> int:
         return self._node(name, *operands)
 
-    def _node(self, *node: Any) -> int:
+    def _node(self, *node: object) -> int:
         key = node[:3] if node[0] == "constant" else node
         number = self._numbers.setdefault(key, len(self._nodes))
         if number == len(self._nodes):
             self._nodes.append(node)
         return number
 
-    def guard(self, node: int, aspect: str, expected: Any, line: str = "") -> None:
+    def guard(self, node: int, aspect: str, expected: object, line: str = "") -> None:
         """From now on the entry serves only calls in which this node is as it was: 'value', 'is' (a bool, a type).
 
         `line` is where the code asks for it.
@@ -221,7 +221,7 @@ class HostProgram:
         return self._nodes
 
 
-def _computed(name: str, operands: Sequence[Any]) -> Any:
+def _computed(name: str, operands: Sequence[object]) -> Any:
     names = [f"n{i}" for i in range(len(operands))]
     try:
         return eval(_spelled(name, names), dict(_KNOWN), dict(zip(names, operands, strict=True)))
@@ -258,7 +258,7 @@ class _Source:
         elif node[0] != "number":
             self._lines.append(f"n{number} = " + _spelled(node[0], [f"n{operand}" for operand in node[1:]]))
 
-    def _guard(self, number: int, aspect: str, expected: Any) -> None:
+    def _guard(self, number: int, aspect: str, expected: object) -> None:
         name, constant = f"n{number}", f"g{number}_{aspect}"
         self._scope[constant] = expected
         differs = f"{name} is not {constant}"

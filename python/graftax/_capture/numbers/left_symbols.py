@@ -12,7 +12,7 @@ from typing import Any, cast
 _DEPTH = 4  # immutable values within each other
 
 
-def put_in_place(symbols: list[Any], numbers: Sequence[Any]) -> None:
+def put_in_place(symbols: list[Any], numbers: Sequence[object]) -> None:
     """Puts each number in the place of its symbol, in all that the collector knows to hold it and that can be changed.
 
     A tuple or a slice is made anew, and is put in the place of the old one in the same way.
@@ -34,7 +34,7 @@ def put_in_place(symbols: list[Any], numbers: Sequence[Any]) -> None:
         swap.within(holder)
 
 
-def _is_immutable(holder: Any) -> bool:
+def _is_immutable(holder: object) -> bool:
     of_fields = issubclass(type(holder), tuple) and hasattr(type(holder), "_fields")
     return type(holder) in (tuple, slice) or (of_fields and not hasattr(holder, "__dict__"))
 
@@ -42,11 +42,11 @@ def _is_immutable(holder: Any) -> bool:
 class _Swap:
     """One value for another, by identity. No code of the user's runs for it, but what hashes a key."""
 
-    def __init__(self, symbols: Sequence[Any], numbers: Sequence[Any]) -> None:
+    def __init__(self, symbols: Sequence[object], numbers: Sequence[object]) -> None:
         self.pairs = {id(symbol): number for symbol, number in zip(symbols, numbers, strict=True)}
         self.immutable: dict[int, Any] = {}  # by id: what is to be made anew
 
-    def _of(self, value: Any) -> Any:
+    def _of(self, value: object) -> Any:
         return self.pairs.get(id(value), value)
 
     def make_anew(self) -> None:
@@ -61,7 +61,7 @@ class _Swap:
                 self.pairs[id(value)] = tuple.__new__(type(value), map(self._anew, value))
         return self._of(value)
 
-    def within(self, holder: Any) -> None:
+    def within(self, holder: object) -> None:
         """Changes what it holds."""
         if isinstance(holder, list | collections.deque):
             items = cast("list[Any]", holder)
@@ -97,7 +97,7 @@ class _Swap:
             dict.clear(mapping)
             dict.update(mapping, items)
 
-    def _in_attributes(self, holder: Any) -> None:
+    def _in_attributes(self, holder: object) -> None:
         try:
             attributes = object.__getattribute__(holder, "__dict__")
         except AttributeError:

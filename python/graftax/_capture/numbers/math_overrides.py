@@ -25,8 +25,8 @@ _FUNCTIONS = (
 )
 
 
-def _on_symbols(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
-    def function(*args: Any, **kwargs: Any) -> Any:
+def _on_symbols(name: str, f: Callable[..., object]) -> Callable[..., Any]:
+    def function(*args: object, **kwargs: object) -> Any:
         if kwargs or not any(map(is_symbol, args)):
             return f(*args, **kwargs)
         result = operation(name, f, *args)
@@ -40,19 +40,19 @@ def _on_symbols(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
 class _ClassStandIn:
     """Stands for a builtin class. Whatever is asked of it but a call is answered by that class."""
 
-    def __init__(self, cls: Any, call: Callable[..., Any]) -> None:
+    def __init__(self, cls: Any, call: Callable[..., object]) -> None:
         self.__dict__.update({"_cls": cls, "_call": call})
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         return self._call(*args, **kwargs)
 
-    def __instancecheck__(self, instance: Any) -> bool:
+    def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, self._cls)
 
     def __subclasscheck__(self, subclass: type) -> bool:
         return issubclass(subclass, self._cls)
 
-    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
+    def __mro_entries__(self, bases: object) -> tuple[Any, ...]:
         return (self._cls,)
 
     def __getattr__(self, name: str) -> Any:
@@ -60,13 +60,13 @@ class _ClassStandIn:
             return np.dtype(self._cls)
         return getattr(self._cls, name)
 
-    def __getitem__(self, item: Any) -> Any:
+    def __getitem__(self, item: object) -> Any:
         return self._cls[item]
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: object) -> Any:
         return self._cls | other
 
-    def __ror__(self, other: Any) -> Any:
+    def __ror__(self, other: object) -> Any:
         return other | self._cls
 
     def __eq__(self, other: object) -> bool:
@@ -86,7 +86,7 @@ class _Math(types.ModuleType):
         return getattr(math, name)
 
 
-def _class_of(*args: Any, **kwargs: Any) -> Any:
+def _class_of(*args: object, **kwargs: object) -> Any:
     return args[0].__class__ if len(args) == 1 and is_symbol(args[0]) and not kwargs else type(*args, **kwargs)
 
 

@@ -99,7 +99,7 @@ class SymbolTrace:
         self._alive: list[weakref.ref[Symbol]] = []
         self.roots = [self.symbol(i, value) for i, value in enumerate(values)]
 
-    def symbol(self, node: int, value: Any) -> Any:
+    def symbol(self, node: int, value: object) -> Any:
         """The number, as a symbol where something can still be different in another call."""
         if node in self._pinned or not self.is_open:
             return value
@@ -211,7 +211,7 @@ def _widest() -> str:
     return "int64" if jax.config.jax_enable_x64 else "int32"
 
 
-def is_symbol(value: Any) -> bool:
+def is_symbol(value: object) -> bool:
     return type(value) in _SYMBOLS
 
 
@@ -236,7 +236,7 @@ def _plain(value: Any) -> Any:
     return value._number if is_symbol(value) else value
 
 
-def operation(name: str, f: Callable[..., Any], *values: Any) -> Any:
+def operation(name: str, f: Callable[..., object], *values: object) -> Any:
     """An operation of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
     operands = [_operand(value) for value in values]
     if any(operand is NotImplemented for operand in operands):
@@ -273,13 +273,13 @@ def operation(name: str, f: Callable[..., Any], *values: Any) -> Any:
 def _binary(name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
     f = _BINARY.get(name) or _COMPARED[name]
 
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Any, other: object) -> Any:
         return operation(name, f, other, self) if reflected else operation(name, f, self, other)
 
     return method
 
 
-def _unary(name: str, f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _unary(name: str, f: Callable[[Any], object]) -> Callable[[Any], Any]:
     def method(self: Any) -> Any:
         return operation(name, f, self)
 
@@ -317,34 +317,34 @@ class Symbol:
     __invert__, __abs__ = _unary("invert", operator.invert), _unary("abs", operator.abs)
     __floor__, __ceil__, __trunc__ = (_unary(f"math.{f.__name__}", f) for f in (math.floor, math.ceil, math.trunc))
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> Any:
         self._of_trace.look_at_sum(sys._getframe(1))
         return operation("+", operator.add, self, other)
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: object) -> Any:
         self._of_trace.look_at_sum(sys._getframe(1))
         return operation("+", operator.add, other, self)
 
-    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+    def __pow__(self, other: object, modulus: object = None) -> Any:
         if modulus is not None:
             return operation("pow", pow, self, other, modulus)
         return operation("**", operator.pow, self, other)
 
-    def __rpow__(self, other: Any, modulus: Any = None) -> Any:
+    def __rpow__(self, other: object, modulus: object = None) -> Any:
         if modulus is not None:
             return operation("pow", pow, other, self, modulus)
         if _operand(other) is not NotImplemented:
             return operation("**", operator.pow, other, self)
         return other ** self._asked()  # an array: JAX makes another program for each exponent
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: object) -> Any:
         quotient, remainder = self // other, self % other
         return NotImplemented if quotient is NotImplemented else (quotient, remainder)
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: object) -> Any:
         return other // self, other % self
 
-    def __round__(self, digits: Any = None) -> Any:
+    def __round__(self, digits: object = None) -> Any:
         if digits is None:
             return operation("round", round, self)
         return operation("round", round, self, digits)
@@ -395,7 +395,7 @@ class Symbol:
     def __copy__(self) -> Any:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> Any:
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -416,7 +416,7 @@ class Symbol:
         dtype_request = wanted_dtype(frame)
         return self._of_trace.array(self) if dtype_request is None else _of_dtype(self, *dtype_request)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: object = None) -> np.ndarray[Any, Any]:
         if dtype is not None and only_checks_dtype(sys._getframe(1)):
             if np.issubdtype(dtype, np.integer):
                 _is_within(math.trunc(self), dtype)
@@ -432,7 +432,7 @@ class Symbol:
                 return result
         return getattr(ufunc, method)(*map(_asked, inputs), **{k: _asked(v) for k, v in options.items()})
 
-    def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, f: Any, types: object, args: Any, kwargs: Any) -> Any:
         if f in _OF_SCALARS and len(args) == 1 and args[0] is self and not kwargs:
             return _OF_SCALARS[f]
         if (name := ufuncs.name_of_function(f, kwargs)) is not None:
@@ -442,7 +442,7 @@ class Symbol:
         return f(*jax.tree.map(_asked, args), **jax.tree.map(_asked, kwargs))
 
 
-def _is_within(integer: Any, dtype: Any) -> bool:
+def _is_within(integer: Any, dtype: object) -> bool:
     """Can this dtype hold the integer? Each comparison is a guard."""
     limits = jax.numpy.iinfo(dtype)
     return int(limits.min) <= integer <= int(limits.max)
@@ -509,10 +509,10 @@ class ScalarSymbol(Symbol):
     def dtype(self) -> Any:
         return self._number.dtype
 
-    def item(self, *index: Any) -> Any:
+    def item(self, *index: object) -> Any:
         return self._asked().item(*index) if index else operation("item", item, self)
 
-    def astype(self, dtype: Any, **options: Any) -> Any:
+    def astype(self, dtype: Any, **options: object) -> Any:
         cls = np.dtype(dtype).type
         if options or not issubclass(cls, np.floating):
             return self._asked().astype(dtype, **options)
@@ -549,7 +549,7 @@ def _as_array(symbol: Symbol) -> Any:
     return symbol._of_trace.array(symbol)
 
 
-def _class_for(value: Any) -> type[Symbol]:
+def _class_for(value: object) -> type[Symbol]:
     if isinstance(value, np.generic):
         return IntScalarSymbol if isinstance(value, np.integer) else ScalarSymbol
     return IntSymbol if type(value) is int else FloatSymbol

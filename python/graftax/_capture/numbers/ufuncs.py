@@ -35,7 +35,7 @@ _FUNCTIONS = frozenset({np.round, np.around, np.clip, np.nan_to_num, np.isclose,
 _KINDS = "biuf"
 
 
-def is_scalar(value: Any) -> bool:
+def is_scalar(value: object) -> bool:
     """Is it a NumPy scalar that is a truth, an integer or a float?"""
     return isinstance(value, np.generic) and value.dtype.kind in _KINDS and value.itemsize <= 8
 
@@ -54,12 +54,12 @@ def name_of_ufunc(ufunc: Any, method: str, options: Any, frame: types.FrameType)
     return f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else None
 
 
-def name_of_function(f: Callable[..., Any], options: Any) -> str | None:
+def name_of_function(f: Callable[..., object], options: object) -> str | None:
     """The same for a function of NumPy that is no ufunc."""
     return f"np.{f.__name__}" if not options and f in _FUNCTIONS else None
 
 
-def type_may_change(operands: list[Any], value: Any) -> bool:
+def type_may_change(operands: list[Any], value: object) -> bool:
     """Could other numbers of these types give a scalar of another type? An int may be too large for 64 bits."""
     plain = all(type(operand) in (int, float, bool) for operand in operands)
     return isinstance(value, np.generic) and plain and int in map(type, operands)
@@ -71,7 +71,7 @@ class Points(tuple[float, ...]):
     __slots__ = ()
 
 
-def as_points(value: Any) -> Any:
+def as_points(value: object) -> Any:
     """A list, a tuple or an array of numbers as points; anything else as it is."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype in (np.float64, np.int64):
         value = cast("list[Any]", value.tolist())

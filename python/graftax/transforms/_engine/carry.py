@@ -71,13 +71,13 @@ Body = Callable[[list[Callable[..., Any]], list[Any]], Any]
 
 
 # Their signatures name the flat arguments of a step in JAX's error messages. They are never called.
-def carry_signature(carried: Any) -> None: ...
+def carry_signature(carried: object) -> None: ...
 
 
-def rows_signature(carried: Any, rows: Any) -> None: ...
+def rows_signature(carried: object, rows: object) -> None: ...
 
 
-def index_signature(index: Any, carried: Any) -> None: ...
+def index_signature(index: object, carried: object) -> None: ...
 
 
 class Loop:
@@ -89,8 +89,8 @@ class Loop:
     def __init__(
         self,
         name: str,
-        functions: Sequence[Callable[..., Any]],
-        operands: Sequence[Any],
+        functions: Sequence[Callable[..., object]],
+        operands: Sequence[object],
         carry: int | None = 0,
         slices: Slices | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class Loop:
         self.differing = ""  # what else differed while the numbers that are traced were static
         self.fixpoint = Fixpoint.for_call(name, functions)
 
-    def run(self, attempt: Callable[[LoopAttempt], Any]) -> tuple[Any, Any]:
+    def run(self, attempt: Callable[[LoopAttempt], object]) -> tuple[Any, Any]:
         """Runs the loop, tracing it until the facts about its state no longer change.
 
         Args:
@@ -158,7 +158,7 @@ class LoopAttempt:
         # The leaf of the state that each output leaf becomes, and the Outcome.
         self._last_trace: tuple[list[int], _core.Outcome] | None = None
 
-    def with_signature(self, flat: Callable[..., Any], signature: types.FunctionType) -> Callable[..., Any]:
+    def with_signature(self, flat: Callable[..., object], signature: types.FunctionType) -> Callable[..., Any]:
         """Gives `flat` the user's function name and source location, and the parameters of `signature`.
 
         JAX's error messages show them.
@@ -175,11 +175,11 @@ class LoopAttempt:
         flat.__wrapped__ = types.FunctionType(code_with_signature, {}, code.co_name)  # type: ignore[attr-defined]
         return flat
 
-    def _leaves(self, carry: Sequence[Any]) -> list[Any]:
+    def _leaves(self, carry: Sequence[object]) -> list[Any]:
         return self.program.with_leaves(self.carried_leaves, carry)
 
     def trace_step(
-        self, carry: Sequence[Any], body: Body, on_trace: Callable[[Sequence[Any]], None] | None = None
+        self, carry: Sequence[object], body: Body, on_trace: Callable[[Sequence[Any]], None] | None = None
     ) -> list[Any]:
         """Traces one step of the loop, as JAX sees it.
 
@@ -203,7 +203,7 @@ class LoopAttempt:
                 raise StructureError(RETURNS_NONE.format(name=loop.name, carry=program.names[loop.carry] or "carry"))
             return with_copies(with_arrays(result), self._facts.copied)
 
-        def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
+        def roots_after(roots: tuple[object, ...], result: object) -> tuple[tuple[Any, ...], int]:
             carry_operand = loop.carry
             return (
                 roots if carry_operand is None else (*roots[:carry_operand], result, *roots[carry_operand + 1 :])
@@ -233,7 +233,7 @@ class LoopAttempt:
         }
         return values
 
-    def set_final(self, final: Sequence[Any], ran: bool) -> None:
+    def set_final(self, final: Sequence[object], ran: bool) -> None:
         """Stores the carried leaves after the last step.
 
         Where a step puts one array into several places, the final state has one array there, too. Without any step that
@@ -320,7 +320,7 @@ class LoopAttempt:
         path, source_path = (node_name(program, state, node) for node in (target, source_node))
         raise StructureError(MOVED.format(name=loop.name, path=path, source=source_path))
 
-    def trace_condition(self, carry: Sequence[Any], body: Body) -> Any:
+    def trace_condition(self, carry: Sequence[object], body: Body) -> Any:
         """Traces the condition of a `while_loop`: a scalar boolean array. The condition must not change anything."""
         with self.loop.fixpoint.tracing(1):
             result = call_pure(self.program, self._leaves(carry), body, "cond_fun")
@@ -354,7 +354,7 @@ def _recipe_of(leaf: int, sources: dict[int, Source | None], state: StateAfter, 
         first_seen[index] = len(first_seen)
         return "same" if value is leaves[index] else describe_source(value) or ("to", id(value))
 
-    def describe_source(value: Any) -> Hashable:
+    def describe_source(value: object) -> Hashable:
         source = sources.get(id(value))
         return None if source is None else (source.operation, *map(describe, source.inputs))
 
@@ -362,7 +362,7 @@ def _recipe_of(leaf: int, sources: dict[int, Source | None], state: StateAfter, 
     return None if description is None else (description, tuple(first_seen))
 
 
-def call_pure(program: Program, leaves: Sequence[Any], body: Body, role: str) -> Any:
+def call_pure(program: Program, leaves: Sequence[object], body: Body, role: str) -> Any:
     """Traces `body`, which must not change its operands or what it captures, and returns its result.
 
     Raises:

@@ -52,7 +52,7 @@ class _BindsAsMethod(Generic[P, R]):
     def __get__(
         self: _BindsAsMethod[Concatenate[Any, Q], R], instance: object, owner: type | None = None
     ) -> Callable[Q, R]: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(cast(Any, self), instance)
 
 
@@ -63,7 +63,7 @@ class CustomRule(_BindsAsMethod[P, R]):
     _title = ""
 
     @classmethod
-    def _create(cls, fun: Any, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
+    def _create(cls, fun: object, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
         if fun is MISSING and (nondiff_argnums != () or nondiff_argnames != ()):  # a decorator with options
             return functools.partial(cls, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
         return super().__new__(cls)
@@ -92,7 +92,7 @@ class CustomRule(_BindsAsMethod[P, R]):
     def __repr__(self) -> str:
         return f"<graftax.{self._title} of {self.__wrapped__!r}>"
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CustomCall:
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> CustomCall:
         """Binds all arguments by position, because a rule receives its arguments by position."""
         name = name_of(self.__wrapped__, self._title)
         bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
@@ -111,7 +111,7 @@ class CustomRule(_BindsAsMethod[P, R]):
         return AttributeError(NO_RULE.format(name=name_of(self.__wrapped__, self._title), how=remedy))
 
 
-def require_pair(name: str, rule: str, expected: str, result: Any) -> tuple[Any, Any]:
+def require_pair(name: str, rule: str, expected: str, result: object) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
         raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=expected, found=type_text(result)))
     value, second = cast("Sequence[Any]", result)
@@ -154,16 +154,16 @@ class FilteredRule(_BindsAsMethod[P, R]):
         return RuntimeError(NO_RULE.format(name=self._name(), how=remedy))
 
 
-def none_for_zero(tree: Any) -> Any:
+def none_for_zero(tree: object) -> Any:
     """The tree of tangents with None in place of symbolic zeros, as Equinox passes it to rules."""
 
-    def shown(x: Any) -> Any:
+    def shown(x: object) -> Any:
         return x if isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex)) else None
 
     return jax.tree.map(shown, tree, is_leaf=lambda x: isinstance(x, SymbolicZero))
 
 
-def with_zeros(like: Any, tree: Any) -> Any:
+def with_zeros(like: object, tree: object) -> Any:
     """The tree of tangents with zeros in place of None, if `like` has a floating array there."""
 
     def filled(x: Any, tangent: Any) -> Any:

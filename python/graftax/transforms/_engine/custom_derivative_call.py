@@ -90,9 +90,9 @@ class TangentSpace(NamedTuple):
 
     @staticmethod
     def from_graphs(
-        graphs: Sequence[Any],
+        graphs: Sequence[object],
         names: Sequence[str],
-        leaf_of: Callable[[Any], tuple[int, Any]],
+        leaf_of: Callable[[Any], tuple[int, object]],
         excluded: Collection[int] = (),
     ) -> TangentSpace:
         """The tangent space of some primal graphs.
@@ -154,7 +154,7 @@ class TracedValue:
         placeholders = [np.zeros(()) for _ in output.leaves]
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
 
-        def leaf_of(placeholder: Any) -> tuple[int, Any]:
+        def leaf_of(placeholder: object) -> tuple[int, Any]:
             return numbers[id(placeholder)], output.leaves[numbers[id(placeholder)]]
 
         self.tangents = TangentSpace.from_graphs([output.rebuilt(placeholders)], ("value",), leaf_of, excluded)
@@ -198,7 +198,7 @@ class CustomCall:
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
         built = _core.unflatten_roots(program.graphdef, placeholders)
 
-        def leaf_of(placeholder: Any) -> tuple[int, Any]:
+        def leaf_of(placeholder: object) -> tuple[int, Any]:
             return numbers[id(placeholder)], program.leaves[numbers[id(placeholder)]]
 
         diff = [i for i in range(program.operands) if i not in nondiff]
@@ -207,7 +207,7 @@ class CustomCall:
             [built[i] for i in diff], [program.names[i] for i in diff], leaf_of, excluded
         )
 
-    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def split(self, operands: Sequence[object]) -> tuple[list[Any], list[Any]]:
         """(the operands that are not differentiated, the others)."""
         nondiff = [x for i, x in enumerate(operands) if i in self._nondiff]
         return nondiff, [x for i, x in enumerate(operands) if i not in self._nondiff]
@@ -215,18 +215,18 @@ class CustomCall:
     def nondiff_leaves(self) -> list[int]:
         return sorted(self._private_program.leaves_below(sorted(self._nondiff)))
 
-    def perturbed_tree(self, operand: Any, flags: Sequence[bool]) -> Any:
+    def perturbed_tree(self, operand: object, flags: Sequence[bool]) -> Any:
         """A tree like the first operand that holds for each leaf whether it is differentiated."""
         graph = self._inputs.graphs([flags[i] for i in self._inputs.leaves])[0]
 
-        def is_perturbed(leaf: Any, flag: Any) -> bool:
+        def is_perturbed(leaf: object, flag: object) -> bool:
             return flag is True
 
         return jax.tree.map(is_perturbed, operand, graph)
 
     # ---- the function
 
-    def _flat(self, *leaves: Any) -> tuple[Any, ...]:
+    def _flat(self, *leaves: object) -> tuple[Any, ...]:
         program = self._live_program or self._private_program
         results: list[Output] = []
 
@@ -242,11 +242,11 @@ class CustomCall:
         self._value.forwarded = [number.get(id(leaf)) for leaf in outputs[outcome.result_leaves :]]
         return tuple(outputs)
 
-    def _ensure_traced(self, leaves: Sequence[Any]) -> TracedValue:
+    def _ensure_traced(self, leaves: Sequence[object]) -> TracedValue:
         """The traced value of the function. JAX may run a rule without having run the function; it is traced then."""
         if self._value is None:
 
-            def flat(*abstract: Any) -> tuple[Any, ...]:
+            def flat(*abstract: object) -> tuple[Any, ...]:
                 return self._flat(*abstract)
 
             try:
@@ -256,7 +256,7 @@ class CustomCall:
         assert self._value is not None
         return self._value
 
-    def _trace_writes(self, *leaves: Any) -> tuple[Any, ...]:
+    def _trace_writes(self, *leaves: object) -> tuple[Any, ...]:
         """What the function writes into the caller's objects."""
         outcome, outputs = self._private_program.trace(leaves, call_first, arrays=True)
         return tuple(outputs[outcome.result_leaves :])
@@ -279,7 +279,9 @@ class CustomCall:
 
     # ---- the rules
 
-    def _trace_rule(self, leaves: Sequence[Any], rule: Callable[[list[Any]], tuple[Any, Any]]) -> tuple[list[Any], Any]:
+    def _trace_rule(
+        self, leaves: Sequence[object], rule: Callable[[list[Any]], tuple[object, object]]
+    ) -> tuple[list[Any], Any]:
         """Runs a rule on the private copy of the operands: (leaves of the value, the second part of its result).
 
         Raises:
@@ -316,7 +318,7 @@ class CustomCall:
                 raise StructureError(text)
         return [value.leaves[i] for i in traced.order], auxiliary
 
-    def _require_covered(self, differentiated: Iterable[bool], leaves: Sequence[Any]) -> None:
+    def _require_covered(self, differentiated: Iterable[bool], leaves: Sequence[object]) -> None:
         """Raises if a leaf is differentiated that the rule has no argument for: its derivative would be lost."""
         covered = set(self._inputs.leaves)
         for i, (is_differentiated, leaf) in enumerate(zip(differentiated, leaves, strict=True)):
@@ -328,10 +330,10 @@ class CustomCall:
     def with_tangents(self, rule: TangentRule, symbolic: bool) -> Any:
         """The call under `jax.custom_jvp`. `rule` takes operands and tangents, and returns (value, tangent)."""
 
-        def flat(*leaves: Any) -> tuple[Any, ...]:
+        def flat(*leaves: object) -> tuple[Any, ...]:
             return self._flat(*leaves)
 
-        def flat_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        def flat_rule(primals: tuple[object, ...], tangents: tuple[object, ...]) -> tuple[Any, ...]:
             leaves = [_rule_argument(primal) for primal in primals]
             self._require_covered([not isinstance(t, SymbolicZero) for t in tangents], leaves)
             traced = self._ensure_traced(leaves)
@@ -361,7 +363,7 @@ class CustomCall:
     def with_cotangents(
         self,
         forward: Forward,
-        backward: Callable[[Saved, Any], tuple[Any, ...]],
+        backward: Callable[[Saved, Any], tuple[object, ...]],
         keep: Sequence[int],
         symbolic: bool,
         symbolic_primals: bool,
@@ -377,7 +379,7 @@ class CustomCall:
             updates: `backward` also takes the cotangents of what the function writes, and is their rule, too.
         """
 
-        def flat(*leaves: Any) -> tuple[Any, ...]:
+        def flat(*leaves: object) -> tuple[Any, ...]:
             return self._flat(*leaves)
 
         def flat_forward(*primals: CustomVJPPrimal) -> tuple[Any, Any]:
@@ -397,7 +399,7 @@ class CustomCall:
             structure = _Structure(graphdef, tuple(perturbed))
             return (*outputs, *written), (tuple(arrays), tuple(leaves[i] for i in keep), pull, structure)
 
-        def flat_backward(residuals: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        def flat_backward(residuals: Any, cotangents: tuple[object, ...]) -> tuple[Any, ...]:
             arrays, saved_leaves, pull, structure = residuals
             traced, count = self._value, self._private_program.graphdef.num_leaves
             assert traced is not None
@@ -432,7 +434,7 @@ class CustomCall:
         custom.defvjp(flat_forward, flat_backward, symbolic_zeros=True)
         return self._run(custom)
 
-    def _updates(self, traced: TracedValue, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def _updates(self, traced: TracedValue, cotangents: Sequence[object]) -> tuple[Any, ...]:
         """Graphs like the differentiated operands, with a cotangent for each written array, and None elsewhere."""
         outcome, graphdef = traced.outcome, self._private_program.graphdef
         values: dict[Any, Any] = {}
@@ -449,7 +451,7 @@ class CustomCall:
         return _core.unflatten_roots(self._inputs.graphdef, leaves, True)
 
     def _writes_of(
-        self, leaves: Sequence[Any], diff_leaves: Sequence[int]
+        self, leaves: Sequence[object], diff_leaves: Sequence[int]
     ) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
         """The writes of the function, as a function of its differentiated leaves: (the function, the leaves).
 
@@ -457,7 +459,7 @@ class CustomCall:
         """
         run = without_dead_code(self._trace_writes, leaves)
 
-        def writes(*values: Any) -> tuple[Any, ...]:
+        def writes(*values: object) -> tuple[Any, ...]:
             arguments = list(leaves)
             for i, value in zip(diff_leaves, values, strict=True):
                 arguments[i] = value
@@ -472,7 +474,7 @@ class CustomCall:
 
         return writes, tuple(leaves[i] for i in diff_leaves)
 
-    def _operands(self, keep: Sequence[int], saved_leaves: Sequence[Any]) -> list[Any]:
+    def _operands(self, keep: Sequence[int], saved_leaves: Sequence[object]) -> list[Any]:
         """Graphs like the operands, built around the saved leaves."""
         leaves: list[Any] = [None] * self._private_program.graphdef.num_leaves
         for i, value in zip(keep, saved_leaves, strict=True):
@@ -480,23 +482,23 @@ class CustomCall:
         return list(_core.unflatten_roots(self._private_program.graphdef, leaves)[: self._private_program.operands])
 
 
-def _as_array(primal: Any) -> Any:
+def _as_array(primal: object) -> Any:
     """A primal as a `jax.Array`: JAX passes Python numbers and NumPy arrays on unconverted."""
     return primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
 
 
-def _rule_argument(primal: Any) -> Any:
+def _rule_argument(primal: object) -> Any:
     """A primal as the rule sees it. Outside of a trace, numbers stay numbers, so that a rule may use their values."""
     if type(primal) in NUMBERS or isinstance(primal, np.generic):
         return primal
     return primal.copy() if type(primal) is np.ndarray else _as_array(primal)
 
 
-def _array(cotangent: Any) -> Any:
+def _array(cotangent: object) -> Any:
     return jnp.asarray(cotangent) if isinstance(cotangent, (float, complex, np.generic)) else cotangent
 
 
-def _materialize_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
+def _materialize_zeros(tangent: object, like: object, symbolic: bool) -> Any:
     """The tangent; with `symbolic` False, an array of zeros in place of JAX's symbolic zeros."""
     if symbolic or not isinstance(tangent, SymbolicZero):
         return tangent

@@ -11,7 +11,9 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Literal
 
 
-def without_dead_code(function: Callable[..., Sequence[Any]], leaves: Sequence[Any]) -> Callable[..., Sequence[Any]]:
+def without_dead_code(
+    function: Callable[..., Sequence[object]], leaves: Sequence[object]
+) -> Callable[..., Sequence[Any]]:
     """The function as a jaxpr, traced at these leaves, without the equations that no output needs.
 
     Host callbacks and prints whose results are unused cannot be differentiated, so they must not be in it. A function
@@ -36,7 +38,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], needed: Seque
             live.update(v for v in eqn.invars if not isinstance(v, Literal))
     environment = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True))
 
-    def read(v: Any) -> Any:
+    def read(v: object) -> Any:
         return v.val if isinstance(v, Literal) else environment.get(v)
 
     for eqn in reversed(live_eqns):

@@ -58,7 +58,7 @@ class DeferredRule:
         return _replace_cells(value, tuple(parts))
 
 
-def _captured_parts(value: Any) -> list[Any]:
+def _captured_parts(value: object) -> list[Any]:
     """The objects that a function captures directly: its cells, or the parts of a bound method."""
     if isinstance(value, types.MethodType):
         return [value.__self__, value.__func__]

@@ -58,7 +58,7 @@ FIRST_BY_POSITION = (
 )
 
 
-def split_aux(result: Any, name: str) -> tuple[Any, Any]:
+def split_aux(result: object, name: str) -> tuple[Any, Any]:
     """The value and the auxiliary part of the result of a function with `has_aux`."""
     if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
         raise TypeError(NOT_WITH_AUX.format(name=name, found=type(result).__qualname__))
@@ -66,7 +66,7 @@ def split_aux(result: Any, name: str) -> tuple[Any, Any]:
     return value, aux
 
 
-def traced_output(program: Program, leaves: Sequence[Any], has_aux: bool) -> tuple[Output, list[Any]]:
+def traced_output(program: Program, leaves: Sequence[object], has_aux: bool) -> tuple[Output, list[Any]]:
     """Traces the program: (the function's result, flattened by value; the output leaves of the Outcome)."""
     results: list[Output] = []
 
@@ -84,10 +84,10 @@ def traced_output(program: Program, leaves: Sequence[Any], has_aux: bool) -> tup
 class OneShot:
     """A function that is called at most once, and released by the call."""
 
-    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, function: Callable[[list[Any]], object]) -> None:
         self._functions = [function]
 
-    def __call__(self, outputs: Sequence[Any]) -> Any:
+    def __call__(self, outputs: Sequence[object]) -> Any:
         return self._functions.pop()(list(outputs))
 
 
@@ -99,7 +99,7 @@ class ForwardHook:
     updated.
     """
 
-    def __init__(self, outputs: Sequence[Any], callback: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, outputs: Sequence[object], callback: Callable[[list[Any]], object]) -> None:
         self.outputs, self.callback = tuple(outputs), OneShot(callback)
 
 
@@ -121,7 +121,7 @@ def explaining_reverse_errors() -> Generator[None]:
         raise
 
 
-def _counted(name: str, tangents: Sequence[Any], count: int) -> tuple[Any, ...]:
+def _counted(name: str, tangents: Sequence[object], count: int) -> tuple[Any, ...]:
     """The tangents as a tuple. Raises TypeError if there is not one for each primal."""
     if len(tangents) != count:
         raise TypeError(TANGENT_COUNT.format(name=name, count=count, given=len(tangents)))
@@ -137,20 +137,22 @@ class LinearMap(NamedTuple):
     output: _core.GraphDef
     outputs: tuple[TangentType, ...]
 
-    def tangents(self, graphs: Sequence[Any]) -> tuple[Any, ...]:
+    def tangents(self, graphs: Sequence[object]) -> tuple[Any, ...]:
         return match_tangents(self.name, "tangent", self.inputs, _counted(self.name, graphs, len(self.chosen.roots)))
 
-    def cotangents(self, graph: Any) -> tuple[Any, ...]:
+    def cotangents(self, graph: object) -> tuple[Any, ...]:
         return match_tangents(self.name, "cotangent", self.outputs, (graph,))
 
-    def output_graph(self, leaves: Sequence[Any]) -> Any:
+    def output_graph(self, leaves: Sequence[object]) -> Any:
         return _core.unflatten(self.output, [None if is_float0(x) else x for x in leaves])
 
 
 class Differentiated:
     """A function that is differentiated with respect to the inexact arrays of all its positional arguments."""
 
-    def __init__(self, make: Make, fun: Callable[..., Any], title: str, primals: Sequence[Any], has_aux: bool) -> None:
+    def __init__(
+        self, make: Make, fun: Callable[..., object], title: str, primals: Sequence[object], has_aux: bool
+    ) -> None:
         numbers = range(len(primals))
         self._program = differentiable_program(make, fun, title, primals, {}, numbers)
         self._chosen = choose_leaves(self._program, numbers, None, False, make is not Program)
@@ -160,18 +162,18 @@ class Differentiated:
         self._inputs = tuple(TangentType.from_leaf(self._program.leaves[i], *key_paths[i]) for i in self._chosen.leaves)
         self._output: Output | None = None
 
-        def flat(primals: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        def flat(primals: tuple[object, ...]) -> tuple[Any, list[Any]]:
             leaves = self._program.with_leaves(self._chosen.leaves, primals)
             self._output, outputs = traced_output(self._program, leaves, has_aux)
             return tuple(self._output.leaves), outputs
 
         self.flat = named(flat, self._program)
 
-    def tangents(self, graphs: Sequence[Any]) -> tuple[Any, ...]:
+    def tangents(self, graphs: Sequence[object]) -> tuple[Any, ...]:
         name = self._program.name
         return match_tangents(name, "tangent", self._inputs, _counted(name, graphs, len(self._chosen.roots)))
 
-    def output_graph(self, leaves: Sequence[Any]) -> Any:
+    def output_graph(self, leaves: Sequence[object]) -> Any:
         return self.linear_map().output_graph(leaves)
 
     def linear_map(self) -> LinearMap:
@@ -183,12 +185,12 @@ class Differentiated:
         )
         return LinearMap(self._program.name, self._chosen, self._inputs, self._output.graphdef, shapes)
 
-    def results(self, second: Any, outputs: Sequence[Any]) -> tuple[Any, ...]:
+    def results(self, second: object, outputs: Sequence[object]) -> tuple[Any, ...]:
         result = self._program.finish(outputs, untouched=self._program.untouched)
         return (result[0], second, result[1]) if self._has_aux else (result, second)
 
 
-def with_own_first(fun: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_own_first(fun: Callable[..., object], args: tuple[object, ...]) -> tuple[Any, ...]:
     """The arguments, with the first one in new objects: other uses of its objects are constants, as in Equinox."""
     if not args:
         raise TypeError(FIRST_BY_POSITION.format(name=getattr(fun, "__name__", type(fun).__name__)))
@@ -199,7 +201,7 @@ def with_own_first(fun: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any,
     return (first, *others)
 
 
-def arrays_only(tree: Any) -> Any:
+def arrays_only(tree: object) -> Any:
     """The tree with None in place of every leaf that is not an array, as Equinox returns derivatives."""
     leaves, graphdef = _core.flatten(tree)
     return _core.unflatten(graphdef, leaves, True)

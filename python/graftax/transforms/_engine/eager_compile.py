@@ -103,7 +103,7 @@ class _Compiled(Jitted[Any, Any]):
 
         @keeping_cached
         @functools.wraps(flat)
-        def checked_flat(*leaves: Any) -> Flat:
+        def checked_flat(*leaves: object) -> Flat:
             since, active = len(equations()), _core.active_call(outcomes)
             outputs = flat(*leaves)
             assert active is not None  # else `flat` has raised
@@ -144,7 +144,7 @@ def _trace_counters(
     ]
 
 
-def _compiled_for(title: str, function: Any, run: Run) -> _Compiled | None:
+def _compiled_for(title: str, function: object, run: Run) -> _Compiled | None:
     """The programs for this function's code, from the cache or new; None if `function` is not callable."""
     try:
         resolved, _, _ = resolve(function)

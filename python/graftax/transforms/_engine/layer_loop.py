@@ -90,7 +90,7 @@ class Layers:
     def count(self) -> int:
         return len(self.objects)
 
-    def call_step(self, f: Callable[..., Any], carry: Any, obj: Any) -> tuple[Any, Any]:
+    def call_step(self, f: Callable[..., object], carry: object, obj: object) -> tuple[Any, Any]:
         """Calls `f(carry, obj)`, one step of a loop over the objects.
 
         Raises:
@@ -112,7 +112,7 @@ class Layers:
             if id(leaf) in object_leaves and i not in self._watched[1] and not isinstance(leaf, ref_types):
                 program.leaves[i] = jnp.copy(leaf)  # held elsewhere: that holder keeps the old value
 
-    def require_unread(self, leaves: Sequence[Any]) -> None:
+    def require_unread(self, leaves: Sequence[object]) -> None:
         """Raises StructureError if the traced step reads, other than from its slice, an array that the steps change.
 
         Args:
@@ -188,7 +188,7 @@ class Layers:
                 raise StructureError(CHANGED_BESIDES.format(name=self._name, path=path, number=number))
 
 
-def layers_in(name: str, xs: Any, length: int | None = None) -> Layers | str | None:
+def layers_in(name: str, xs: object, length: int | None = None) -> Layers | str | None:
     """Decides whether a list is one of layers: alike objects that JAX does not open, or modules.
 
     Returns:
@@ -209,7 +209,7 @@ def layers_in(name: str, xs: Any, length: int | None = None) -> Layers | str | N
     return Layers(name, objects, flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
 
 
-def with_lists_as_each(args: Sequence[Any], in_axes: Any, axis_size: int | None) -> tuple[Any, ...]:
+def with_lists_as_each(args: Sequence[object], in_axes: object, axis_size: int | None) -> tuple[Any, ...]:
     """The arguments of `vmap`, with `Each` in place of the lists of layers that have no rows to be mapped."""
     axes = in_axes if isinstance(in_axes, (tuple, list)) and len(in_axes) == len(args) else [in_axes] * len(args)
     along_0 = [i for i in range(len(args)) if type(axes[i]) is int and axes[i] == 0]
@@ -239,18 +239,18 @@ def _rows_for_jax(objects: list[Any]) -> int | None:
     return rows.pop() if len(rows) == 1 and tree_functions(type(objects[0])) is not None else None
 
 
-def _rows(arg: Any) -> set[int | None]:
+def _rows(arg: object) -> set[int | None]:
     """The lengths of the arrays' first axes; None for an array without axes."""
     return {np.shape(leaf)[0] if np.shape(leaf) else None for leaf in _core.flatten(arg)[0]}
 
 
-def _layers(arg: Any) -> list[Any] | None:
+def _layers(arg: object) -> list[Any] | None:
     """The objects of a list of layers; None for anything else."""
     objects: Any = arg if type(arg) is list else interop.items(arg)
     return list(objects) if objects and all(map(is_layer, objects)) else None
 
 
-def add_list_notes(name: str, args: Sequence[Any], error: Exception) -> None:
+def add_list_notes(name: str, args: Sequence[object], error: Exception) -> None:
     """Adds a note to an error of `vmap` for each argument that is a list of layers: such a list is sliced."""
     for number, arg in enumerate(args):
         if (objects := _layers(arg)) is not None:
@@ -264,7 +264,7 @@ def require_structure(name: str, expected: _core.GraphDef, actual: _core.GraphDe
         raise StructureError(OTHER_LAYER.format(name=name, lines=differences_text(expected, actual)))
 
 
-def _holders(graphdef: _core.GraphDef, roots: tuple[Any, ...]) -> Iterator[tuple[int, tuple[int, Any]]]:
+def _holders(graphdef: _core.GraphDef, roots: tuple[object, ...]) -> Iterator[tuple[int, tuple[int, Any]]]:
     """Yields (leaf, (id of the nearest mutable object above it, key path below that object))."""
     walked = _core.walk(graphdef, roots)
     rows = Structure(graphdef).rows
@@ -277,7 +277,7 @@ def _holders(graphdef: _core.GraphDef, roots: tuple[Any, ...]) -> Iterator[tuple
             yield row.leaf, (id(walked[1][ancestor.track]), tuple(path))
 
 
-def require_length(name: str, count: int, length: Any) -> None:
+def require_length(name: str, count: int, length: object) -> None:
     """Raises ValueError if `length` is not the number of objects."""
     if length is not None and length != count:
         raise ValueError(OTHER_LENGTH.format(name=name, count=count, length=length))

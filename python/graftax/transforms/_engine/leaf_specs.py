@@ -38,7 +38,7 @@ _RESULT = "result"
 Call = Callable[[Sequence[Callable[..., Any]], Sequence[Any]], Any]
 
 
-def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) -> Broadcast:
+def broadcast_of(program: Program, option: SpecOption, spec: object, keyword: object) -> Broadcast:
     """Broadcasts a spec of the arguments to the leaves of a program.
 
     Raises:
@@ -54,7 +54,7 @@ def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) 
 
 
 def as_positional(
-    fun: Callable[..., Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    fun: Callable[..., object], spec: object, args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(positional, keyword arguments), where keywords become positional if a tuple of entries counts them."""
     if kwargs and isinstance(spec, (tuple, list)) and len(cast("Sequence[Any]", spec)) > len(args):
@@ -64,7 +64,7 @@ def as_positional(
     return args, kwargs
 
 
-def _specs_of_roots(program: Program, option: SpecOption, spec: Any, keyword: Any) -> list[Spec]:
+def _specs_of_roots(program: Program, option: SpecOption, spec: object, keyword: object) -> list[Spec]:
     """One spec per root. Captured roots are not mapped; keyword arguments have the spec `keyword`."""
     count = program.positional
     keywords = program.operands - count
@@ -103,10 +103,10 @@ class Outputs:
         leaves: the values to trace it with.
     """
 
-    def __init__(self, program: Program, broadcast: Broadcast, option: SpecOption, leaves: Sequence[Any]) -> None:
+    def __init__(self, program: Program, broadcast: Broadcast, option: SpecOption, leaves: Sequence[object]) -> None:
         self._program, self._broadcast, self._option, self._leaves = program, broadcast, option, leaves
 
-    def trace(self, spec: Any, ignore_opaque: bool = False, call: Call = call_first) -> list[OutputLeaf]:
+    def trace(self, spec: object, ignore_opaque: bool = False, call: Call = call_first) -> list[OutputLeaf]:
         """Traces the program and assigns specs to its output leaves.
 
         Args:
@@ -185,5 +185,5 @@ class Outputs:
                 fields = {"entry": leaf_spec, "asked": requested, "inputs": self._broadcast.keyword}
                 raise StructureError(option.text(RETURNED_OTHERWISE, path=_RESULT + path_text(path), **fields))
 
-    def _equivalent(self, leaf_spec: Any, other_spec: Any, leaf: Any) -> bool:
+    def _equivalent(self, leaf_spec: object, other_spec: object, leaf: object) -> bool:
         return self._option.canonical(leaf_spec, leaf) == self._option.canonical(other_spec, leaf)

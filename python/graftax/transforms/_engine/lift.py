@@ -21,19 +21,21 @@ Make = Callable[..., Program]  # `Program`, which writes changes back, or `by_va
 by_value = functools.partial(Program, mutation="discard", captured=False)
 
 
-def call_first(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+def call_first(functions: Sequence[Callable[..., object]], operands: Sequence[object]) -> Any:
     """Calls the only function of a program with its operands."""
     return functions[0](*operands)
 
 
-def run(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mutation: str) -> Any:
+def run(
+    name: str, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any], mutation: str
+) -> Any:
     """Calls a function as part of the running trace, and treats its changes as `mutation` says."""
     program = Program(name, [function], args, kwargs, mutation=mutation)
     _, outputs = program.trace(program.leaves, call_first)
     return program.finish(outputs)
 
 
-def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def wraps(fun: object, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`functools.wraps` for the function that a transform returns.
 
     The attributes of a callable object are its state, so they are not copied.
@@ -43,7 +45,7 @@ def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., 
     is_function = isinstance(fun, types.FunctionType)
     around = functools.wraps(fun, updated=("__dict__",) if is_function else ())
 
-    def wrap(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(wrapper: Callable[..., object]) -> Callable[..., Any]:
         wrapper = around(boundary(wrapper))
         remove_copied_table(wrapper.__dict__)
         return wrapper
@@ -69,7 +71,7 @@ ARRAYS: Any = _Arrays()  # the default axis: 0 for arrays, None for everything e
 _WRAPPERS: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
 
-def memoize_wrapper(wrapper: W, fun: Any, *options: Any) -> W:
+def memoize_wrapper(wrapper: W, fun: object, *options: object) -> W:
     """Returns the existing wrapper of `fun` for equal options, if it is still alive, and else the new one.
 
     JAX, and Equinox's own `filter_jit`, cache compilations by the identity of the function. A wrapper that was created
@@ -102,7 +104,7 @@ def _looks_like(candidate: types.FunctionType, wrapper: types.FunctionType) -> b
     )
 
 
-def _is_plain(option: Any) -> bool:
+def _is_plain(option: object) -> bool:
     """Whether an option is a plain value, so that a cache can hold it without keeping other objects alive."""
     if type(option) is tuple:
         return all(map(_is_plain, cast("tuple[Any, ...]", option)))
@@ -118,7 +120,7 @@ def decorator(transform: F) -> F:
     """Makes a transform return a decorator if it is called without a function, as in `@graftax.vmap(in_axes=1)`."""
 
     @functools.wraps(transform)
-    def transform_or_decorator(*args: Any, **kwargs: Any) -> Any:
+    def transform_or_decorator(*args: object, **kwargs: object) -> Any:
         if args or "fun" in kwargs:
             return transform(*args, **kwargs)
         return functools.partial(transform_or_decorator, **kwargs)
@@ -126,12 +128,12 @@ def decorator(transform: F) -> F:
     return cast("F", transform_or_decorator)
 
 
-def name_of(fun: Any, title: str) -> str:
+def name_of(fun: object, title: str) -> str:
     """The name of a transformed function in messages, such as "vmap of f"."""
     return f"{title} of {getattr(fun, '__name__', type(fun).__name__)}"
 
 
-def named(flat: Callable[..., Any], program: Program) -> Callable[..., Any]:
+def named(flat: Callable[..., object], program: Program) -> Callable[..., Any]:
     """Gives the flat function the user's function name and source location, which JAX's messages show."""
     flat.__wrapped__ = program.definition  # type: ignore[attr-defined]
     flat.__name__ = flat.__qualname__ = flat.__wrapped__.__name__  # type: ignore[attr-defined]
@@ -144,7 +146,7 @@ def flat_function(program: Program, arrays: bool = False) -> Callable[..., tuple
     With `arrays`, NumPy arrays that the function creates are outputs, and not constants.
     """
 
-    def flat(*leaves: Any) -> tuple[Any, ...]:
+    def flat(*leaves: object) -> tuple[Any, ...]:
         _, outputs = program.trace(leaves, call_first, arrays=arrays)
         return tuple(outputs)
 
@@ -157,5 +159,5 @@ class Output(NamedTuple):
     leaves: list[Any]
     graphdef: _core.GraphDef
 
-    def rebuilt(self, leaves: Sequence[Any]) -> Any:
+    def rebuilt(self, leaves: Sequence[object]) -> Any:
         return _core.unflatten(self.graphdef, list(leaves))

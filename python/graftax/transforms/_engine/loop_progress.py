@@ -35,7 +35,7 @@ def reporter(progress: Progress, name: str, num_steps: int) -> Callable[[Any], N
     return report
 
 
-def _title(progress: Any, name: str) -> str:
+def _title(progress: object, name: str) -> str:
     if not isinstance(progress, str):
         raise TypeError(WRONG_PROGRESS.format(name=name, given=type(progress).__qualname__))
     return progress
@@ -44,12 +44,12 @@ def _title(progress: Any, name: str) -> str:
 class _ReportCounter:
     """Counts the reports of one run, and starts again with the next."""
 
-    def __init__(self, callback: Callable[[int, int], Any], num_steps: int, every: int) -> None:
+    def __init__(self, callback: Callable[[int, int], object], num_steps: int, every: int) -> None:
         self._callback, self._num_steps, self._every = callback, num_steps, every
         self._reports, self._report_count = -(-num_steps // every), 0
         self._lock = threading.Lock()
 
-    def count(self, index: Any) -> None:
+    def count(self, index: object) -> None:
         del index
         with self._lock:
             self._report_count += 1

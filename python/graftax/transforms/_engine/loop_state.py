@@ -83,12 +83,12 @@ class StateAfter(NamedTuple):
     node_index: dict[int, int]  # input nodes by `id`, which stay valid because `nodes` keeps them alive
     nodes: list[Any]
 
-    def graph(self, roots: tuple[Any, ...], result_parts: int = 0) -> Provenance:
+    def graph(self, roots: tuple[object, ...], result_parts: int = 0) -> Provenance:
         """The graph of roots followed by a number of parts of the result."""
         _, graphdef, nodes = self.program.recorded(roots, result_parts)
         return Provenance(graphdef, [self.node_index.get(id(node)) for node in nodes])
 
-    def reached(self, part: Any) -> set[int]:
+    def reached(self, part: object) -> set[int]:
         """The input nodes that a part of the result reaches."""
         _, graphdef = _core.record((part,))
         walked = _core.walk(graphdef, (part,))
@@ -111,10 +111,10 @@ class StateAfter(NamedTuple):
 
 def state_after(
     program: Program,
-    leaves: Sequence[Any],
+    leaves: Sequence[object],
     outcome: _core.Outcome,
-    outputs: Sequence[Any],
-    roots_of: Callable[[tuple[Any, ...], Any], tuple[tuple[Any, ...], int]],
+    outputs: Sequence[object],
+    roots_of: Callable[[tuple[Any, ...], Any], tuple[tuple[object, ...], int]],
 ) -> StateAfter:
     """Finds out what a trace did to a graph, by applying its Outcome to a copy of the graph that holds placeholders.
 
@@ -161,7 +161,7 @@ def state_after(
 
 
 def _refuse_computed_leaves(
-    program: Program, final_leaves: Sequence[Any], known_ids: Collection[int], graphdef: _core.GraphDef
+    program: Program, final_leaves: Sequence[object], known_ids: Collection[int], graphdef: _core.GraphDef
 ) -> None:
     computed = next((i for i, placeholder in enumerate(final_leaves) if id(placeholder) not in known_ids), None)
     if computed is not None:
@@ -170,7 +170,7 @@ def _refuse_computed_leaves(
         raise StructureError(COMPUTED_BY_FLATTEN.format(name=program.name, path=place_name((root, path), names)))
 
 
-def _placeholder(leaf: Any) -> Any:
+def _placeholder(leaf: object) -> Any:
     """A new array object of the leaf's shape, with size 1 for a symbolic dimension. Only its identity matters."""
     shape = tuple(n if isinstance(n, int) else 1 for n in np.shape(leaf))
     dtype = getattr(leaf, "dtype", None)
@@ -192,7 +192,7 @@ def refuse_hidden_leaves(state: StateAfter) -> None:
             raise StructureError(HIDDEN_FROM_FLATTEN.format(name=state.program.name, path=keystr(path)))
 
 
-def with_arrays(value: Any) -> Any:
+def with_arrays(value: object) -> Any:
     """`value` with arrays in place of a Python number by itself or in a tuple, as JAX converts a carry."""
     if type(value) in NUMBERS:
         return jnp.asarray(value)
@@ -224,7 +224,7 @@ class EndedTracer(NamedTuple):
         return (self.first_leaf, ()) if self.source is None else ("input", (self.source,))
 
 
-def type_of(leaf: Any) -> Any:
+def type_of(leaf: object) -> Any:
     return leaf.aval if isinstance(leaf, EndedTracer) else jax.typeof(leaf)
 
 
@@ -236,19 +236,19 @@ def same_type(left_array: Any, right_array: Any, promote_weak: bool = False) -> 
     )
 
 
-def type_text(leaf: Any) -> str:
+def type_text(leaf: object) -> str:
     if not hasattr(leaf, "dtype") and not isinstance(leaf, EndedTracer):
         return type(leaf).__qualname__
     aval = type_of(leaf)
     return f"{aval.dtype}{list(aval.shape)}"
 
 
-def elements(result: Any) -> tuple[Any, ...]:
+def elements(result: object) -> tuple[Any, ...]:
     """The parts of a result that are compared one by one: the elements of a tuple, or the object itself."""
     return cast("tuple[Any, ...]", result) if type(result) is tuple else (result,)
 
 
-def with_copies(result: Any, copied: frozenset[int]) -> Any:
+def with_copies(result: object, copied: frozenset[int]) -> Any:
     """The result with the elements of these indices copied, in one copy, so that shared objects stay shared."""
     if not copied:
         return result

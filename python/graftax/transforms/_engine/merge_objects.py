@@ -75,7 +75,7 @@ class BranchWriter:
     object stays unchanged.
     """
 
-    def __init__(self, objects: BranchObjects, program: Program, nodes: Sequence[Any]) -> None:
+    def __init__(self, objects: BranchObjects, program: Program, nodes: Sequence[object]) -> None:
         walked = _core.walk(program.graphdef, program.rebuilt(program.leaves))
         assert walked is not None
         self._objects, self._nodes = objects, nodes

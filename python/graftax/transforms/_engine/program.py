@@ -83,8 +83,8 @@ class Program:
     def __init__(
         self,
         name: str,
-        functions: Sequence[Callable[..., Any]],
-        operands: Sequence[Any],
+        functions: Sequence[Callable[..., object]],
+        operands: Sequence[object],
         keywords: dict[str, Any] | None = None,
         *,
         mutation: str = "propagate",
@@ -120,7 +120,7 @@ class Program:
         twin._parts = [part._replace(roots=tuple(object() for _ in part.roots)) for part in self._parts]
         return twin
 
-    def _part(self, function: Callable[..., Any], captured: bool) -> _BoundFunction:
+    def _part(self, function: Callable[..., object], captured: bool) -> _BoundFunction:
         if isinstance(function, _core.Caller):  # a jitted function stays compiled: it is one opaque callable here
             plain, prefix = call_opaque, (function,)
         else:
@@ -158,7 +158,7 @@ class Program:
         function_roots = tuple(self.roots[number] for number in numbers)
         return _BoundFunction(plain, signature, layout, function_roots, tuple(numbers))
 
-    def _call_arguments(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _call_arguments(self, operands: Sequence[object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Splits operands into the positional and keyword arguments that the transform received."""
         keywords = dict(zip(self._keywords, operands[self.positional :], strict=True))
         return tuple(operands[: self.positional]), keywords
@@ -194,7 +194,12 @@ class Program:
         return [NamedKeyPath(*key_path, place_name(key_path, self.names)) for key_path in self.graphdef.leaf_places()]
 
     def trace(
-        self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None, arrays: bool = False
+        self,
+        leaves: Iterable[object],
+        body: Callable[..., object],
+        *,
+        mutation: str | None = None,
+        arrays: bool = False,
     ) -> tuple[_core.Outcome, list[Any]]:
         """Runs `body(functions, operands)` on the graph, rebuilt around `leaves`.
 
@@ -235,7 +240,7 @@ class Program:
         return outcome, outputs
 
     def _function(self, part: _BoundFunction, values: list[Any]) -> Callable[..., Any]:
-        def run(*operands: Any) -> Any:
+        def run(*operands: object) -> Any:
             # One operand may fill several parameters of the signature.
             arguments = [operands[i] if i < self.operands else values[i] for i in part.numbers]
             return part.signature.call(part.function, part.roots, arguments, part.layout, self.name, False)
@@ -243,7 +248,10 @@ class Program:
         return run
 
     def finish(
-        self, outputs: Sequence[Any], outcome: _core.Outcome | None = None, untouched: Mapping[int, int] | None = None
+        self,
+        outputs: Sequence[object],
+        outcome: _core.Outcome | None = None,
+        untouched: Mapping[int, int] | None = None,
     ) -> Any:
         """Builds the result around the output leaves of an Outcome, and writes changes into the caller's objects.
 
@@ -258,7 +266,7 @@ class Program:
 
     def finish_all(
         self,
-        pairs: Sequence[tuple[Sequence[Any], _core.Outcome]],
+        pairs: Sequence[tuple[Sequence[object], _core.Outcome]],
         nodes: Callable[[int, list[Any]], list[Any]] | None = None,
         untouched: Sequence[Mapping[int, int]] = (),
     ) -> list[Any]:
@@ -279,7 +287,7 @@ class Program:
             results.append(outcome.apply(values, self.leaves, nodes(position, walked[1]) if nodes else walked[1]))
         return results
 
-    def with_ties(self, values: Iterable[Any], recipes: Mapping[int, Recipe]) -> list[Any]:
+    def with_ties(self, values: Iterable[object], recipes: Mapping[int, Recipe]) -> list[Any]:
         """The values, with one array in place of those that have equal recipes: (description, input leaves)."""
         values = list(values)
         rows = [
@@ -290,7 +298,7 @@ class Program:
             values[i] = value
         return values
 
-    def tied(self, outputs: Iterable[Any]) -> list[Any]:
+    def tied(self, outputs: Iterable[object]) -> list[Any]:
         """The output leaves of the last trace, with one array in place of those that were computed alike."""
         return self.with_ties(
             outputs, {i: (source.operation, source.inputs) for i, source in enumerate(self.sources) if source}
@@ -316,18 +324,18 @@ class Program:
             raise ConcurrentChangeError(CHANGED_BY_RULE.format(name=self.name, paths=paths))
         return self._recording.leaves, self._recording.nodes
 
-    def with_leaves(self, indices: Sequence[int], values: Iterable[Any]) -> list[Any]:
+    def with_leaves(self, indices: Sequence[int], values: Iterable[object]) -> list[Any]:
         """The leaves, with the values in place of those at the indices."""
         leaves = list(self.leaves)
         for i, value in zip(indices, values, strict=True):
             leaves[i] = value
         return leaves
 
-    def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    def rebuilt(self, leaves: Sequence[object]) -> tuple[Any, ...]:
         """Builds copies of the roots around other leaves, outside of any trace."""
         return _core.unflatten_roots(self.graphdef, list(leaves))
 
-    def recorded(self, roots: tuple[Any, ...], result_parts: int = 0) -> tuple[list[Any], _core.GraphDef, list[Any]]:
+    def recorded(self, roots: tuple[object, ...], result_parts: int = 0) -> tuple[list[Any], _core.GraphDef, list[Any]]:
         """Records roots like this program's, followed by parts of the result: (leaves, GraphDef, tracked nodes)."""
         names = (*self.names, *(f"result[{i}]" if result_parts > 1 else "result" for i in range(result_parts)))
         leaves, graphdef = _core.record(roots, names, self._flags)
@@ -369,7 +377,7 @@ class Program:
         return definition_of(self._parts[0].function)
 
 
-def _as_leaf(x: Any) -> Any:
+def _as_leaf(x: object) -> Any:
     if isinstance(x, (np.ndarray, np.generic)):
         return jnp.array(x, copy=True)
     return jnp.asarray(x) if type(x) in NUMBERS else x  # a traced number is an array in the function, as in JAX

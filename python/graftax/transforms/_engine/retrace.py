@@ -50,7 +50,7 @@ class Fixpoint:
         self._function = 0
 
     @staticmethod
-    def for_call(name: str, functions: Sequence[Callable[..., Any]]) -> Fixpoint:
+    def for_call(name: str, functions: Sequence[Callable[..., object]]) -> Fixpoint:
         """The fixpoint of the loop that is being called. It lives as long as the outermost loop runs."""
         enclosing: Fixpoint | None = getattr(_ENCLOSING, "fixpoint", None)
         if enclosing is None:
@@ -102,5 +102,5 @@ class Fixpoint:
             _ENCLOSING.fixpoint = enclosing
 
 
-def _code(function: Callable[..., Any]) -> Any:
+def _code(function: Callable[..., object]) -> Any:
     return resolve(function)[0].__code__ if callable(function) else None

@@ -50,11 +50,11 @@ class Carry:
 _ENTRY = "an axis (int or None) or Carry"
 
 
-def is_carry(spec: Any) -> bool:
+def is_carry(spec: object) -> bool:
     return spec is Carry or interop.is_carry(spec)
 
 
-def _is_entry(spec: Any) -> bool:
+def _is_entry(spec: object) -> bool:
     return spec is None or type(spec) is int or is_carry(spec)
 
 
@@ -65,7 +65,7 @@ def _canonical(axis: Any, leaf: Any, extra_dims: int = 0) -> Any:
 
 
 def scan_by_axes(
-    f: Callable[..., Any], in_axes: Any, out_axes: Any, length: int | None, reverse: bool, unroll: int | bool
+    f: Callable[..., object], in_axes: object, out_axes: object, length: int | None, reverse: bool, unroll: int | bool
 ) -> Callable[..., Any]:
     """`graftax.scan` without an initial carry: returns a function of the carry, rows and constants, in any order."""
     name = name_of(f, "scan")
@@ -75,7 +75,7 @@ def scan_by_axes(
         raise ValueError(CARRY_IN_ONE.format(name=name, one=present, other=absent))
 
     @wraps(f, "scan")
-    def scanned(*args: Any, **kwargs: Any) -> Any:
+    def scanned(*args: object, **kwargs: object) -> Any:
         args, kwargs = as_positional(f, in_axes, args, kwargs)
         if carry_in is not None and carry_in < len(args):
             args = (*args[:carry_in], with_arrays(args[carry_in]), *args[carry_in + 1 :])
@@ -98,7 +98,7 @@ class _AxesScan:
         carry: the position of the argument that is carried.
     """
 
-    def __init__(self, program: Program, in_axes: Any, carry: int | None, out_axes: Any) -> None:
+    def __init__(self, program: Program, in_axes: object, carry: int | None, out_axes: Any) -> None:
         self._program, self._carry, self._out_axes = program, carry, out_axes
         self._option = SpecOption(program.name, "in_axes", _ENTRY, None, _is_entry, _canonical)
         self._broadcast = broadcast_of(program, self._option, in_axes, None)
@@ -153,7 +153,7 @@ class _AxesScan:
         leaves = program.with_leaves([*carried, *self._rows], [*carry, *rows])
         carry_paths: dict[Any, int] = {}  # from key paths in the carry to leaves of the program
 
-        def call(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+        def call(functions: Sequence[Callable[..., object]], operands: Sequence[object]) -> Any:
             if self._carry is None:
                 return call_first(functions, operands)
             carry_leaves, graphdef = _core.flatten(operands[self._carry])
@@ -188,7 +188,7 @@ class _AxesScan:
             o.leaf for o, carry_leaf in zip(self._outputs, self._carry_targets, strict=True) if carry_leaf is None
         ]
 
-    def _check_constants(self, leaves: Sequence[Any]) -> None:
+    def _check_constants(self, leaves: Sequence[object]) -> None:
         """Raises StructureError if a step changes more than arrays in a constant root.
 
         The next step would not see that change.
@@ -253,13 +253,13 @@ class _AxesScan:
         return carry_leaves
 
 
-def _constant_roots(program: Program, in_axes: Any) -> list[int]:
+def _constant_roots(program: Program, in_axes: object) -> list[int]:
     """The roots that are the same in every step: arguments whose entry is None, and captured variables."""
     entries = cast("Sequence[Any]", in_axes) if isinstance(in_axes, (tuple, list)) else [in_axes] * program.positional
     return [i for i in range(len(program.roots)) if i >= len(entries) or entries[i] is None]
 
 
-def _carry_position(name: str, option: str, axes: Any) -> int | None:
+def _carry_position(name: str, option: str, axes: object) -> int | None:
     """The position of the carry among the arguments, or in the result; 0 if `axes` is Carry as a whole."""
     if is_carry(axes):
         return 0
@@ -271,7 +271,7 @@ def _carry_position(name: str, option: str, axes: Any) -> int | None:
     return positions[0] if positions else None
 
 
-def _copied(part: Any) -> Any:
+def _copied(part: object) -> Any:
     """A copy of a part of the result. If it is the carry as well, its stacked rows must be a separate object."""
     leaves, graphdef = _core.flatten(part)
     return _core.unflatten(graphdef, leaves)

@@ -53,7 +53,7 @@ class Slices:
     objects after the loop, with the stacked rows of all steps.
     """
 
-    def __init__(self, name: str, xs: Any, length: int | None) -> None:
+    def __init__(self, name: str, xs: object, length: int | None) -> None:
         if length is not None and not isinstance(length, Tracer) and type(length) is not int:
             length = _whole_number(name, length)
         if isinstance(length, int) and length < 0:
@@ -89,11 +89,11 @@ class Slices:
         length: Any = self.length
         return isinstance(length, int) and length > 0
 
-    def trace_step(self, rows: Sequence[Any], function: Callable[[Any], R]) -> tuple[R, list[Any]]:
+    def trace_step(self, rows: Sequence[object], function: Callable[[Any], R]) -> tuple[R, list[Any]]:
         """Traces `function` on the graph with these rows: (its result, the arrays that it put into the graph)."""
         results: list[R] = []
 
-        def body(functions: Any, operands: list[Any]) -> None:
+        def body(functions: object, operands: list[Any]) -> None:
             del functions
             results.append(function(operands[0]))
 
@@ -119,7 +119,7 @@ class Slices:
         program = self._program
         return place_name(program.graphdef._node_place(node), program.names)  # pyright: ignore[reportPrivateUsage]
 
-    def finish(self, changed: Sequence[Any]) -> None:
+    def finish(self, changed: Sequence[object]) -> None:
         """Applies the Outcome of the last traced step to the caller's objects, with the rows of all steps."""
         program, changed_leaves = self._program, iter(changed)
         if self.length == 0 or program.outcome is None or not program.outcome.num_writes:
@@ -130,7 +130,7 @@ class Slices:
         program.finish(outputs, untouched=untouched)
 
 
-def _rows(xs: Any) -> None:
+def _rows(xs: object) -> None:
     """Its parameter gives `xs` its name in messages."""
 
 
@@ -152,7 +152,7 @@ def as_pair(name: str, result: Any) -> tuple[Any, Any]:
     return cast("tuple[Any, Any]", result)
 
 
-def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, reverse: bool) -> tuple[Any, Any]:
+def plain_scan(name: str, f: Callable[..., object], carry: object, slices: Slices, reverse: bool) -> tuple[Any, Any]:
     """The loop in plain Python, on the caller's own objects, for `jax.disable_jit`."""
     ys: list[tuple[list[Any], _core.GraphDef]] = []
     changed: list[list[Any]] = []
@@ -167,7 +167,7 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
     return carry, y
 
 
-def plain_scan_of_objects(name: str, f: Callable[..., Any], carry: Any, objects: list[Any], reverse: bool) -> Any:
+def plain_scan_of_objects(name: str, f: Callable[..., object], carry: object, objects: list[Any], reverse: bool) -> Any:
     """The loop in plain Python over a list of objects: each step receives the object itself."""
     ys: list[tuple[list[Any], _core.GraphDef]] = []
     for obj in reversed(objects) if reverse else objects:
@@ -195,7 +195,7 @@ def _columns(rows: list[list[Any]]) -> list[Any]:
     return [jnp.stack([jnp.asarray(x) for x in column]) for column in zip(*rows, strict=True)]
 
 
-def _is_list_of_objects(xs: Any) -> bool:
+def _is_list_of_objects(xs: object) -> bool:
     parts = cast("list[Any]", xs) if type(xs) in (list, tuple) else []
     if not parts or hasattr(parts[0], "shape") or len(set(map(type, parts))) > 1:
         return False

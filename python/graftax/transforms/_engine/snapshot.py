@@ -20,7 +20,7 @@ class Snapshot(NamedTuple):
     leaves: Sequence[Any]
 
     @staticmethod
-    def take(roots: tuple[Any, ...], names: tuple[str, ...]) -> Snapshot:
+    def take(roots: tuple[object, ...], names: tuple[str, ...]) -> Snapshot:
         leaves, graphdef = _core.record(roots, names)
         return Snapshot(roots, names, graphdef, leaves)
 

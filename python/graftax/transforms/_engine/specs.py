@@ -66,7 +66,7 @@ class SpecOption(NamedTuple):
     is_leaf_spec: Callable[[Any], bool]
     canonical: Callable[[Any, Any], Any]  # from (spec, leaf) to equal values for equivalent specs
 
-    def choice(self, key: Any, value: Any) -> Choice:
+    def choice(self, key: object, value: object) -> Choice:
         """Reads one item of a dict of patterns and filters."""
         leaf_filter = as_filter(key)
         if leaf_filter is None and not isinstance(key, str):
@@ -74,15 +74,15 @@ class SpecOption(NamedTuple):
         pattern = NOWHERE if leaf_filter is not None else argument_pattern(key, self.name, self.keyword)
         return Choice(pattern, leaf_filter, self.read(value))
 
-    def text(self, message: str, **fields: Any) -> str:
+    def text(self, message: str, **fields: object) -> str:
         return message.format(name=self.name, option=self.keyword, what=self.expected, **fields)
 
-    def check(self, leaf_spec: Any, path: str) -> Any:
+    def check(self, leaf_spec: object, path: str) -> Any:
         if not self.is_leaf_spec(leaf_spec):
             raise TypeError(self.text(NOT_AN_ENTRY, entry=leaf_spec, path=path))
         return leaf_spec
 
-    def read(self, value: Any, names: bool = False) -> Spec:
+    def read(self, value: object, names: bool = False) -> Spec:
         """Reads what the user passed. With `names` it is for all arguments together, whose names start its patterns."""
         value = value if (adapted := interop.prefix(value)) is None else adapted
         if value is None or self.is_leaf_spec(value):
@@ -104,10 +104,10 @@ class Spec:
     `memo` is equal for parts that assign the same specs, so that a node is visited once for each of them.
     """
 
-    def __init__(self, option: SpecOption, memo: Any) -> None:
+    def __init__(self, option: SpecOption, memo: object) -> None:
         self.option, self.memo = option, memo
 
-    def child(self, key: Any) -> Spec:
+    def child(self, key: object) -> Spec:
         """The spec for the child at `key`."""
         return self
 
@@ -115,7 +115,7 @@ class Spec:
         """The spec for the argument of this name."""
         return self
 
-    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+    def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
         """The axis or sharding of a leaf; UNKNOWN if the spec does not say."""
         raise NotImplementedError
 
@@ -123,29 +123,29 @@ class Spec:
 class Silent(Spec):
     """A missing part of a spec, which is an error if there are arrays below."""
 
-    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+    def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
         return UNKNOWN
 
 
 class Constant(Spec):
     """One axis or sharding for all leaves."""
 
-    def __init__(self, option: SpecOption, value: Any) -> None:
+    def __init__(self, option: SpecOption, value: object) -> None:
         super().__init__(option, ("constant", value))
         self.value = value
 
-    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+    def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
         return self.value if self.option.is_leaf_spec(self.value) else self.option.check(self.value, context.text())
 
 
 class ByLeaf(Spec):
     """A function from the leaf to its axis or sharding."""
 
-    def __init__(self, option: SpecOption, function: Callable[[Any], Any]) -> None:
+    def __init__(self, option: SpecOption, function: Callable[[Any], object]) -> None:
         super().__init__(option, ("function", id(function)))
         self.function = function
 
-    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+    def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
         return self.option.check(self.function(leaf), context.text())
 
 
@@ -156,7 +156,7 @@ class Prefix(Spec):
         super().__init__(option, ("prefix", id(tree)))
         self.tree = tree
 
-    def open_node(self, children: Sequence[Any], cls: type | None, context: LeafContext) -> Spec:
+    def open_node(self, children: Sequence[object], cls: type | None, context: LeafContext) -> Spec:
         """The spec to apply at a node of class `cls` whose children have these plain keys.
 
         Raises:
@@ -181,13 +181,13 @@ class Prefix(Spec):
             return ByLeaf(self.option, self._function(context))
         return self
 
-    def child(self, key: Any) -> Spec:
+    def child(self, key: object) -> Spec:
         part = child_spec(self.tree, key)
         if isinstance(part, type):  # never a function of the leaf; checked when it reaches a leaf
             return Constant(self.option, part)
         return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
 
-    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+    def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
         if isinstance(self.tree, dict) and _are_choices(cast("dict[Any, Any]", self.tree)):
             return Patterns.from_pairs(self.option, cast("dict[Any, Any]", self.tree).items(), context).leaf_spec(
                 leaf, context
@@ -241,7 +241,7 @@ class Patterns(Spec):
 
     @staticmethod
     def from_pairs(
-        option: SpecOption, patterns: Iterable[tuple[Any, Any]], context: LeafContext | None = None
+        option: SpecOption, patterns: Iterable[tuple[object, object]], context: LeafContext | None = None
     ) -> Patterns:
         """The spec of a dict of patterns.
 
@@ -257,7 +257,7 @@ class Patterns(Spec):
         positions = (own | inherited for own, inherited in zip(spec._positions, from_root._positions, strict=True))
         return Patterns(option, spec.choices, spec.use, tuple(positions))
 
-    def child(self, key: Any) -> Patterns:
+    def child(self, key: object) -> Patterns:
         pairs = zip(self.choices, self._positions, strict=True)
         positions_below = (
             choice.pattern.advance_covering(positions, key) if positions else positions for choice, positions in pairs
@@ -276,7 +276,7 @@ class Patterns(Spec):
             if (choice.pattern.is_match(positions) if choice.leaf_filter is None else is_selected(choice.leaf_filter))
         ]
 
-    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+    def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
         covering = self._covering(context.is_selected)
         self.use.arrays.update(covering)
         if not covering:
@@ -314,7 +314,7 @@ class Broadcast:
     """
 
     def __init__(
-        self, graphdef: _core.GraphDef, names: tuple[str, ...], specs: Sequence[Spec], leaves: Sequence[Any]
+        self, graphdef: _core.GraphDef, names: tuple[str, ...], specs: Sequence[Spec], leaves: Sequence[object]
     ) -> None:
         self.graphdef, self.leaves, self._names = graphdef, leaves, names
         self._structure = Structure(graphdef)
@@ -420,7 +420,7 @@ class Broadcast:
     def _leaves(self, row: Row) -> list[int]:
         return [descendant.leaf for descendant in self._structure.subtree(row) if descendant.op is Op.leaf]
 
-    def leaf_at(self, track: int, path: tuple[Any, ...]) -> int | None:
+    def leaf_at(self, track: int, path: tuple[object, ...]) -> int | None:
         """The leaf at a key path below a tracked node; None if there is none."""
         node = self._structure.tracked[track]
         return self._leaf_at(node, self._as_attributes(node, path))
@@ -432,7 +432,7 @@ class Broadcast:
             return (GetAttrKey(path[0].key), *path[1:])
         return path
 
-    def spec_at(self, path: tuple[Any, ...]) -> Any:
+    def spec_at(self, path: tuple[object, ...]) -> Any:
         """The spec of the leaf at a key path, in a graph with one root."""
         leaf = self._leaf_at(self._rows[0], path)
         assert leaf is not None
@@ -446,7 +446,7 @@ class Broadcast:
         return any(choice.leaf_filter is not None for spec in self._patterns.values() for choice in spec.choices)
 
     def spec_of_written(
-        self, track: int, path: tuple[Any, ...], leaf: Any, graph_after: RecordedView | None = None
+        self, track: int, path: tuple[object, ...], leaf: object, graph_after: RecordedView | None = None
     ) -> tuple[str, Any]:
         """(the key path as text, the spec) of a leaf that a function wrote into a node of the graph.
 
@@ -483,7 +483,7 @@ class Broadcast:
             raise StructureError(option.text(AMBIGUOUS_ENTRY, path=name, entries=text))
         return name, candidates[0]
 
-    def _leaf_at(self, row: Row, path: tuple[Any, ...]) -> int | None:
+    def _leaf_at(self, row: Row, path: tuple[object, ...]) -> int | None:
         for key in path:
             parts = self._parts.get(row.number)
             if parts is None:
@@ -500,7 +500,7 @@ class Broadcast:
         return row.leaf if row.op is Op.leaf else None
 
     def _resolve(
-        self, spec: Spec, chain: Chain, path: tuple[Any, ...], leaf: Any, graph_after: RecordedView | None
+        self, spec: Spec, chain: Chain, path: tuple[object, ...], leaf: object, graph_after: RecordedView | None
     ) -> Any:
         for key in path:
             spec = spec.child(key)

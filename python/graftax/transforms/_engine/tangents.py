@@ -27,12 +27,12 @@ NO_TANGENT = (
 )
 
 
-def is_inexact(leaf: Any) -> bool:
+def is_inexact(leaf: object) -> bool:
     dtype = getattr(leaf, "dtype", None)
     return isinstance(leaf, (float, complex)) if dtype is None else _is_inexact(dtype)
 
 
-def is_key(leaf: Any) -> bool:
+def is_key(leaf: object) -> bool:
     return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
 
 
@@ -51,7 +51,7 @@ class TangentType(NamedTuple):
     dtype: Any
 
     @staticmethod
-    def from_leaf(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> TangentType:
+    def from_leaf(leaf: object, root: int, path: tuple[object, ...], name: str) -> TangentType:
         is_floating = is_inexact(leaf)
         return TangentType(
             root, path, name, np.shape(leaf), jnp.result_type(leaf) if is_floating else jax.dtypes.float0
@@ -62,7 +62,7 @@ class TangentType(NamedTuple):
         return zeros(self.shape, self.dtype)
 
 
-def is_float0(x: Any) -> bool:
+def is_float0(x: object) -> bool:
     return getattr(x, "dtype", None) == jax.dtypes.float0
 
 
@@ -70,7 +70,7 @@ def match_tangents(
     name: str,
     noun: str,
     types: Sequence[TangentType],
-    graphs: tuple[Any, ...],
+    graphs: tuple[object, ...],
     like: _core.GraphDef | None = None,
     keep_numbers: bool = False,
 ) -> tuple[Any, ...]:
@@ -140,7 +140,7 @@ def _root_name(types: Sequence[TangentType], root: int, noun: str) -> str:
     return names[0] if names else f"{noun}s[{root}]"
 
 
-def entries_by_path(graphs: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
+def entries_by_path(graphs: tuple[object, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
     """Flattens graphs into entries by key path.
 
     Returns:

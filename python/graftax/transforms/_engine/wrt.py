@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
     roots: tuple[int, ...]
     single: bool  # one graph, not a tuple of them
 
-    def graphs(self, values: Sequence[Any]) -> Any:
+    def graphs(self, values: Sequence[object]) -> Any:
         """Graphs like the operands, with these values in place of the chosen leaves, and None in place of all others.
 
         A leaf that is not an array (a string, a function, a config) is None as well, so that the gradient of a pytree
@@ -70,9 +70,9 @@ class Chosen(NamedTuple):
 
 def differentiable_program(
     make: Make,
-    fun: Callable[..., Any],
+    fun: Callable[..., object],
     title: str,
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: dict[str, Any],
     selectors: Sequence[int | str],
     allow_int: bool = False,
@@ -95,7 +95,7 @@ def differentiable_program(
     return make(name, [fun], arguments[:count], dict(zip(kwargs, arguments[count:], strict=True)))
 
 
-def parse_wrt(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
+def parse_wrt(name: str, argnums: object, wrt: Wrt) -> tuple[list[int | str], bool]:
     """Reads `argnums` and `wrt`: (positions, names and patterns; whether a single one was passed)."""
     option = "argnums" if wrt is None or callable(wrt) or as_filter(wrt) is not None else "wrt"
     selection: Any = argnums if option == "argnums" else wrt
