@@ -123,6 +123,7 @@ def flat_function(
         check = FiniteCheck(plan, recording, leaves) if plan.options.finite is not None and not shapes else None
         warnings_before = count_warnings()
         with Restartable():
+            # The trace before this one took in roots that JAX had not asked for: its equations stand for the body.
             finished = take_finished(caller._table, recording, leaves)
             if finished is not None:
                 outcome, outputs = finished.outcome, finished.repeat(leaves)
@@ -211,10 +212,11 @@ def _trace_once(
     growth: Growth | None,
 ) -> tuple[_core.Outcome, list[Any]]:
     signature, options = plan.signature, plan.options
-    attributes = dict(vars(caller))
+    attributes = dict(vars(caller))  # what the code sets on its own jitted function is put back, and refused
     uses_up = options.mutation == "propagate"
     graph = growth.rebuilt if growth is not None else Rebuilt(numbers)
     equations_before, defaults = len(equations()), plan.defaults_among(roots, layout)
+    # What the caller gave: of the other NumPy arrays, code may ask for values, which are constants then.
     given = {*range(signature.skip, signature.arguments(layout))} - defaults
     parts = None
     if options.repeated and caller._table.reads is not None:
