@@ -31,7 +31,7 @@ def test_a_text_of_a_traced_array_is_refused_where_it_is_kept(make: Any):
         return model.w + 1
 
     model = SimpleNamespace(w=jnp.ones(2), log=["start"])
-    with pytest.raises(graftax.LeakedTracerError, match=r"model\.log\[1\] is .*make the text after the call"):
+    with pytest.raises(graftax.LeakedTracerError, match=r"model\.log\[1\] is .*make the string after the call"):
         step(model)
     assert model.log == ["start"]
 

@@ -371,7 +371,7 @@ class Model:
         ("**.c", graftax.StructureError, r"nothing in this Model matches '\*\*.c'. It has .*layers"),
         ("layers..a", ValueError, r"is not a path: what begins at '..a' cannot be parsed"),
         ("**.layers[*]a", ValueError, r"is not a pattern: what begins at 'a' cannot be parsed"),
-        (3, TypeError, r"at\(\) takes a path, a pattern, a function or several of those, got 3"),
+        (3, TypeError, r"at\(\) takes a path, a pattern, a type, a function, or several of those, got 3"),
         ((), TypeError, r"got \(\)"),
         ([], TypeError, r"got \[\]"),
         (lambda m: m.layers[0].a + 1000, graftax.StructureError, r"must return parts of.*an int that is no part"),

@@ -8,10 +8,12 @@ import graphlib
 import importlib.metadata
 import importlib.resources
 import inspect
+import pickle
 import pydoc
 import re
 import subprocess
 import sys
+import traceback
 import types
 from pathlib import Path
 
@@ -166,6 +168,13 @@ def test_errors_and_types_stay_attributes_of_the_package():
         assert all(getattr(graftax, name) is getattr(module, name) for name in module.__all__)
     raised = {name for name, value in vars(graftax).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert raised == {*graftax.errors.__all__}
+
+
+@pytest.mark.parametrize("name", graftax.errors.__all__)
+def test_a_traceback_shows_an_error_by_its_public_name(name):
+    error = getattr(graftax, name)("text")
+    assert traceback.format_exception_only(error) == [f"graftax.{name}: text\n"]
+    assert type(pickle.loads(pickle.dumps(error))) is type(error)
 
 
 def test_help_shows_the_docstring_of_every_public_name():

@@ -67,6 +67,6 @@ def test_a_list_that_a_helper_fills_has_the_values():
 
 def test_inside_of_jit_the_error_says_where():
     memo.clear()
-    with pytest.raises(graftax.MutationError, match=r"memo\[3\] was given a value of a transform inside"):
+    with pytest.raises(graftax.MutationError, match=r"memo\[3\] was given a value of an inner transform"):
         graftax.jit(lambda: graftax.scan(lambda c, y: (c + table(3).sum(), y), 0.0, x))()
     assert memo == {}

@@ -15,7 +15,7 @@ from graftax._graph.structure import Op, RootPath, Structure, place_name
 from graftax._jax.tracers import is_ended, live_traces, trace_of, transform_of
 
 CHANGED_INSIDE = (
-    "{name}: {path} was given a value of a transform inside (a loop, a branch, a derivative) that has ended. A "
+    "{name}: {path} was given a value of an inner transform (a loop, a branch, a derivative) that has ended. A "
     "function called by the transformed function changes an object that it captures or finds in a global, and the "
     "transform cannot see that. Pass that object to the transformed function as an argument, or name it there."
 )
@@ -24,8 +24,8 @@ HOLDS_TRACER = (
     " an object, and JAX does not apply the change. {remedy}"
 )
 TEXT_OF_TRACER = (
-    "{name}: {path} is {text!r}, the text of a traced array, which has no value yet. Return the array and make the "
-    "text after the call, or print it during the call with jax.debug.print."
+    "{name}: {path} is {text!r}, a string made from a traced array, which has no value yet. Return the array and "
+    "make the string after the call, or print it during the call with jax.debug.print."
 )
 REMEDY = "Use graftax.{ours} in its place, or return the new value from that function."
 UNKNOWN_REMEDY = "Return the new value from that function, and assign it outside of the transform."

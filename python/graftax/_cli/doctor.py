@@ -27,8 +27,8 @@ from graftax._jit import multihost_rendezvous
 
 REPORT = (
     "To report a fault: this output, the program (as short as it still fails), and what it prints with "
-    "GRAFTAX_TRACEBACK=full and JAX_TRACEBACK_FILTERING=off. jit(..., check=True) tells whether a call does something "
-    "else than plain Python, graftax.show(f, *args) what a call does with its arguments."
+    "GRAFTAX_TRACEBACK=full and JAX_TRACEBACK_FILTERING=off. jit(..., check=True) tells whether a call differs from "
+    "plain Python, and graftax.show(f, *args) what a call does with its arguments."
 )
 
 NEIGHBOURS = ("equinox", "flax", "optax", "flarejax", "scikit-learn", "rich", "hypothesis")

@@ -58,7 +58,7 @@ TEXTS = {
 REMEDIES = {
     # ---- static values
     "number": (
-        "The code needs its value (for a shape, an index or a text), or numbers='static' says so: to compile once, "
+        "The code needs its value (for a shape, an index or a string), or numbers='static' says so: to compile once, "
         "trace it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or make it a jax.Array."
     ),
     "packed number": (
@@ -135,7 +135,7 @@ REMEDIES = {
     ),
     "id": "The function uses the id() of this object: number your objects yourself, or pass the same object.",
     "asked": (
-        "The line {where} needs its value to build the program: for a shape, a range, a text, an exponent, a NumPy "
+        "The line {where} needs its value to build the program: for a shape, a range, a string, an exponent, a NumPy "
         "function. Python's arithmetic, math and jax.numpy work without the value; otherwise, pass it as a jax.Array."
     ),
     "guard": "Its value decides what is computed: decide in the function with jnp.where or graftax.cond.",

@@ -40,7 +40,7 @@ from graftax._jit.trace import add_outcome
 NOTHING = "nothing of this function"
 OTHER_STRUCTURE = "no program for arguments of this structure with these static values"
 OTHER_ARRAYS = "no program for arrays of these shapes, dtypes and devices under these settings of JAX"
-OTHER_NUMBERS = "no program whose guards hold for these numbers"
+OTHER_NUMBERS = "no program for these values of the numbers"
 UNREADABLE = "{path}, a program in the cache on disk, cannot be read and is removed ({error}). It is compiled again."
 
 

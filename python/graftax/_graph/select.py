@@ -209,7 +209,7 @@ def _locate(graph: Graph, selector: Any) -> tuple[bool, list[list[int]]]:
         return True, [group for part in cast("list[Any]", selector) for group in _locate(graph, part)[1]]
     if callable(selector):
         return _locate_returned(graph, selector)
-    raise TypeError(f"at() takes a path, a pattern, a function or several of those, got {selector!r}; or a type")
+    raise TypeError(f"at() takes a path, a pattern, a type, a function, or several of those, got {selector!r}")
 
 
 def _as_filter(selector: Any) -> Filter | None:
@@ -311,7 +311,7 @@ def find(obj: Any, what: Any) -> list[Found[Any]]:
         (path, value) pairs in the order of the walk, each object once.
 
     Raises:
-        ValueError: if a text is not a pattern.
+        ValueError: if a string is not a pattern.
 
     Example:
         >>> [str(path) for path, value in graftax.find({"layers": [2, "x", 3]}, int)]

@@ -253,7 +253,7 @@ class Decoder:
     def parts(self, data: Any, depth: int) -> list[Any] | Any:
         """Reads the parts of a value; MISSING if one of them is."""
         if type(data) is not list:
-            raise Malformed("no list of parts")
+            raise Malformed("parts that are not a list")
         parts = [self.value(part, depth) for part in cast("list[Any]", data)]
         return MISSING if any(part is MISSING for part in parts) else parts
 
@@ -339,7 +339,7 @@ def _numbers(form: dict[str, Any], count: int) -> list[int]:
 
 def _text(form: dict[str, Any], name: str) -> str:
     if type(form[name]) is not str:
-        raise Malformed("no text")
+        raise Malformed("a value that should be a string")
     return form[name]
 
 
@@ -347,7 +347,7 @@ def _fraction(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
     """Reads a fraction from two integers. From a text, an exponent could make a huge number of a few characters."""
     parts = decoder.parts(form["of"], depth)
     if len(parts) != 2 or not all(type(part) is int for part in parts):
-        raise Malformed("no fraction")
+        raise Malformed("a fraction without two integers")
     return fractions.Fraction(*parts)
 
 
@@ -378,7 +378,7 @@ def _zone_info(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
 def _a_path(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
     path_class, text = {cls.__name__: cls for cls in _PATHS}[form["kind"]], form["text"]
     if type(text) is not str:
-        raise Malformed("no text")
+        raise Malformed("a value that should be a string")
     # A concrete path of another system cannot be created here.
     if issubclass(path_class, pathlib.Path) and not isinstance(pathlib.Path(), path_class):  # of another system
         path_class = pathlib.PurePosixPath if issubclass(path_class, pathlib.PurePosixPath) else pathlib.PureWindowsPath
@@ -388,7 +388,7 @@ def _a_path(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
 def _dtype(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
     name = form["name"]
     if type(name) is not str or len(name) > 40:
-        raise Malformed("no dtype")
+        raise Malformed("a dtype without a valid name")
     return LOGICAL[name] if name in LOGICAL else np.dtype(name)
 
 
@@ -396,7 +396,7 @@ def _numpy_scalar(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
     dtype, data = _dtype(decoder, {"name": form["dtype"]}, depth), base64.b64decode(form["data"], validate=True)
     # The bytes come from the file: they must not become pointers.
     if dtype.hasobject or dtype.subdtype is not None or len(data) != dtype.itemsize or not are_characters(dtype, data):
-        raise Malformed("no scalar")
+        raise Malformed("a NumPy scalar whose bytes do not fit its dtype")
     return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
 
 

@@ -27,7 +27,7 @@ class Peek:
 
     Attributes:
         tensors: the arrays, in the order of the graph.
-        metadata: the texts that were saved with the object.
+        metadata: the strings that were saved with the object.
         classes: the classes and functions that the file names.
         format: the version of the format; None for a file of another writer.
     """
@@ -70,7 +70,7 @@ def peek(path: str | os.PathLike[str]) -> Peek:
         path: the file.
 
     Returns:
-        the list, which prints as text; its `metadata` are the texts that were saved with the object.
+        the list, which prints as text; its `metadata` are the strings that were saved with the object.
 
     Raises:
         LoadError: if the file is damaged.

@@ -112,10 +112,10 @@ def read_header(path: str, file: int) -> Header:
     position = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if tensor.start != position:
-            raise damaged(path, f"the bytes of {name!r} begin at {tensor.start}, and those before end at {position}")
+            raise damaged(path, f"{name!r} begins at {tensor.start}, and the bytes before it end at {position}")
         position = tensor.end
     if position != size - 8 - length:
-        raise damaged(path, f"there are {size - 8 - length} bytes of data, and the header speaks of {position}")
+        raise damaged(path, f"there are {size - 8 - length} bytes of data, and the header describes {position}")
     return Header(tensors, metadata, 8 + length, size)
 
 
@@ -166,7 +166,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _tensor(path: str, name: str, entry: Any) -> Tensor:
@@ -178,7 +178,7 @@ def _tensor(path: str, name: str, entry: Any) -> Tensor:
         or not _are_sizes(offsets)
         or len(cast("list[int]", offsets)) != 2
     ):
-        raise damaged(path, f"what it says of {name!r} is no tensor")
+        raise damaged(path, f"its entry {name!r} does not describe a tensor")
     sizes, (start, end) = cast("list[int]", shape), cast("list[int]", offsets)
     bits = DTYPES[dtype].itemsize * 8 if dtype in DTYPES else _PACKED.get(dtype)
     if bits is None:

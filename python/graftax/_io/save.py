@@ -44,15 +44,15 @@ def save(
     """Writes an object graph to a safetensors file: its arrays, its structure and its other values.
 
     Each array is a tensor named by its key path, which any tool for such files can read; a shared array is written
-    once. The rest is a text in the file's metadata. The file is replaced atomically: if anything fails, or the process
-    dies, the previous file at `path` is still there.
+    once. The rest is a string in the file's metadata. The file is replaced atomically: if anything fails, or the
+    process dies, the previous file at `path` is still there.
 
     Args:
         path: the path of the file.
         obj: any object; `graftax.load` gives it back.
         only: which arrays are written, as in `graftax.partition`. To load the object then, pass `like`.
         dtype: the dtype in which floating arrays are written, such as `jnp.bfloat16`.
-        metadata: texts to save with the object. `graftax.peek` reads them.
+        metadata: strings to save with the object, by name. `graftax.peek` reads them.
         max_file: the maximum size of a file. Larger objects are divided among several files, which `path` lists.
 
     Raises:

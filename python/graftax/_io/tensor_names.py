@@ -16,11 +16,9 @@ NameParts = tuple[str, ...]
 
 _NAME = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|([^\[\]]*))\]|([^.\[\]/]+)")
 
-BAD_RENAME = (
-    "rename= has {old!r}: {new!r}, which do not have the same `*` and `**`: each stands for the same text in both"
-)
+BAD_RENAME = "rename= has {old!r}: {new!r}, which do not have the same `*` and `**`: each stands for the same in both"
 
-TWICE = "{one} and {other} of the file are both {path} by the names in like"
+TWICE = "{one} and {other} in the file both stand for {path} in like"
 
 
 def tensor_path(path: Path) -> NameParts:

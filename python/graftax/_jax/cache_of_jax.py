@@ -18,8 +18,8 @@ from jax.experimental import serialize_executable
 from graftax._base.errors import GraftaxError
 
 GONE = (
-    "its executable comes from JAX's own cache on disk, which has it no more, and a copy of what was loaded cannot be "
-    "run. Set JAX_ENABLE_COMPILATION_CACHE=false in the process that saves"
+    "its executable comes from JAX's own cache on disk, which no longer has it, and a copy of what was loaded cannot "
+    "be run. Set JAX_ENABLE_COMPILATION_CACHE=false in the process that saves"
 )
 
 _keys: dict[int, str] = {}  # in the cache, by the id of the executable that was loaded last with this id
@@ -55,7 +55,7 @@ def serialize(stage: Any) -> tuple[bytes, Any, Any]:
     """What `serialize_executable.serialize` makes of a stage, whose executable came from JAX's cache.
 
     Raises:
-        GraftaxError: if the cache has it no more.
+        GraftaxError: if the cache no longer has it.
     """
     executable = _executable_of(stage)
     arguments, in_tree = jax.tree.flatten(stage.args_info)

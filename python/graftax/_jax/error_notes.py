@@ -25,8 +25,8 @@ NOT_OPENED_BY_FUNCTION = (
     "to call the function for each of them."
 )
 TEXT_OF_TRACED_VALUE = (
-    "A traced value has no text yet: print it with jax.debug.print('{x:.3f}', x=x), or return it and format it after "
-    "the call."
+    "A traced value cannot be formatted, because it is not computed yet: print it with "
+    "jax.debug.print('{x:.3f}', x=x), or return it and format it after the call."
 )
 WRITTEN_IN_PLACE = (
     "Inside the call NumPy arrays are JAX arrays, too. Assign the new array to the attribute, item or global that "

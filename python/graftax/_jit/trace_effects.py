@@ -12,8 +12,8 @@ from graftax._base.errors import MutationError
 from graftax._graph.structure import place_name
 
 CHANGES_ON_TRACE = (
-    "{name} changes {paths}, which it captures: what it was written for does so once for each trace, graftax.jit on "
-    "each call"
+    "{name} changes {paths}, which it captures: the jit that it was written for makes such a change once per trace, "
+    "graftax.jit on each call"
 )
 
 

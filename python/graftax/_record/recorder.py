@@ -336,13 +336,13 @@ def record(
     Args:
         function: of `graftax.jit` or `filter_jit`, or a plain one, which is jitted. Without it, `record` returns a
             decorator.
-        last: how many calls are kept, with their arrays. Whether results are finite is read when a later call begins,
-            so the device may be that many calls behind.
+        last: how many calls are kept, with their arrays. Results are checked when a later call begins, so that the
+            device may be that many calls behind.
         nonfinite: True checks all floating results and what the call writes into its arguments, False none; or
             patterns of their key paths: `"return[0]"`, `"model.**"`.
-        on: the classes of exceptions that write a file; `()` for none. The exception itself is raised as without.
-        copy_every: donated arrays are gone after a call. Those that the call before has returned are computed again
-            when a file is written, and copied once in so many calls; others are copied in each call.
+        on: the classes of exceptions for which a file is written; `()` for none. The exception is raised as usual.
+        copy_every: donated arrays are gone after a call. If the previous call returned them, they are computed again
+            when a file is written, and copied only once in this many calls. Others are copied before each call.
         dir: the folder of the files.
 
     Returns:

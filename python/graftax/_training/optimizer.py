@@ -45,9 +45,9 @@ NO_SUCH_PARAMETER = (
 )
 OTHER_NAMES = "Optimizer: the names of the parameters do not fit: {differ}. opt.parameters(model) has them all."
 TIED_OUTSIDE = (
-    "graftax.optimizer is made inside of a traced function, where {first} and {second} are two "
-    "parameters, and outside they are one array. They will be trained separately. Make the optimizer "
-    "before the call and pass it, or tie objects: one object in both places is one parameter anywhere."
+    "graftax.optimizer is called inside a traced function, where {first} and {second} count as two parameters, "
+    "although they are one array outside. They will be trained separately. Create the optimizer before the call and "
+    "pass it, or tie objects: one object in both places is one parameter anywhere."
 )
 SAY_WRT = (
     "Optimizer.refresh: say what is trained, refresh(model, wrt=...). The optimizer does not know it any more: it was "

@@ -92,8 +92,8 @@ def is_trained(holder: Any) -> bool | None:
 
 
 IN_CACHED_PARTIAL = (
-    "{name} is called through nnx.cached_partial, which keeps for nnx.jit what a module is made of. graftax.jit reads "
-    "modules by itself: call it with the module, without nnx.cached_partial."
+    "{name} is called through nnx.cached_partial, which caches the structure of a module for nnx.jit. graftax.jit "
+    "reads modules by itself: call it with the module, without nnx.cached_partial."
 )
 
 

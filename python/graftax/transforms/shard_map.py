@@ -29,7 +29,7 @@ NOT_INFERRED = (
     "make the mesh with axis_types=(jax.sharding.AxisType.Explicit, ...)."
 )
 PARTS_INFERRED = (
-    "{name}: {path} is sharded as {spec}, of which the part along {names} cannot be told alone: give in_specs, or "
+    "{name}: {path} is sharded as {spec}, and the part along {names} cannot be inferred by itself: give in_specs, or "
     "reshard it (jax.sharding.reshard)."
 )
 DIFFERS_BY_SHARD = (

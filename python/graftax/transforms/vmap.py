@@ -45,8 +45,8 @@ NO_SUCH_DIMENSION = (
     "{name}: {option} maps {path} along axis {axis}, and its shape is {shape}. Give None for what is not mapped."
 )
 OTHER_SIZE = (
-    "{name}: what is mapped has to have one size, and {path} has {size} along axis {axis}, but {other}. Map axes of "
-    "one size, and give None for what is not mapped."
+    "{name}: all mapped axes need the same size. {path} has {size} along axis {axis}, but {other}. Map axes of one "
+    "size, and give None for what is not mapped."
 )
 NOTHING_MAPPED = (
     "{name}: {option} maps no array of the arguments. Map one, or say how often to run the function with axis_size=."

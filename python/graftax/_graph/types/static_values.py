@@ -90,7 +90,7 @@ def _part_of_exception(error: BaseException, part: Any) -> Any:
         return ("list", *(_part_of_exception(error, x) for x in part))
     if isinstance(part, (jax.Array, np.ndarray)):
         raise UnsupportedValueError(
-            f"a {type(error).__name__} with arrays cannot be compared. Pass the arrays beside it."
+            f"a {type(error).__name__} with arrays cannot be compared. Pass the arrays as arguments of their own."
         )
     return part if type(part) in PLAIN else f"{type(part).__qualname__} at {id(part)}"
 

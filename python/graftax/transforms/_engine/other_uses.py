@@ -26,9 +26,9 @@ from graftax._jax.tracebacks import caller_level
 from graftax.transforms._engine.program import Program
 
 SHARED = (
-    "{name}: {argument} is also {other}, and its gradient counts the uses there, too: it is one object. jax.grad takes "
-    "them for constants. For that, pass graftax.copy({argument}), or apply jax.lax.stop_gradient to what is computed "
-    "from {other}."
+    "{name}: {argument} is also {other}, and its gradient counts the uses there, too: it is one object. jax.grad "
+    "treats them as constants. If you want that, pass graftax.copy({argument}), or apply jax.lax.stop_gradient to "
+    "what is computed from {other}."
 )
 
 

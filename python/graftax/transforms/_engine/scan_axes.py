@@ -24,7 +24,7 @@ from graftax.transforms._engine.specs import SpecOption
 from graftax.transforms.vmap import size_of
 
 ONE_CARRY = (
-    "{name}: {option} has Carry as a whole entry {count} times, and may have it once. Put what is carried"
+    "{name}: {option} has Carry as a whole entry {count} times, and may have it only once. Put what is carried"
     " into one argument, such as a tuple."
 )
 CARRY_IN_ONE = "{name}: Carry is in {one} and not in {other}. What is carried is both an argument and a result."

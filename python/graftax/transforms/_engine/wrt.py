@@ -26,7 +26,7 @@ WRT_TYPE = (
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
     "{name}: there is no array of a floating dtype to differentiate in {where}. Integers have no derivative (pass 3.0 "
-    "for 3, or allow_int=True for zeros of no dtype), and Python numbers inside of an argument are static: make them "
+    "for 3, or allow_int=True for zeros of dtype float0), and Python numbers inside an argument are static: make them "
     "arrays (jnp.asarray), or name another argument with argnums= or wrt=."
 )
 WRT_UNUSED = (
