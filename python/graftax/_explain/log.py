@@ -65,6 +65,9 @@ def log_recompiles(file: TextIO | str | os.PathLike[str] | None = None) -> Recom
     Returns:
         the log. `close()` ends it, and so does the end of a `with` block.
 
+    Raises:
+        OSError: by the call that compiles, if the file cannot be written.
+
     Example:
         >>> import io
         >>> said = io.StringIO()

@@ -48,6 +48,9 @@ def at(obj: T) -> At[T]:
     of those. It may also be a function of the object that returns a part of it or several (`lambda m: m.layers[0].w`).
     The result has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
+    Args:
+        obj: the root.
+
     Returns:
         an object whose brackets select places: `at(obj)[where]`.
 

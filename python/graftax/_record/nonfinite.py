@@ -82,9 +82,9 @@ class NonfiniteReport:
 def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> NonfiniteReport:
     """Finds the operation that produces the first nan or infinity of a call.
 
-    The function is traced as by `graftax.jit`, and its own equations run one after the other, also those inside loops,
-    branches, custom rules and derivatives. None of your objects is changed. A nan that a `where` drops, so that it
-    reaches no result, is listed in `masked` and is not the cause. Callbacks that return a value are called.
+    The function is traced as by `graftax.jit`, and its equations are run one after the other, including those inside
+    loops, branches, custom rules and derivatives. None of your objects is changed. A nan that a `where` drops, so
+    that it reaches no result, is listed in `masked` and is not the cause. Callbacks that return a value are called.
 
     Args:
         function: any function, or one of `graftax.jit`.
@@ -92,6 +92,10 @@ def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Non
 
     Returns:
         a `NonfiniteReport`, with the cause: the key path of the object, the file and line, the operation, its inputs.
+
+    Raises:
+        UnsupportedValueError: if the function uses a value with hidden state, such as an iterator; names its path. An
+            exception of the function itself is raised as usual.
 
     Example:
         >>> def loss(x):

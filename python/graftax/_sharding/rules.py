@@ -149,6 +149,8 @@ class Rules:
     """Shardings for the arrays of an object, by rules. The first rule that matches an array decides.
 
     The same rules work for `graftax.shard`, for `in_shardings=` and `out_shardings=` of `graftax.jit`, and for loading.
+    Scalars are replicated and need no rule. If no rule matches an array, the axis names that Flax keeps beside it are
+    used (`nnx.with_partitioning`, `nn.with_partitioning`).
 
     Args:
         rules: pairs (where, spec).
@@ -159,8 +161,8 @@ class Rules:
             `graftax.fsdp("data")`; or a sharding.
         mesh: the mesh to use if no other is given and none is set with `jax.set_mesh`.
 
-    Scalars are replicated and need no rule. For an array without a rule the axis names that Flax keeps beside it are
-    used (`nnx.with_partitioning`, `nn.with_partitioning`).
+    Raises:
+        TypeError: if a rule is not a pair, or its spec is none of these.
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
