@@ -130,7 +130,7 @@ def run(name, *arguments):
 def test_explain_and_cache_info_say_what_was_on_disk(cache):
     f = run("step")
     cache.flush()
-    assert "cache on disk: not found: nothing of this function; written" in str(graftax.explain(f))
+    assert "cache on disk: not found: no program of this function; written" in str(graftax.explain(f))
     f.clear_cache()
     assert run("step").cache_info().disk == 1
     model, x, _ = shipped_functions.arguments("step")

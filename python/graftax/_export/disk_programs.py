@@ -37,7 +37,7 @@ from graftax._jax.tracebacks import caller_level
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.trace import add_outcome
 
-NOTHING = "nothing of this function"
+NOTHING = "no program of this function"
 OTHER_STRUCTURE = "no program for arguments of this structure with these static values"
 OTHER_ARRAYS = "no program for arrays of these shapes, dtypes and devices under these settings of JAX"
 OTHER_NUMBERS = "no program for these values of the numbers"
