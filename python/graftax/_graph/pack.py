@@ -173,7 +173,12 @@ class Packed(Generic[T]):
         return cast(T, _core.unflatten(layout.graphdef, self._leaves(copy)))
 
     def update(self, obj: T, *, copy: bool = True) -> None:
-        """Replaces the objects inside. The arguments are those of `pack`."""
+        """Replaces the objects inside.
+
+        Args:
+            obj: the new objects, of any structure.
+            copy: as for `pack`.
+        """
         layout = self._layout_in_use()
         leaves, graphdef = _flatten(obj)
         self._set_contents(*_pack_leaves(leaves, graphdef, layout.max_bytes, copy, self._donate))

@@ -61,10 +61,11 @@ class Path(KeyPath):
     def parse(text: str) -> Path:
         """Parses a path: `layers[0].w`, `['a'][1]`, and whatever `str` and `repr` of a path print.
 
-        They print an array in a Variable of Flax NNX as the path of the Variable.
-
         An integer in brackets is an index, or a key of a dict that has it; anything else is a key, whose quotes may be
-        left out. A leading `obj`, which `repr` prints, is ignored.
+        left out. For an array in a Variable of Flax NNX, `str` and `repr` print the path of the Variable.
+
+        Args:
+            text: the path. A leading `obj`, which `repr` prints, is ignored.
 
         Raises:
             ValueError: if the text is not a path.
@@ -78,6 +79,9 @@ class Path(KeyPath):
     def get(self, obj: Any) -> Any:
         """The value at this path of an object graph.
 
+        Args:
+            obj: the root of the graph.
+
         Raises:
             StructureError: if the graph has no such path; says how far it leads.
         """
@@ -90,6 +94,10 @@ class Path(KeyPath):
 
         Immutable objects on the path (tuples, frozen modules) are rebuilt inside the mutable object that holds them.
 
+        Args:
+            obj: the root of the graph.
+            value: the new value.
+
         Raises:
             StructureError: if the graph has no such path.
             TypeError: if no mutable object holds it. Use `graftax.at(obj)[path].set(value)`.
@@ -99,6 +107,12 @@ class Path(KeyPath):
 
     def matches(self, pattern: str) -> bool:
         """Does a pattern match this path? `*` stands for one name, key or index, `**` for any number of them.
+
+        Args:
+            pattern: such as `"layers[*].w"` or `"**.bias"`.
+
+        Raises:
+            ValueError: if the string is not a pattern.
 
         Example:
             >>> Path.parse("layers[0].w").matches("layers[*].w")

@@ -89,7 +89,11 @@ class MemoryReport:
         return kept + self.temporary_bytes + self.code_bytes
 
     def largest(self, count: int = _LARGEST) -> list[ArrayMemory]:
-        """The largest arrays among arguments and results."""
+        """The largest arrays among arguments and results.
+
+        Args:
+            count: how many.
+        """
         return sorted((*self.arguments, *self.results), key=lambda array: -array.bytes)[:count]
 
     def text(self, largest: int = _LARGEST) -> str:

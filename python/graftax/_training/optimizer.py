@@ -241,7 +241,14 @@ class Optimizer:
         self.state, self._names = with_kept_parts(self.state, state), names
 
     def parameters(self, model: Any) -> dict[str, Any]:
-        """The parameters of a model by name, each once, as the transformation gets them."""
+        """The parameters of a model by name, each once, as the transformation gets them.
+
+        Args:
+            model: the model, or an object of the same structure, such as its gradients.
+
+        Returns:
+            a dict from the key path of each trained array to the array.
+        """
         return self._names.values(_open_graph(model))
 
     def assign(self, model: T, parameters: Mapping[str, Any]) -> T:
