@@ -335,6 +335,10 @@ bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, const OwnedLis
   Owned answer = own(PyObject_CallFunction(jax.capture, "OOOn", compiled, all.get(), tupled ? Py_True : Py_False,
                                            static_cast<Py_ssize_t>(vectors.size())));
   if (answer.get() == Py_None) return false;
+  if (answer.get() == Py_False) {  // still being compiled
+    calls = 0;
+    return true;
+  }
   Captured found = captured(std::move(answer), leaves.size() + vectors.size(), vectors.size());
   if (execute_) return true;  // another thread has asked meanwhile, and may be running it
   if (has_program_ && found.kept != kept_) return false;

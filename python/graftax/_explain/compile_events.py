@@ -98,10 +98,20 @@ def finish_trace(table: Entries) -> None:
     table.history.warn()
 
 
+def take_pending() -> Variant | None:
+    """Records the trace of the call that this thread is in. Another thread compiles it."""
+    pending = _thread.pending
+    if pending is None:
+        return None
+    pending.variant.is_compiling = True
+    _add(pending)
+    return pending.variant
+
+
 @contextlib.contextmanager
-def compiling(entry: _core.Entry, history: History) -> Generator[None]:
-    """In the block, a compilation outside of a call counts for the newest variant of this entry."""
-    variant, outer = history.latest_variant(entry), _thread.pending
+def compiling(variant: Variant | None) -> Generator[None]:
+    """In the block, a compilation outside of a call counts for this variant."""
+    outer = _thread.pending
     if variant is not None and "compiled" not in variant.seconds:
         _thread.pending = _Pending(None, variant, False)
     try:

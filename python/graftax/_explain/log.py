@@ -120,6 +120,7 @@ def headline(variant: Variant) -> str:
     if not parts:
         was_ready = any(cause.kind in ("loaded", "disk", "shared") for cause in variant.causes)
         parts = "nothing was compiled" if was_ready else "as a part of another program"
+    parts += ", and compiling in the background" * variant.is_compiling
     parts += ", and the program that this came to was compiled already" * variant.is_reused
     file, line = variant.where
     return f"{variant.all_seconds:.2f} s ({parts}), called at {code_line(file, line, folder=False)}"

@@ -60,6 +60,7 @@ class Variant:
     on_disk: str = ""  # what the cache on disk had of it, and whether it has it now
     repeated: tuple[str, ...] = ()  # which calls in it share a program, and which do not
     is_reused: bool = False  # its trace came to a program that was compiled already
+    is_compiling: bool = False  # in the background
     is_replaced: bool = False  # compiled again later, after jax.clear_caches() or a failed guard
 
     @property

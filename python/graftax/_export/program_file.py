@@ -47,6 +47,9 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     """Writes the programs of a jitted function. Returns their number."""
     name, table = caller._plan.name, caller._table
     refuse_unknown_reads(caller)
+    for entry in list(table.entries.values()):
+        if hasattr(entry.compiled, "wait_until_compiled"):  # in the background
+            entry.compiled.wait_until_compiled()
     settings, reason = settings_tokens(), NOTHING_COMPILED
     saved: list[tuple[str, Any, Saved]] = []
     refused: list[PackedError] = []

@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -120,8 +120,12 @@ def _device_put() -> tuple[Any, Any, type]:
     return xla_client.batched_device_put, xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL, np.generic
 
 
-def capture(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0) -> tuple[Any, ...] | None:
-    """Captures the executable that a `jax.jit` object has for these leaves; None if it cannot be run directly.
+def capture(
+    compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0
+) -> tuple[Any, ...] | Literal[False] | None:
+    """Captures the executable that a `jax.jit` object has for these leaves.
+
+    None if it cannot be run directly, False if it is still being compiled.
 
     Args:
         inputs: how many leaves at the end are vectors that the host computes for each call. They are not shared.
@@ -169,10 +173,12 @@ def bare_executable(stage: Any) -> Callable[[list[Any]], list[Any]]:
 
 def _capture_executable(
     compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0
-) -> tuple[Any, ...] | None:
+) -> tuple[Any, ...] | Literal[False] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the first compilation has given its warnings
         stage = compiled.stage_for(leaves) if hasattr(compiled, "stage_for") else None  # one that was loaded
+        if stage is None and hasattr(compiled, "is_compiling") and compiled.is_compiling(leaves):
+            return False
         if stage is None:
             stage = compiled.lower(leaves).compile() if tupled else compiled.lower(*leaves).compile()
     if _call_of(stage) is None:
@@ -356,7 +362,7 @@ def _self_test() -> None:
     leaves: tuple[Any, ...] = (*plain, np.arange(3.0))
     expected: Any = jitted(*leaves)
     captured = _capture_executable(jitted, leaves, tupled=False)
-    if captured is None:
+    if not captured:
         raise RuntimeError("the program was refused")
     execute, handlers, kept_indices, number, donates, hosts, _ = captured
     expect((kept_indices, number, donates) == ((0, 2, 3, 4), 2, False), (kept_indices, number, donates))

@@ -90,6 +90,7 @@ def jit(
     compiler_options: dict[str, Any] | None = None,
     check: bool = False,
     progress: bool | Callable[[str, float], Any] = False,
+    background: bool = False,
     warn_impure: bool = True,
     numbers: NumberPolicy | Mapping[str, NumberPolicy] = "symbolic",
     repeated: Any = None,
@@ -128,6 +129,11 @@ def jit(
         progress: with True, a call that compiles reports on standard error what it has done and how long each part
             took: recorded, traced, lowered, compiled, reused (an equal program was compiled before), or failed. A
             function is called instead, as `progress(part, seconds)`.
+        background: with True, a first call does not wait for the compiler. The function is traced as always, once. A
+            thread compiles, while the call evaluates the trace operation by operation, as JAX does without `jit`, and
+            so do later calls until the program is there. Their results may differ from the program's in the last
+            digits. Programs with effects or functions on the host, and arrays on several devices, are compiled as
+            usual. The next call raises what the compiler has raised. Not with `donate` and shardings.
         warn_impure: gives an `ImpureCallWarning` if your code makes a call that a compiled function cannot repeat:
             `time`, `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what
             to write instead. With `check=True` there is no warning: the check compares the effects of such calls.
@@ -165,6 +171,7 @@ def jit(
         mutation=mutation,
         check=check,
         progress=progress,
+        background=background,
         warn_impure=warn_impure,
         repeated=repeated is True or several(repeated),
         cache_size=cache_size,

@@ -14,6 +14,7 @@ from graftax._graph.patterns import root_entries
 from graftax._jax.compilation import own_jit
 from graftax._jit import program_store
 from graftax._jit.auto_donation import Donor
+from graftax._jit.background import Background
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
 from graftax._jit.equal_programs import reusing
 from graftax._jit.leaf_names import LeafNames
@@ -61,14 +62,17 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
     # The entry lives in a table on the function: strong references to identity statics would keep them alive.
     weak = _core.weaken(graphdef)
     flat_program.__signature__ = LeafNames(weak, recording.names, tupled)
+    in_background = options.background and not (staged or donation_warnings is not None or compares_hosts())
     placed = options.in_shardings is not None or may_use_mesh(recording)
     if options.out_shardings is None and (options.by_value or not placed):
         compiled: Any = own_jit(flat_program, **jit_options)
+        compiled = Background(plan.name, compiled, tupled) if in_background else compiled
         if not (staged or options.donates_proven or donation_warnings is not None or compares_hosts()):
             compiled = reusing(plan.name, compiled, earlier, weak, tupled)
     else:
         symbols = numbers.leaves if numbers is not None else ()
         compiled = OutputPlacement(plan, layout, graphdef, flat_program, jit_options, outcomes, tupled, symbols)
+        compiled = Background(plan.name, compiled, tupled) if in_background else compiled
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
     donor = None

@@ -38,7 +38,8 @@ class CacheInfo(NamedTuple):
     """The result of `Jitted.cache_info`: hits and misses of calls, the cache's sizes, and the number of traces.
 
     `shared` counts the programs that were taken over from an equal function. They count as hits. `disk` counts the
-    programs that were found in the cache of `graftax.cache` and not compiled.
+    programs that were found in the cache of `graftax.cache` and not compiled. `compiling` counts those that are being
+    compiled in the background.
     """
 
     hits: int
@@ -48,6 +49,7 @@ class CacheInfo(NamedTuple):
     traces: int
     shared: int = 0
     disk: int = 0
+    compiling: int = 0
 
 
 class LoadedPrograms(Protocol):

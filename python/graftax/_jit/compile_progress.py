@@ -54,6 +54,17 @@ def report_reused(name: str) -> None:
         reports.pop().finish_stage("reused", 0.0)
 
 
+def take_report(name: str) -> _Report | None:
+    """The report of the call of this thread that was lowered last: another thread will compile it."""
+    reports: list[_Report] = _active_reports.__dict__.get("reports", [])
+    return reports.pop() if reports and reports[-1].is_of(name) else None
+
+
+def hand_over_report(report: _Report | None) -> None:
+    """Reports what this thread compiles as a part of a call of another thread."""
+    _active_reports.reports = [] if report is None else [report]
+
+
 def _listen() -> None:
     global _is_listening
     with _listen_lock:

@@ -529,7 +529,9 @@ class Jitted(_core.Caller, Generic[P, R]):
     def cache_info(self) -> CacheInfo:
         """The number of hits and misses, the maximal and the current number of structures, and the number of traces."""
         t = self._table
-        return CacheInfo(t.hits + t.slow_hits, t.misses, t.maxsize, len(t.entries), t.traces, t.shared, t.disk)
+        compiling = sum(getattr(entry.compiled, "compiling", 0) for entry in list(t.entries.values()))
+        hits = t.hits + t.slow_hits
+        return CacheInfo(hits, t.misses, t.maxsize, len(t.entries), t.traces, t.shared, t.disk, compiling)
 
     def _cache_size(self) -> int:
         """The number of programs. `jax.jit` has it under this name, and many tests count compilations by it."""

@@ -40,6 +40,7 @@ class JitOptions(FilterJitOptions, total=False):
     donate_argnames: str | Iterable[str] | None
     check: bool
     progress: bool | Callable[[str, float], Any]
+    background: bool
 
 
 class RecordOptions(TypedDict, total=False):
@@ -67,6 +68,10 @@ AUTO_WITH_OTHERS = (
     "donate='auto' finds out by itself what can be donated: leave out donate_argnums and donate_argnames, or name all "
     "of it in donate=."
 )
+BACKGROUND_WITH = (
+    "background=True evaluates a first call while its program is compiled, which cannot be done with {option}: {why}. "
+    "Leave out one of the two."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +90,7 @@ class Options:
     number_patterns: tuple[
         tuple[str, str], ...
     ] = ()  # (pattern of key paths, "symbolic" or "static" from the first call)
+    background: bool = False  # a first call does not wait for the compiler
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()
@@ -107,6 +113,12 @@ class Options:
         if self.donate_word == "auto" and self.donate:
             raise ValueError(AUTO_WITH_OTHERS)
         Selection(self.repeated)  # refuses what it cannot select
+        if self.background and (self.donate or self.donate_word != "none"):
+            why = "arrays would be deleted from the second call on, and not by the first"
+            raise ValueError(BACKGROUND_WITH.format(option="donate", why=why))
+        if self.background and (self.in_shardings is not None or self.out_shardings is not None):
+            why = "only a compiled program places arrays as they say"
+            raise ValueError(BACKGROUND_WITH.format(option="in_shardings or out_shardings", why=why))
         if self.cache_size < 1:
             raise ValueError(f"cache_size={self.cache_size}: expected at least 1")
 

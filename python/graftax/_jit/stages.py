@@ -131,7 +131,7 @@ class Lowered(_Stage[P, R]):
     @boundary
     def compile(self, *args: Any, **options: Any) -> Compiled[P, R]:
         """Compiles the function. The arguments are those of `jax.stages.Lowered.compile`."""
-        with compiling(self._staging.entry, self._staging.caller._table.history):
+        with compiling(self._staging.caller._table.history.latest_variant(self._staging.entry)):
             return Compiled(self._staging, self._stage.compile(*args, **options))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from graftax._jax.arrays import ref_types
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import run_equation, scan_parts
+from graftax._jax.tracers import is_literal
 from graftax._record.consumers import is_of_derivative
 from graftax._record.nonfinite_origin import Enclosing, Origin, origin_of_constant, origin_of_equation
 from graftax._record.origin_marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
@@ -220,10 +221,6 @@ class Interpreter:
             return [Value(x, _only_non_finite(x, np.full(np.shape(x), marks, np.uint32))) for x in outputs]
 
         return run
-
-
-def is_literal(v: Any) -> bool:
-    return isinstance(v, jax.extend.core.Literal)
 
 
 def _is_floating_number(x: Any) -> bool:

@@ -15,7 +15,8 @@ import numpy as np
 from graftax._jax.arrays import ref_types
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import closed, run_equation, scan_parts
-from graftax._record.interpreter import CALLS, WITH_RULES, first_param, is_literal
+from graftax._jax.tracers import is_literal
+from graftax._record.interpreter import CALLS, WITH_RULES, first_param
 from graftax._record.origin_marks import are_finite, is_elementwise
 
 # These take arrays of any size: none of their parameters is a shape.
