@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that code computes anew from themselves are symbolic from the first call on, where the body runs once."""
 
+import dataclasses
 import functools
 import math
+import reprlib
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -63,6 +66,11 @@ def counts_down(model):
     model.steps += left.steps + 1
 
 
+def by_setattr(model):
+    setattr(model, "steps", model.steps + 1)  # noqa: B010
+    model.w = model.w * model.steps
+
+
 def calls(f, count=5):
     model, results = Counted(), []
     for _ in range(count):
@@ -71,7 +79,7 @@ def calls(f, count=5):
     return results
 
 
-@pytest.mark.parametrize("f", [by_attribute, by_assignment, by_method, by_helper, of_a_float, counts_down])
+@pytest.mark.parametrize("f", [by_attribute, by_assignment, by_method, by_helper, by_setattr, of_a_float, counts_down])
 def test_a_counter_compiles_once(f):
     jitted = graftax.jit(f)
     assert calls(jitted) == calls(f)
@@ -120,6 +128,71 @@ def test_a_counter_in_a_closure():
     assert counted.steps == 4
 
 
+@dataclasses.dataclass
+class Fields:
+    w: jax.Array
+    steps: int = 0
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [2, 0])
+
+
+@dataclasses.dataclass(slots=True, order=True)
+class Slots:
+    w: jax.Array
+    steps: int = 0
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [2, 0])
+
+    @reprlib.recursive_repr()
+    def __repr__(self):
+        return f"Slots({self.steps})"
+
+
+@pytest.mark.parametrize("cls", [Fields, Slots])
+def test_a_counter_in_a_dataclass_and_in_a_list(cls):
+    def step(state):
+        state.steps += 1
+        state.sizes[1] += state.steps
+        state.w = state.w[: state.sizes[0]] * state.sizes[1]
+
+    step.of = cls  # shares no program with the other
+    jitted, state, plain = graftax.jit(step), cls(jnp.ones(2)), cls(jnp.ones(2))
+    for _ in range(4):
+        jitted(state), step(plain)
+        assert (state.steps, state.sizes, state.w.tolist()) == (plain.steps, plain.sizes, plain.w.tolist())
+    assert jitted.cache_info().traces == 1
+
+
+def test_a_counter_in_a_list_that_is_captured_and_in_a_variable():
+    def made():
+        counts, n = [0], 0
+
+        def step(x):
+            nonlocal n
+            n += 1
+            counts[0] += 2
+            return x * n + counts[0], n, counts
+
+        return step
+
+    plain, jitted = made(), graftax.jit(made())
+    for _ in range(4):
+        x = jnp.float32(3)
+        assert jitted(x) == plain(x)
+    assert jitted.cache_info().traces == 1
+
+
+def test_an_index_of_another_list_costs_nothing():
+    @graftax.jit
+    def step(shape, x):
+        sizes = [1, 2]
+        sizes[0] += 1
+        return jnp.zeros(shape[0]) + x[: sizes[0]].sum(), shape[0]
+
+    for _ in range(3):
+        result, size = step([3, 4], jnp.ones(4))
+        assert result.tolist() == [2, 2, 2] and size == 3 and type(size) is int
+    assert step.cache_info().traces == 1
+
+
 def test_a_number_that_is_only_read_is_part_of_the_program():
     jitted = graftax.jit(lambda model, x: x[: model.steps] * model.rate)
     model = Counted()
@@ -159,6 +232,13 @@ def as_float(f):
     return wrapper
 
 
+def as_a_dict(model):
+    OUTSIDE.append("ran")
+    model.steps += 1
+    state = Fields(model.w, model.steps)
+    model.w = model.w * dataclasses.asdict(state)["steps"]
+
+
 @as_float
 def wrapped(model):
     model.steps += 1
@@ -189,7 +269,7 @@ def test_what_is_looked_at_runs_no_code():
     assert not OUTSIDE
 
 
-@pytest.mark.parametrize("f", [roots, catches, asks_for_the_type, wrapped])
+@pytest.mark.parametrize("f", [roots, catches, asks_for_the_type, as_a_dict, wrapped])
 def test_where_symbols_would_make_the_trace_begin_anew_the_body_runs_once_in_the_first_call(f):
     OUTSIDE.clear()
     model, plain = Counted(), Counted()

@@ -248,7 +248,9 @@ def test_clear_and_freeze_concern_one_function():
 def test_explain_and_cache_info_tell_what_is_shared():
     first, second = (graftax.jit(lambda x: x * 2) for _ in range(2))
     first(f32(1)), second(f32(1)), second(f32(2))
-    assert second.cache_info()._asdict() == dict(hits=2, misses=0, maxsize=512, currsize=1, traces=0, shared=1, disk=0)
+    assert second.cache_info()._asdict() == dict(
+        hits=2, misses=0, maxsize=512, currsize=1, traces=0, shared=1, disk=0, compiling=0
+    )
     assert first.cache_info().shared == 0
     (cause,) = graftax.explain(second).variants[0].causes
     assert str(cause) == "shared with an equal function"

@@ -12,9 +12,9 @@ import dis
 import itertools
 import types
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from jax.tree_util import DictKey, GetAttrKey
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from graftax._capture.builtin_overrides import asks_numbers
 from graftax._capture.bytecode import names_of
@@ -23,14 +23,22 @@ from graftax._capture.reachable_code import ReachableCode
 _MOST_CODES = 256  # that are looked at
 
 
-def counters(keys: Iterable[object], function: types.FunctionType, given: Iterable[object]) -> set[str]:
-    """The names of numbers that are symbolic in the first call of a function; none where that may trace it twice.
+class Variable(NamedTuple):
+    """The name of a variable that a function shares with the one around it."""
+
+    name: str
+
+
+Name = str | int | Variable  # of an attribute or an item of a dict; the index of an item of a list; of a variable
+
+
+def counters(names: set[Name], function: types.FunctionType, given: Iterable[object]) -> set[Name]:
+    """Those of these numbers that are symbolic in the first call of a function; none where that may trace it twice.
 
     Args:
-        keys: of numbers, the last entries of their key paths: attributes, or keys of dicts.
+        names: of numbers.
         given: functions among the objects that the call is given, and the classes of the others.
     """
-    names = {name for name in map(name_of, keys) if name is not None}
     codes = _plain_codes([function, *given]) if names else []
     return {name for name in names if any(_updates(code, name) for code in codes)}
 
@@ -54,27 +62,35 @@ def _is_plain(code: types.CodeType, scope: dict[str, Any]) -> bool:
     return not (code.co_exceptiontable and any(part.opname == "PUSH_EXC_INFO" for part in dis.get_instructions(code)))
 
 
-def name_of(key: Any) -> str | None:
-    """The name of an attribute, or of an item of a dict."""
+def name_of(key: Any) -> str | int | None:
+    """The name of an attribute, or of an item of a dict; the index of an item of a list."""
+    if isinstance(key, SequenceKey):
+        return key.idx
     name = key.name if isinstance(key, GetAttrKey) else key.key if isinstance(key, DictKey) else None
     return name if type(name) is str else None
 
 
-def _updates(code: types.CodeType, name: str) -> bool:
+def _updates(code: types.CodeType, name: Name) -> bool:
     """Is there a line that reads what has this name, computes, and stores the result under the same name?"""
-    if name not in code.co_names and name not in code.co_consts:
+    if isinstance(name, str) and name not in code.co_names and name not in code.co_consts:
+        return False
+    if isinstance(name, Variable) and name.name not in code.co_freevars:
         return False
     lines = itertools.groupby(dis.get_instructions(code), lambda part: part.positions and part.positions.lineno)
     return any(_updates_in_line(list(parts), name) for _, parts in lines)
 
 
-def _updates_in_line(parts: list[dis.Instruction], name: str) -> bool:
+def _updates_in_line(parts: list[dis.Instruction], name: Name) -> bool:
     operations = [(part.opname, part.argval) for part in parts]
     if not any(part.opname == "BINARY_OP" and part.argrepr != "[]" for part in parts):
         return False
-    if ("LOAD_ATTR", name) in operations and ("STORE_ATTR", name) in operations:
+    if isinstance(name, Variable):
+        return ("LOAD_DEREF", name.name) in operations and ("STORE_DEREF", name.name) in operations
+    stores = ("STORE_ATTR", name) in operations or {("LOAD_GLOBAL", "setattr"), ("LOAD_CONST", name)} <= {*operations}
+    if ("LOAD_ATTR", name) in operations and stores:
         return True
     # A key lies on top of the stack where its item is stored. `d[key] += 1` copies it before, to read the item, too.
-    after_key = [following[0] for key, following in itertools.pairwise(operations) if key == ("LOAD_CONST", name)]
+    keys = ("LOAD_CONST", name), ("LOAD_SMALL_INT", name)
+    after_key = [following[0] for key, following in itertools.pairwise(operations) if key in keys]
     stores = any(operation == "STORE_SUBSCR" for operation, _ in operations)
     return ("COPY" in after_key and stores) or ("STORE_SUBSCR" in after_key and len(after_key) > 1)

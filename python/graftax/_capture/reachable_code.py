@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import reprlib
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +23,10 @@ from graftax._capture.bytecode import (
     names_of,
     nested_codes,
 )
+
+# A dataclass has a `__repr__` that guards the one which is made for it, and a `__replace__` that calls the class.
+_GUARDS_REPR = {each.__code__.co_filename for each in (dataclasses.field, reprlib.recursive_repr)}
+_REPLACE = getattr(dataclasses, "_replace", None)
 
 
 class ReachableCode:
@@ -68,11 +74,11 @@ class ReachableCode:
 
     def _add_class(self, cls: type) -> None:
         if not is_users_class(cls):
-            self._expect(not cls.__flags__ & HEAP_TYPE or _is_of_jax(cls.__module__, *NEVER))
+            self._expect(not cls.__flags__ & HEAP_TYPE or _is_of_jax(cls.__module__, "dataclasses", *NEVER))
             return
         for name, value in list(vars(cls).items()):
             parts = (value.fget, value.fset, value.fdel) if type(value) is property else (value,)
-            for function in map(_function_in, parts):
+            for function in map(_method_in, parts):
                 if function is not None:
                     is_named = name in self._attributes or name.startswith("__")
                     (self._functions if is_named else self._methods.setdefault(name, [])).append(function)
@@ -107,6 +113,15 @@ def _function_in(value: Any) -> types.FunctionType | None:
     elif type(value) is not types.FunctionType and not issubclass(type(value), type):
         value = inspect.getattr_static(value, "__wrapped__", None)
     return value if type(value) is types.FunctionType else None
+
+
+def _method_in(value: Any) -> types.FunctionType | None:
+    """The function of a method; None for one that a dataclass has."""
+    function = _function_in(value)
+    if function is None or function is _REPLACE:
+        return None
+    guarded = vars(function).get("__wrapped__") if function.__code__.co_filename in _GUARDS_REPR else None
+    return guarded if type(guarded) is types.FunctionType else function
 
 
 def _is_of_jax(module: str | None, *others: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from graftax import _core
 from graftax._capture.caught_errors import catching
-from graftax._capture.counters import counters, name_of
+from graftax._capture.counters import Name, Variable, counters, name_of
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
 from graftax._capture.read_set import ReadSet
@@ -161,7 +161,9 @@ class Numbers:
             family.expect(self._seen_elsewhere(family.names))
             family.expect(self._changed_since(family, values))
             if function is not None:
-                family.expect(_counters(structure, [structure.rows[row] for row, _ in found], function))
+                rows = [structure.rows[row] for row, _ in found]
+                names = [_name(structure, row, path) for row, path in zip(rows, family.names, strict=True)]
+                family.expect(_counters(structure, names, function))
             chosen_by_rules = list(_choose(rules, paths, recording.names))
             family.expect(i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic)
             family.make_static([i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic is False])
@@ -217,15 +219,24 @@ class Numbers:
             family.settle()
 
 
-def _counters(structure: Structure, rows: Sequence[_core.Row], function: types.FunctionType) -> list[int]:
-    """Which of the numbers in these rows are counters."""
-    names = [name_of(row.key_entry) if row.parent >= 0 else None for row in rows]
-    if not any(names):
+def _name(structure: Structure, row: _core.Row, path: str) -> Name | None:
+    """What code may assign the number in a row to, anew; None where that is not possible."""
+    if row.parent < 0:
+        return None
+    holder, name = structure.rows[row.parent].type, name_of(row.key_entry)
+    if holder is types.CellType:
+        return Variable(path.removeprefix("closure "))
+    return name if isinstance(name, str) or holder is list else None
+
+
+def _counters(structure: Structure, names: Sequence[Name | None], function: types.FunctionType) -> list[int]:
+    """Which of the numbers with these names are counters."""
+    if all(name is None for name in names):
         return []
     given = {
         row.value if row.type is types.FunctionType else row.type for row in structure.rows if row.type is not None
     }
-    found = counters([row.key_entry for row in rows if row.parent >= 0], function, given)
+    found = counters({name for name in names if name is not None}, function, given)
     return [i for i, name in enumerate(names) if name in found]
 
 
