@@ -20,7 +20,9 @@ def traces(jitted):
 
 def test_cache_info_counts():
     f = graftax.jit(lambda x, n: x * n)
-    assert f.cache_info()._asdict() == dict(hits=0, misses=0, maxsize=512, currsize=0, traces=0, shared=0, disk=0)
+    assert f.cache_info()._asdict() == dict(
+        hits=0, misses=0, maxsize=512, currsize=0, traces=0, shared=0, disk=0, compiling=0
+    )
     f(f32(1), 1)
     f(f32(2), 1)
     f(f32(3), 2)
