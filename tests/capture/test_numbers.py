@@ -242,7 +242,7 @@ def test_closures_globals_and_attributes_count_too():
     for i in range(6):
         assert f(x()).tolist() == (x() * 0.5 ** (i + 2)).tolist()
         assert (made.n, rate) == (i + 2, 0.5 ** (i + 2))
-    assert traces(f) == 2
+    assert traces(f) == 1
 
 
 def test_an_object_that_is_given_back_keeps_its_number():
