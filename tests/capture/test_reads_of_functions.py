@@ -117,3 +117,23 @@ def test_a_fresh_function_with_an_attribute_stays_one_program():
         g.m = jnp.float32(i)
         assert jitted(g, jnp.ones(2)).tolist() == [i + i] * 2
     assert jitted.cache_info().traces == 1
+
+
+MADE_AGAIN = {
+    "in a helper": "def helper(): return step()",
+    "in a lambda": "def helper(): return (lambda: step())()",
+    "below try": "def helper():\n    try: return step()\n    except: return -1",
+    "twice": "def helper(): return step() + step()",
+    "by another name": "def helper():\n    s = step\n    return s()",
+    "by an attribute": "import types\nkept = types.SimpleNamespace()\n"
+    "def helper():\n    kept.last = step\n    return kept.last()",
+}
+
+
+@pytest.mark.parametrize("name", MADE_AGAIN)
+def test_a_function_with_state_that_is_made_again_between_calls(name):
+    source = (
+        "def make():\n    count = 0\n    def step():\n        nonlocal count\n        count += 1\n        return count\n"
+        f"    return step\nstep = make()\n{MADE_AGAIN[name]}\ndef f(x): return x * helper()"
+    )
+    beside(Program(source, lambda m: setattr(m, "step", m.make()), ("step.__closure__[0].cell_contents",)))

@@ -135,15 +135,20 @@ class ReadSet(CodeReads):
             if isinstance(obj, type):
                 self._add_class(obj)
         self._look_up()
-        # Code is met once, unless its next function may hold other state than this one.
-        is_met_each_time = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code, function)
-        is_met_each_time = is_met_each_time or code in self._rooted or self.cached.is_cached(function)
-        is_met_each_time = is_met_each_time or not is_of_module(scope)  # others may come to lie in its place
+        is_met_each_time = self._is_met_each_time(code, scope, function)
         if not is_met_each_time:
             self.known.add(code, scope)
         if self._is_jitted_inside(code, function, present) or (self._size != size_before and not self._take_in()):
             return self.signals.give()
         return False if is_met_each_time else None
+
+    def _is_met_each_time(self, code: types.CodeType, scope: dict[str, Any], function: Any) -> bool:
+        """Is each frame of this code heard of, although what it names is known?"""
+        if code.co_freevars and is_users_code(code, scope) and not is_generated(code, function):
+            return True  # another function of this code may hold other state
+        if code in self._rooted or self.cached.is_cached(function):
+            return True
+        return not is_of_module(scope)  # others may come to lie in its place
 
     @alone
     def _meet_library(self, reads: LibraryReads) -> Any:
@@ -368,7 +373,7 @@ class ReadSet(CodeReads):
                 names.add(Origin(function, None))
             if not self.known.has(function.__code__, function.__globals__):
                 self.add(function.__code__, function.__globals__, function)
-                if not self.cached.is_cached(function):  # that is heard of whenever it runs
+                if not self._is_met_each_time(function.__code__, function.__globals__, function):
                     self.known.add(function.__code__, function.__globals__)
         if self._size == size_before:
             return False
