@@ -489,6 +489,21 @@ void bind_frames(nb::module_& m) {
       },
       nb::arg("function"), "Has this thread's trace made this function? Known from 3.12 on.");
   m.def(
+      "made_with",
+      [](const std::vector<nb::object>& scopes) -> nb::object {
+        Session* session = innermost();
+        if (!session || PY_VERSION_HEX < 0x030C0000) return nb::none();
+        nb::list found;
+        for (PyObject* function : session->made) {
+          if (session->original(function) != function) continue;  // a copy, which is ours
+          for (const nb::object& scope : scopes)
+            if (PyFunction_GET_GLOBALS(function) == scope.ptr()) found.append(nb::borrow(function));
+        }
+        return found;
+      },
+      nb::arg("scopes"), nb::sig("def made_with(scopes: Sequence[dict[str, Any]]) -> list[Any] | None"),
+      "The functions with these globals that code of this thread's trace has made; None where that is not known.");
+  m.def(
       "answer_calls",
       [](nb::object answer, nb::list codes, bool methods) {
         Session* session = innermost();

@@ -317,6 +317,9 @@ def give_parts(function: Any, globals: dict[str, Any], closure: tuple[Any, ...] 
 def made_in_trace(function: object) -> bool:
     """Has this thread's trace made this function? Known from 3.12 on."""
 
+def made_with(scopes: Sequence[dict[str, Any]]) -> list[Any] | None:
+    """The functions with these globals that code of this thread's trace has made; None where that is not known."""
+
 def answer_calls(answer: Callable[[Any, tuple[Any, ...]], Any], codes: list[Any], methods: bool) -> None:
     """For the rest of this thread's trace, answer(function, its arguments in the order of its parameters) is asked before a frame of these codes runs, with `methods` before that of each method of an object in the graph. Its answer is NotImplemented to let the frame run, or a tuple of the result.
     """

@@ -133,7 +133,7 @@ MADE_AGAIN = {
 @pytest.mark.parametrize("name", MADE_AGAIN)
 def test_a_function_with_state_that_is_made_again_between_calls(name):
     source = (
-        "def make():\n    count = 0\n    def step():\n        nonlocal count\n        count += 1\n        return count\n"
-        f"    return step\nstep = make()\n{MADE_AGAIN[name]}\ndef f(x): return x * helper()"
+        "def make():\n    count = 0\n    def step():\n        nonlocal count\n        count += 1\n"
+        f"        return count\n    return step\nstep = make()\n{MADE_AGAIN[name]}\ndef f(x): return x * helper()"
     )
     beside(Program(source, lambda m: setattr(m, "step", m.make()), ("step.__closure__[0].cell_contents",)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import types
 import warnings
 import weakref
@@ -56,14 +57,21 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
 
 def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
     """What these equations call on the host, and those of the jaxprs within them."""
+    for equation in _equations(noted, pure):
+        host = equation.params.get("callback")
+        if host is not None:
+            yield user_callback(host)
+
+
+def _equations(noted: list[Any], pure: bool) -> Iterator[Any]:
+    """These equations, and those of the jaxprs within them."""
     todo, visited = _core.outside(noted, inner_frames()), set[Any]()
     while todo:
         equation = todo.pop()
         if not (pure or equation.effects):
             continue
-        host = equation.params.get("callback")
-        if host is not None:
-            yield user_callback(host)
+        yield equation
+        if "callback" in equation.params:
             continue
         for value in equation.params.values():
             for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
@@ -71,6 +79,29 @@ def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
                 if isinstance(jaxpr, jax.extend.core.Jaxpr) and jaxpr not in visited:
                     visited.add(jaxpr)
                     todo += jaxpr.eqns
+
+
+def rule_codes(since: int) -> set[types.CodeType]:
+    """The code of the derivative rules that `equations()[since:]` hold. JAX may run them after the trace."""
+    found, visited = set[types.CodeType](), set[int]()
+    todo = [
+        value
+        for equation in _equations(list(equations()[since:]), True)
+        if "bwd" in equation.params or "jvp_jaxpr_fun" in equation.params
+        for value in equation.params.values()
+        if not isinstance(getattr(value, "jaxpr", value), jax.extend.core.Jaxpr)
+    ]
+    while todo:
+        value = todo.pop()
+        if id(value) in visited or isinstance(value, type | types.ModuleType):
+            continue
+        visited.add(id(value))
+        if isinstance(value, types.FunctionType):
+            found.add(value.__code__)
+            todo += [value.__closure__, value.__defaults__]
+        else:
+            todo += gc.get_referents(value)
+    return found
 
 
 def copied(callback: Callable[..., object], traces: _Traces) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import gc
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from jax.core import Tracer
@@ -106,12 +107,6 @@ def seen(function: types.FunctionType) -> types.FunctionType:
     return twin
 
 
-def _answering(begin: Callable[[], None] | None, function: Callable[[], object]) -> Any:
-    if begin is not None:
-        begin()
-    return function()
-
-
 _PATCHING = threading.RLock()  # one trace at a time puts what it sees into classes and modules
 
 
@@ -132,6 +127,7 @@ class Rebuilt:
         self.take_in: Callable[[], bool] | None = None  # gives the trace the roots that its read set has found
         self.answer_calls: Callable[[], None] | None = None  # begins to answer calls in place of their frames
         self.has_changed: Callable[[], bool] = lambda: False  # has the trace changed what was rebuilt?
+        self.made: list[tuple[types.FunctionType, dict[str, Any]]] = []  # by its frames; the globals of their module
         self._trace: _core.Trace | None = None
         self._ids: dict[int, tuple[int, int]] = {}
 
@@ -145,6 +141,15 @@ class Rebuilt:
         self.has_changed = lambda: False
         self._ids = {}
         self.raised.clear()
+        self.made.clear()
+
+    def give_globals(self, kept: Collection[types.CodeType] = ()) -> None:
+        """The functions that the trace has made get the globals of their module, in place of what its frames saw of
+        them. Not those of the codes in `kept`, which JAX runs later (`host_callbacks.give_own`)."""
+        for function, scope in self.made:
+            if function.__code__ not in kept:
+                _core.give_parts(function, scope, function.__closure__)
+        self.made.clear()
 
     def id(self, obj: object, /) -> int:
         """What `id` is for code under the trace: of a copy, that of the caller's object."""
@@ -164,7 +169,7 @@ class Views:
         reads: what the code reads; None where the trace is a part of one around it, which sees to all that.
         changed: origins, and the rebuilt values.
         assigned: origins that the code assigns, and the cells with their values.
-        rebuilt: what is asked about rebuilt objects.
+        rebuilt: what is asked about rebuilt objects; None for a part of the trace around it.
     """
 
     def __init__(
@@ -174,7 +179,7 @@ class Views:
         assigned: list[tuple[Origin, types.CellType]],
         rebuilt: Rebuilt | None,
     ) -> None:
-        self._reads, self._rebuilt = reads, rebuilt or Rebuilt()
+        self._reads, self._rebuilt, self._is_part = reads, rebuilt or Rebuilt(), rebuilt is None
         self._modules: list[tuple[types.ModuleType, type, type]] = []
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._begun: dict[int, dict[str, Any]] = {}  # what the frames saw in them when they began to
@@ -291,11 +296,30 @@ class Views:
         if self._reads is None:  # part of the trace around it, if there is one
             for original, copy in (*self._scopes.values(), *self.functions):
                 _core.stands_for(copy, original)
-            return function()
+            try:
+                return function()
+            finally:
+                self._note_made()
         with self._patching:
             if self._classes or self._modules:
                 self._patching.enter_context(_PATCHING)
             return self._run(function, self._reads)
+
+    def _note_made(self) -> None:
+        """Functions that frames have made have the globals that these frames saw. Those that are left may outlive the
+        trace: in its result, in a class, in a cache."""
+        originals = {id(frame_scope): scope for scope, frame_scope in self._scopes.values()}
+        frame_scopes = [frame_scope for _, frame_scope in self._scopes.values()]
+        if not frame_scopes:
+            return
+        made = _core.made_with(frame_scopes)
+        self._rebuilt.made += [
+            (function, originals[id(function.__globals__)])
+            for function in (gc.get_referrers(*frame_scopes) if made is None else made)
+            if isinstance(function, types.FunctionType) and id(function.__globals__) in originals
+        ]
+        if self._is_part:
+            self._rebuilt.give_globals()
 
     def can_extend(self) -> bool:
         """May it put more into classes and modules? Not while the trace of another thread does, for which ours may be
@@ -338,7 +362,7 @@ class Views:
             scopes = list(self._scopes.values())
             reads.builtins.now.originals = {id(frame_scope): scope for scope, frame_scope in scopes}
             arguments = enter, reads.known, scopes, self.functions, inner_frames()
-            run = functools.partial(_answering, self._rebuilt.answer_calls, function)
+            run = functools.partial(self._answering, function)
             result = _core.run_watched(run, *arguments, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
             replaced = [*self._unpatch(reads), *self._set_by_computed_names(reads)]
@@ -355,6 +379,14 @@ class Views:
                 if frame_scope.get(name, MISSING) is not scope.get(name, MISSING):
                     Origin(scope, name).put(frame_scope.get(name, MISSING))
         return result
+
+    def _answering(self, function: Callable[[], Any]) -> Any:
+        if self._rebuilt.answer_calls is not None:
+            self._rebuilt.answer_calls()
+        try:
+            return function()
+        finally:
+            self._note_made()
 
     def _has_changed(self) -> bool:
         """Has the trace changed an object or a global by now?"""

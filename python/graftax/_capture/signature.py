@@ -367,7 +367,7 @@ class Signature:
             return views.run(functools.partial(function, *arguments[:positional], **keywords))
 
         result = with_handles(run, values[: positional + len(named)], name, uses_up)
-        lost = [n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)]
+        lost = [n for n in self.stored if scope.get(n, MISSING) is not self._global(n, roots, values)]
         if lost:
             raise GlobalAssigned(lost)
         return result

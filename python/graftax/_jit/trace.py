@@ -21,7 +21,7 @@ from graftax._base.given_warnings import count_warnings
 from graftax._capture.caught_errors import tell_of_caught
 from graftax._capture.constant_arrays import read_only
 from graftax._capture.host_callbacks import codes as host_codes
-from graftax._capture.host_callbacks import give_own, host_functions, warn_of_copies
+from graftax._capture.host_callbacks import give_own, host_functions, rule_codes, warn_of_copies
 from graftax._capture.leaked_classes import refuse_tracers_in_classes
 from graftax._capture.leaked_tracers import ended_among, is_unexpected, refuse_ended, refuse_text
 from graftax._capture.locks import LOCKS, Locks
@@ -249,14 +249,17 @@ def _trace_once(
                         run, impure_calls.enter, impure_calls.known, [], [], inner_frames(), quiet=True
                     )
         except Exception as error:
+            graph.give_globals()
             if is_concretization_error(error) and make_numpy_constant():
                 raise NewReads from None
             raise
+        hosts = host_codes(start) if reads is not None or graph.made else set[types.CodeType]()
+        graph.give_globals(hosts | rule_codes(start) if graph.made else ())
         # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
         if graph.raised and make_numpy_constant():
             raise NewReads
         if reads is not None and (
-            reads.see_hosts(caller._function, host_codes(start))
+            reads.see_hosts(caller._function, hosts)
             or not (growth.plan.signature if growth else signature).has_roots_of(reads)
         ):
             raise NewReads  # found in host callbacks of this trace, or meanwhile by a trace in another thread
