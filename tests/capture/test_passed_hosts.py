@@ -219,3 +219,65 @@ def test_what_is_named_as_a_callback_of_jax_and_is_none_runs_in_the_trace():
     LOG.values.clear()
     jitted = graftax.jit(through_a_function)
     assert [float(jitted(jnp.float32(0))) for _ in range(3)] == [1, 2, 3] and LOG.values == [2, 2, 2]
+
+
+# ---- what the host function changes, and the jitted function reads too
+
+total: Any = 0.0
+kept: dict[str, Any] = {}
+
+
+def add(v: Any) -> None:
+    global total
+    total = total + v
+    kept["v"] = kept["v"] + v
+
+
+def made_inside(x: Any) -> Any:
+    def host(v: Any) -> None:
+        global total
+        total = total + v
+        kept["v"] = kept["v"] + v
+
+    y = x * total + kept["v"]
+    jax.debug.callback(host, x)
+    return y
+
+
+def made_outside(x: Any) -> Any:
+    y = x * total + kept["v"]
+    jax.debug.callback(add, x)
+    return y
+
+
+def through_a_lambda(x: Any) -> Any:
+    y = x * total + kept["v"]
+    jax.debug.callback(lambda v: add(v), x)
+    return y
+
+
+def below_grad(x: Any) -> Any:
+    def loss(x: Any) -> Any:
+        y = x * total + kept["v"]
+        jax.debug.callback(add, x)
+        return y
+
+    return jax.value_and_grad(loss)(x)[0]
+
+
+@pytest.mark.parametrize("step", [made_inside, made_outside, through_a_lambda, below_grad])
+def test_a_host_function_changes_what_the_next_call_reads(step: Any):
+    def run(step: Any) -> list[Any]:
+        global total
+        total, kept["v"] = jnp.zeros(()), jnp.ones(())
+        answers = list[Any]()
+        for i in range(4):
+            answers.append(step(jnp.float32(i)).tolist())
+            jax.effects_barrier()
+            answers += [total.tolist(), kept["v"].tolist()]
+            total = total + 10  # and a change outside
+        return answers
+
+    with pytest.warns(graftax.LostChangeWarning, match=r"seems to change global \w+(, global \w+)?, which \w+ uses"):
+        given = run(graftax.jit(step))
+    assert given == run(step)

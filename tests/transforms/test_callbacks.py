@@ -408,8 +408,9 @@ def test_the_warning_comes_from_inside_of_other_transforms(around: Any):
         jax.debug.callback(lambda x: recorder.seen.append(1), x)
         return x * recorder.w
 
-    assert len(set(told(lambda: graftax.jit(around(noting))(jnp.ones(()))))) == 1
-    assert recorder.seen == []
+    [message] = set(told(lambda: graftax.jit(around(noting))(jnp.ones(()))))
+    jax.effects_barrier()
+    assert recorder.seen == ([] if "is a copy made for the trace" in message else [1])
 
 
 def test_a_host_function_that_reads_or_has_its_own_objects_earns_no_warning(capsys: pytest.CaptureFixture[str]):

@@ -29,9 +29,15 @@ COPY_CHANGED = (
     "function outside of {name}. (graftax.io_callback, unlike JAX's callbacks, raises an error if a copy is changed.)"
 )
 
+READ_TOO = (
+    "{name}: its host function {host} seems to change {paths}, which {name} uses, too. {name} sees what is there when "
+    "it is called, not what the host function leaves there during the call. Use the object in the host function only, "
+    "or return the value from {name} and change the object outside."
+)
+
 _Traces = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each running one: the caller's roots, the rebuilt ones
 
-_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_ATTR"})
+_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL"})
 _METHODS = frozenset(
     name
     for cls in (list, dict, set, bytearray)
@@ -112,46 +118,47 @@ def copied(callback: Callable[..., object], traces: _Traces) -> tuple[tuple[Any,
     copies: set[int] = set()
     for roots, values in traces:
         copies |= _nodes(tuple(values)) - _nodes(tuple(roots))
-    copies_captured = (
-        [(name, value) for name, value in _captured(callback) if _nodes((value,)) & copies] if copies else []
-    )
-    return (
-        (tuple(value for _, value in copies_captured), tuple(name for name, _ in copies_captured))
-        if copies_captured
-        else None
-    )
+    captured = _captured_of(callback, copies)
+    return (tuple(value for _, value in captured), tuple(name for name, _ in captured)) if captured else None
 
 
-def warn_of_copies(name: str, traces: _Traces, since: int) -> None:
-    """Warns of host functions that seem to change a copy: nothing checks them.
+def warn_of_changes(name: str, traces: _Traces, since: int, roots: set[tuple[int, str | None]]) -> None:
+    """Warns of host functions that seem to change what the traced function uses, or a copy of it: nothing checks them.
 
     A host function of `graftax.io_callback` is checked when it runs.
 
     Args:
         name: what is traced.
-        traces: those that are running.
-        since: how many equations there were before the last of these.
+        traces: those that are running; the last one is its own.
+        since: how many equations there were before it.
+        roots: the keys of the globals that are roots of it.
     """
     for host in host_functions(since):
         if (getattr(host, "__module__", None) or "").startswith(_OWN) or not _writes(host):
             continue
         captured_copies = copied(host, traces)
         if captured_copies is not None:
+            message, paths = COPY_CHANGED, captured_copies[1]
+        else:
+            originals = _nodes(tuple(traces[-1][0])) - _nodes(tuple(traces[-1][1]))
+            names = [captured for captured, _ in _captured_of(host, originals)]
+            message, paths = READ_TOO, (*names, *_assigned_among(host, roots))
+        if paths:
             called = getattr(host, "__qualname__", type(host).__qualname__)
-            message = COPY_CHANGED.format(name=name, host=called, paths=", ".join(captured_copies[1]))
-            warnings.warn(message, LostChangeWarning, caller_level())
+            text = message.format(name=name, host=called, paths=", ".join(dict.fromkeys(paths)))
+            warnings.warn(text, LostChangeWarning, caller_level())
 
 
 def give_own(since: int, graph: Rebuilt, written: set[int]) -> None:
-    """Host functions run after the trace: what they capture becomes the caller's own again, where nothing changes it.
+    """Host functions run after the trace: what they capture becomes the caller's own again.
 
     Args:
         since: how many equations there were before the trace.
         graph: knows the rebuilt variables and globals of the traced function, and the caller's.
         written: the roots that the function changes. What these hold when the host function runs is not known.
     """
-    for host in _functions(since):
-        if _writes(host):
+    for host, is_checked in _functions(since):
+        if is_checked and _writes(host):  # an error when it runs
             continue
         pairs = [(cell, graph.cells.get(id(cell))) for cell in host.__closure__ or ()]
         closure = tuple(
@@ -167,16 +174,35 @@ def give_own(since: int, graph: Rebuilt, written: set[int]) -> None:
 
 def codes(since: int) -> set[types.CodeType]:
     """The code of the functions that `equations()[since:]` call on the host."""
-    return {host.__code__ for host in _functions(since)}
+    return {host.__code__ for host, _ in _functions(since)}
 
 
-def _functions(since: int) -> Iterator[types.FunctionType]:
-    for host in host_functions(since, pure=True):
-        host = getattr(getattr(host, "__self__", None), "host_function", host)
+def _functions(since: int) -> Iterator[tuple[types.FunctionType, bool]]:
+    """The functions on the host, and whether they belong to a callback of graftax, which sees what they change."""
+    for callback in host_functions(since, pure=True):
+        host = getattr(getattr(callback, "__self__", None), "host_function", callback)
+        is_checked = host is not callback
         while isinstance(host, functools.partial):
             host = host.func
         if isinstance(host, types.FunctionType):
-            yield host
+            yield host, is_checked
+
+
+def _captured_of(callback: Callable[..., Any], nodes: set[int]) -> list[tuple[str, Any]]:
+    """What a host function captures that leads to one of these nodes, by name."""
+    return [(name, value) for name, value in _captured(callback) if _nodes((value,)) & nodes] if nodes else []
+
+
+def _assigned_among(host: Any, roots: set[tuple[int, str | None]]) -> list[str]:
+    """The globals that a host function, or what it calls, assigns, where they are among these."""
+    scope = id(resolve(host)[0].__globals__)
+    assigned = [
+        instruction.argval
+        for code in _codes(host)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname == "STORE_GLOBAL"
+    ]
+    return [f"global {name}" for name in assigned if (scope, name) in roots]
 
 
 def _captured(callback: Callable[..., object]) -> list[tuple[str, Any]]:

@@ -287,6 +287,10 @@ class Views:
             numbers = {name: root for (holder, name), root in self._roots.items() if holder == i and name is not None}
             self._rebuilt.scopes[id(frame_scope)] = scope, numbers
 
+    def root_keys(self) -> set[tuple[int, str | None]]:
+        """The keys of the origins that are roots."""
+        return set(self._roots)
+
     def run(self, function: Callable[[], object]) -> Any:
         """Calls it while its code, and what it calls, sees the rebuilt values.
 

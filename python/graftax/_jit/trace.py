@@ -21,7 +21,7 @@ from graftax._base.given_warnings import count_warnings
 from graftax._capture.caught_errors import tell_of_caught
 from graftax._capture.constant_arrays import read_only
 from graftax._capture.host_callbacks import codes as host_codes
-from graftax._capture.host_callbacks import give_own, host_functions, rule_codes, warn_of_copies
+from graftax._capture.host_callbacks import give_own, host_functions, rule_codes, warn_of_changes
 from graftax._capture.leaked_classes import refuse_tracers_in_classes
 from graftax._capture.leaked_tracers import ended_among, is_unexpected, refuse_ended, refuse_text
 from graftax._capture.locks import LOCKS, Locks
@@ -328,10 +328,6 @@ def _note_trace(
     if have_errors() and any(map(raises_its_own, host_functions(equations_before, pure=True))):
         table.blocking_outcomes.add(id(outcome))
         silence_callback_logging()
-    # Derivative rules and callbacks outlive the trace: their captures become the caller's objects again.
-    if graph.cells or graph.scopes:
-        written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
-        give_own(equations_before, graph, written)
     _read_new_refs(plan.name, recording, outcome, leaves, outputs)
     if plan.options.out_shardings is not None:
         outcome.ties = _ties(outcome, outputs)
@@ -340,6 +336,24 @@ def _note_trace(
     # Most ids that code reads serve one walk of a graph. They matter later only if an argument or a result holds them.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):
         table.requested_ids[id(outcome)] = graph.asked
+
+
+def _see_to_hosts(
+    name: str,
+    graph: Rebuilt | None,
+    recording: _core.Recording,
+    outcome: _core.Outcome,
+    trace: tuple[tuple[Any, ...], list[Any]],
+    start: int,
+) -> None:
+    """Host functions outlive the trace: their captures become the caller's objects again. A warning names those that
+    seem to change what the trace reads."""
+    roots = set[tuple[int, str | None]]()
+    if graph is not None and (graph.cells or graph.scopes):
+        written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
+        give_own(start, graph, written)
+        roots = graph.views.root_keys() if graph.views is not None else roots
+    warn_of_changes(name, [*_core.running_traces(), trace], start, roots)
 
 
 @keeping_cached
@@ -402,7 +416,7 @@ def run_trace(
             refuse_tracers_in_classes(name, outcome)
             refuse_text(name, running.recording or recording, outcome, path)
             refuse_cached(name)
-            warn_of_copies(name, [*_core.running_traces(), (roots, values)], start)
+            _see_to_hosts(name, graph, running.recording or recording, outcome, (roots, values), start)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             give_own_objects(error, tracing.original)
             if is_unexpected(error):  # an ended transform left a tracer in the arguments
