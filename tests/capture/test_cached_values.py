@@ -18,6 +18,7 @@ import pytest
 
 import graftax
 from graftax._capture import cache_layout
+from programs import module
 
 Deco = Callable[[Callable[..., Any]], Any]
 CACHES: list[Deco] = [functools.cache, functools.lru_cache(8)]
@@ -293,3 +294,31 @@ def test_an_object_that_is_no_longer_cached_is_not_kept():
 
 def test_the_layout_of_caches_is_known():
     assert cache_layout.is_known
+
+
+CAUGHT = """
+class Settings:
+    def __init__(self): self.steps = 0
+@functools.cache
+def settings(): return Settings()
+@functools.cache
+def rate(): return table["k"] + 1
+table, log = {"k": 2.0}, [0]
+def caught(read):
+    try: return read()
+    except: return -1.0
+def f(x):
+    value = caught(lambda: rate())
+    log[0] += 1
+    settings().steps += 1
+    return x * value
+"""
+
+
+def test_what_it_gave_in_a_trace_whose_end_the_function_caught_is_made_again():
+    def counts(jit: Any) -> list[Any]:
+        m = module(CAUGHT)
+        f = jit(m.f)
+        return [(f(jnp.ones(1)).tolist(), m.settings().steps, m.log[0]) for _ in range(3)]
+
+    assert counts(graftax.jit) == counts(plain)

@@ -224,6 +224,7 @@ def _trace_once(
 
     def call(values: list[Any]) -> Any:
         reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
+        signals_before = 0 if reads is None else reads.signals.count
         if reads is not None:
             reads.builtins.now.symbolic = numbers
         call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
@@ -259,7 +260,8 @@ def _trace_once(
         if graph.raised and make_numpy_constant():
             raise NewReads
         if reads is not None and (
-            reads.see_hosts(caller._function, hosts)
+            reads.signals.count != signals_before  # the code has caught NewReads: what it did to caches is undone
+            or reads.see_hosts(caller._function, hosts)
             or not (growth.plan.signature if growth else signature).has_roots_of(reads)
         ):
             raise NewReads  # found in host callbacks of this trace, or meanwhile by a trace in another thread
