@@ -492,6 +492,141 @@ PARTS: dict[str, Part] = {
         ["$s.d = n", "$s.a += 1", "vars($S)['d'].v += 1"],
         ["vars($s)", "$s.a", "vars($S)['d'].v"],
     ),
+    "numbers in C containers": Part(
+        """
+        import array, bisect, collections, heapq, itertools, operator, statistics, struct
+        $q = collections.deque([3, 1], maxlen=3)
+        $a = array.array('d', [1., 2.])
+        $h = [2, 5]
+        $count = collections.Counter(a=1)
+        $table = {}
+        """,
+        [
+            "list($q)",
+            "sum($q)",
+            "$a[0] * 2",
+            "$a.tolist()",
+            "bisect.bisect($h, n)",
+            "heapq.nsmallest(1, [n, *$h])",
+            "list(itertools.accumulate([n, 1, 2]))",
+            "list(itertools.repeat(2, n))[-1]",
+            "struct.unpack('<i', struct.pack('<i', n))[0]",
+            "array.array('i', [n, 2]).tolist()",
+            "collections.Counter([n, 3, 3]).most_common(1)",
+            "list(collections.deque([1, 2, n], maxlen=2))",
+            "statistics.mean([n, 2])",
+            "operator.index(n) + 1",
+            "bytes([n, 1]).hex()",
+            "sorted({n, 3, 7})",
+            "dict(zip('ab', (n, 2)))['a']",
+            "$count['a'] + $count['b']",
+            "$table.get(n, -1)",
+            "int.from_bytes(n.to_bytes(2, 'big'), 'big')",
+            "pow(n, 2, 7)",
+            "slice(n).indices(4)[1]",
+            "'abcdefghijk'[n]",
+        ],
+        [
+            "$q.append({i})",
+            "$h.append(9)",
+            "$count['a'] = {i}",
+            "$table[{i}] = {v}",
+            "$q = collections.deque([{i}])",
+            "$h[0] = 1",
+        ],
+        ["$q.append(n)", "heapq.heappush($h, n)", "$count['b'] += n", "$table[n] = 2", "$table.setdefault('k', n)"],
+        ["list($q)", "$h", "dict($count)", "$table"],
+    ),
+    "work of threads": Part(
+        """
+        import concurrent.futures, queue, threading
+        $cfg = {'k': 2.}
+        class $Box:
+            rate = 3.
+            def __init__(self): self.seen = []
+        $box = $Box()
+        def $work(v): return v * $cfg['k'] + $box.rate
+        def $in_thread(v):
+            out = []
+            thread = threading.Thread(target=lambda: out.append($work(v)))
+            thread.start()
+            thread.join()
+            return out[0]
+        def $in_pool(v):
+            with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                return list(pool.map($work, [v, 1]))
+        def $through_queue(v):
+            q = queue.Queue()
+            q.put($work(v))
+            return q.get()
+        def $noting(v):
+            thread = threading.Thread(target=$box.seen.append, args=(v,))
+            thread.start()
+            thread.join()
+        """,
+        [
+            "$in_thread(2)",
+            "$in_pool(3)",
+            "$through_queue(2)",
+            "len($box.seen)",
+            "$work(n)",
+            "threading.active_count() > 0",
+        ],
+        ["$cfg['k'] = {v}", "$Box.rate = {v}", "$box.rate = {v}", "$box.seen.append({i})", "$work = lambda v: v + {v}"],
+        ["$box.seen.append(1)", "$noting(4)", "$cfg['k'] += 1"],
+        ["$cfg", "$box.seen", "vars($box)"],
+    ),
+    "generators and contexts": Part(
+        """
+        import contextlib
+        $log = []
+        $k = [2.]
+        class $Swallows:
+            count = 0
+            def __enter__(self): self.count += 1; return self
+            def __exit__(self, *error): return True
+        $s = $Swallows()
+        @contextlib.contextmanager
+        def $scaled(v):
+            before, $k[0] = $k[0], v
+            try: yield
+            finally: $k[0] = before
+        def $items(n):
+            try:
+                for i in range(n): yield i * $k[0]
+            except ValueError: yield -1.
+            finally: $log.append(1)
+        def $inside(v):
+            result = -1.
+            with $s: result = float(v) * $k[0]
+            return result
+        def $under(v):
+            with $scaled(v): return $k[0]
+        def $first(v): return next(i for i in $items(v) if i >= 0)
+        """,
+        ["$inside(n)", "$under(n)", "sum($items(3))", "sum($items(n))", "$first(n)", "$s.count", "len($log)", "$k[0]"],
+        ["$k[0] = {v}", "$Swallows.__exit__ = lambda s, *e: True", "$s.count = {i}", "$log.clear()"],
+        ["$k[0] += 1", "$inside(3)", "$log.append(n)", "$s.__enter__()"],
+        ["$k", "$log", "$s.count"],
+    ),
+    "functions that are left behind": Part(
+        """
+        import functools
+        $w = jnp.ones(1)
+        $rate = 2.
+        class $Keep: pass
+        $keep = $Keep()
+        def $make(k): return lambda v: v * k * $rate + $w
+        """,
+        ["$make(2.)(x)", "$rate", "$w * 2", "getattr($keep, 'n', 0)"],
+        ["$rate = {v}", "$w = $w + 1", "$keep.n = {i}", "$make = lambda k: lambda v: v + k"],
+        [
+            "$keep.last = lambda v: v * $rate + $w",
+            "$keep.last = $make(3.)",
+            "$keep.part = functools.partial($make(2.), x)",
+        ],
+        ["$keep.last(jnp.ones(1))", "$keep.last(2.)", "$rate", "$keep.part.func(1.)"],
+    ),
 }
 
 WRAPPERS = [
