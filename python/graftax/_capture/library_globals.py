@@ -68,7 +68,7 @@ class LibraryGlobals:
         module = str(scope.get("__name__"))
         place = code.co_filename, code.co_firstlineno
         own = SettingsTable(place, module, module, scope, True)
-        for name in {chain[0] for chain in names.chains}:
+        for name in {*(chain[0] for chain in names.chains), *names.stored}:
             value = scope.get(name)
             if type(value) in _PLAIN:
                 yield from self._note_key(own, name) if name in names.stored else ()

@@ -15,7 +15,6 @@ import jax.core
 
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, compile_events
-from graftax._jax import fast_dispatch
 from graftax._jax.arrays import as_weak
 from graftax._jax.equations import run_equation
 from graftax._jax.part_programs import runs_foreign_code
@@ -98,7 +97,7 @@ class Background:
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), outputs)
 
     def _find(self, leaves: Sequence[Any]) -> _Compilation | None:
-        signatures, settings = array_signatures(leaves), fast_dispatch.settings_of_traces()
+        signatures, settings = array_signatures(leaves), settings_of_traces()
         running = list(self._compilations)
         return next((c for c in running if c.signatures == signatures and c.settings == settings), None)
 
@@ -112,7 +111,7 @@ class Background:
                 self._compilations.remove(compilation)
                 compilation = None
             if compilation is None:
-                compilation = _Compilation(array_signatures(leaves), fast_dispatch.settings_of_traces())
+                compilation = _Compilation(array_signatures(leaves), settings_of_traces())
                 self._compilations.append(compilation)
                 if lowered is None:
                     compilation.is_used = True
