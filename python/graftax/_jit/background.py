@@ -18,6 +18,7 @@ from graftax._explain import ArraySignature, array_signatures, compile_events
 from graftax._jax.arrays import as_weak
 from graftax._jax.equations import run_equation
 from graftax._jax.part_programs import runs_foreign_code
+from graftax._jax.settings import settings_of_traces
 from graftax._jax.tracebacks import boundary
 from graftax._jax.tracers import is_literal
 from graftax._jit import program_store
