@@ -32,6 +32,7 @@ class Base:
     rate = 1.0
     table = {"k": 1.0}
     def go(self, x): return x * self.rate * self.table["k"]
+    def scale(self): return 1.0
 
 class Registry:
     def __init__(self): self.functions = {}
@@ -109,6 +110,17 @@ def test_numbers_and_tables_of_classes_are_noticed(package: Any):
     assert float(step(ONE)) == float(inherited(ONE, Mine())) == 5
     package.Base.table["k"] = 3.0
     assert float(step(ONE)) == float(inherited(ONE, Mine())) == 15
+
+
+def test_methods_and_tables_that_are_replaced_are_noticed(package: Any):
+    step, method = graftax.jit(lambda x: package.Base().go(x) * package.Base().scale()), graftax.jit(package.Base.go)
+    assert float(step(ONE)) == 1 and float(method(package.Base(), ONE)) == 1
+    package.Base.scale = lambda base: 4.0
+    assert float(step(ONE)) == 4
+    package.Base.table = {"k": 3.0}
+    assert float(step(ONE)) == 12 and float(method(package.Base(), ONE)) == 3
+    package.Base.go = lambda base, x: x
+    assert float(step(ONE)) == 4
 
 
 def test_a_registry_gives_the_function_that_it_has_now(package: Any):

@@ -88,7 +88,8 @@ class CodeReads:
         self._now = Now()
         self._rooted = CodeSet()  # code that reads a root by its name
         self._inner = CodeSet()  # code of functions that known code makes
-        self._package_classes: dict[type, int] = {}  # with the number of names that were looked up in them
+        self._package_classes: dict[type, bool] = {}  # was none of the names looked up in it?
+        self._asked_of_packages: set[str] = set()
         self._locks: dict[int, Any] = {}  # that bindings lead to
         self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
 
@@ -248,12 +249,13 @@ class CodeReads:
     def _look_up_in_packages(self) -> None:
         """Notes the settings that code may ask the classes of installed packages for."""
         asked = self.attributes.of_anybody
-        for cls, count in self._package_classes.items():
-            if count != len(asked):
-                self._package_classes[cls] = len(asked)
-                for name in settings_of(cls, asked):
-                    self._note(cls, name, MISSING, False)
-                self._note_settings(self.impure.library.note_class(cls, asked))
+        new, self._asked_of_packages = asked - self._asked_of_packages, asked
+        for cls, is_new in list(self._package_classes.items()):
+            names = asked if is_new else new
+            self._package_classes[cls] = False
+            for name in settings_of(cls, names):
+                self._note(cls, name, MISSING, False)
+            self._note_settings(self.impure.library.note_class(cls, names))
 
     def _note_cache(self, value: object) -> None:
         """Notes a `functools.lru_cache`, and has its function heard of again when that fills the cache."""
@@ -304,7 +306,7 @@ class CodeReads:
         self._note_all(self.attributes.add(cls))
         for base in cls.__mro__[:-1]:
             if base not in self._package_classes and is_of_package(base):
-                self._package_classes[base] = -1
+                self._package_classes[base] = True
 
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""

@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from graftax._capture.bytecode import HEAP_TYPE, Names, in_class, is_open_scope, is_users_scope
+from graftax._capture.bytecode import HEAP_TYPE, Names, is_open_scope, is_users_scope
 
 CHANGED = (
     "{name} runs code of {module} that changed {what} from {before!r} to {after!r} while it was traced. A compiled "
@@ -24,6 +24,7 @@ CHANGED = (
 )
 
 _PLAIN = bool, int, float, str
+_OF_CLASSES = dict, types.FunctionType, staticmethod, classmethod, property
 _MOST = 64  # entries of a table that is looked at
 
 
@@ -82,13 +83,11 @@ class LibraryGlobals:
             yield from self._note_value((str(scope.get("__file__")), 1), module, f"{module}.{name}", value)
 
     def note_class(self, cls: type, asked: set[str]) -> Iterator[tuple[SettingsTable, str]]:
-        """The tables among what code may ask a class of a package for."""
-        module = cls.__module__
-        for base in filter(is_of_package, cls.__mro__[:-1]):
-            place = str(vars(sys.modules[base.__module__]).get("__file__")), 1
-            for name in asked & vars(base).keys():
-                if type(vars(base)[name]) is dict:
-                    yield from self._note_value(place, module, f"{base.__qualname__}.{name}", vars(base)[name])
+        """The tables among what code may ask a class of a package for, by its own names."""
+        place = str(vars(sys.modules[cls.__module__]).get("__file__")), 1
+        for name in asked & vars(cls).keys():
+            if type(vars(cls)[name]) is dict:
+                yield from self._note_value(place, cls.__module__, f"{cls.__qualname__}.{name}", vars(cls)[name])
 
     def _note_value(
         self, place: tuple[str, int], module: str, what: str, value: Any
@@ -143,10 +142,10 @@ class Snapshot:
 
 
 def settings_of(cls: type, asked: set[str]) -> Iterator[str]:
-    """The names of numbers and texts among what code may ask a class of a package for."""
-    for name in asked:
-        owner, value = in_class(cls, name)
-        if owner is not None and is_of_package(owner) and (value is None or type(value) in _PLAIN):
+    """The numbers, texts, tables and methods of a class of a package that code may ask for, by name."""
+    for name in asked & vars(cls).keys():
+        value = vars(cls)[name]
+        if value is None or type(value) in (*_PLAIN, *_OF_CLASSES):
             yield name
 
 
