@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What installed packages keep in their modules and classes: modes, configurations, registries and counts."""
 
+import gc
 import sys
 import types
 import warnings
@@ -50,6 +51,10 @@ def count():
     global COUNT
     COUNT += 1
     return COUNT
+COLLECTIONS = 0
+def on_collection(phase, info):
+    global COLLECTIONS
+    COLLECTIONS += 1
 def count_in_state():
     STATE["n"] += 1
     return STATE["n"]
@@ -162,6 +167,19 @@ def test_two_functions_that_count_leave_each_other_alone(package: Any):
     for _ in range(4):
         first(ONE), second(ONE)
     assert first.cache_info().traces == second.cache_info().traces == 1
+
+
+def test_what_the_collector_calls_is_nobodys(package: Any):
+    callback = package.on_collection
+    gc.callbacks.append(callback)
+    try:
+        step = graftax.jit(lambda x: (gc.collect(), x)[1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(ONE)
+    finally:
+        gc.callbacks.remove(callback)
+    assert package.COLLECTIONS > 0
 
 
 def test_a_cache_that_a_package_fills_is_its_own(package: Any):

@@ -9,6 +9,7 @@ binding, or two functions that count something would each make the other one's p
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import types
@@ -66,6 +67,8 @@ class LibraryGlobals:
 
     def note(self, code: types.CodeType, scope: dict[str, Any], names: Names) -> Iterator[tuple[SettingsTable, str]]:
         """Code of a package that is going to run. Gives what is new: a table and a key."""
+        if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
+            return  # the collector has begun: nobody called it
         module = str(scope.get("__name__"))
         place = code.co_filename, code.co_firstlineno
         own = SettingsTable(place, module, module, scope, True)
