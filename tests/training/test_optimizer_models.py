@@ -318,7 +318,7 @@ def test_an_optimizer_that_is_made_in_a_trace_tells_of_tied_arrays():
 
     w = f32(1, 2)
     tied, apart = Box(a=w, b=w, n=jnp.asarray(0.0), m=jnp.asarray(0.0)), Box(a=f32(1, 2), b=f32(1, 2), n=w[0], m=w[0])
-    with pytest.warns(graftax.UntiedWarning, match=r"inside a traced .* obj\.a and obj\.b count as two parameters") as found:
+    with pytest.warns(graftax.UntiedWarning, match=r"obj\.a and obj\.b count as two parameters") as found:
         graftax.jit(train)(tied)
     assert len(found) == 1 and found[0].filename == __file__
     assert tied.a is not tied.b and tied.a[0] != tied.b[0]
