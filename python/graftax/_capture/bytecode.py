@@ -57,7 +57,7 @@ def is_never_asked(filename: str) -> bool:
 
 def is_in_package(filename: str, *names: str) -> bool:
     """Is this a file of one of these installed packages?"""
-    package_folder = str(Path(__file__).parents[1])
+    package_folder = f"{Path(__file__).parents[1]}/"
     if "graftax" in names and filename.startswith(package_folder):
         return True
     return filename.startswith(tuple(f"{f}{name}/" for f in _LIBRARIES if "-packages" in f for name in names))
