@@ -51,6 +51,11 @@ def count():
     global COUNT
     COUNT += 1
     return COUNT
+_next = 0
+def next_id():
+    global _next
+    _next += 1
+    return _next
 COLLECTIONS = 0
 def on_collection(phase, info):
     global COLLECTIONS
@@ -167,6 +172,14 @@ def test_two_functions_that_count_leave_each_other_alone(package: Any):
     for _ in range(4):
         first(ONE), second(ONE)
     assert first.cache_info().traces == second.cache_info().traces == 1
+
+
+def test_the_ids_that_a_package_gives_are_its_own(package: Any):
+    step = graftax.jit(lambda x: (package.next_id(), x)[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(ONE)
+    assert package._next == 1
 
 
 def test_what_the_collector_calls_is_nobodys(package: Any):

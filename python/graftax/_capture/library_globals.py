@@ -35,6 +35,7 @@ class Change(NamedTuple):
     place: tuple[str, int]  # file and line of code that names it
     module: str
     what: str
+    key: str
     before: Any
     after: Any
 
@@ -140,7 +141,7 @@ class Snapshot:
         for place, (table, key, before) in self._before.items():
             after = table.values.get(key)
             if after is not before and not _is_equal(before, after):
-                found[place] = Change(table.place, table.module, table.what_is(key), before, after)
+                found[place] = Change(table.place, table.module, table.what_is(key), key, before, after)
         return found
 
 
@@ -153,8 +154,13 @@ def settings_of(cls: type, asked: set[str]) -> Iterator[str]:
 
 
 def is_setting(change: Change) -> bool:
-    """Is it worth a warning? What was None or another object is what a package fills in for itself."""
-    return type(change.before) in _PLAIN and type(change.after) in _PLAIN
+    """Is it worth a warning? What was None or another object is what a package fills in for itself.
+
+    So is a number with a private name, such as the next id that it gives.
+    """
+    is_number = type(change.before) in (int, float)
+    is_plain = type(change.before) in _PLAIN and type(change.after) in _PLAIN
+    return is_plain and not (is_number and change.key.startswith("_"))
 
 
 def _is_equal(before: Any, after: Any) -> bool:
