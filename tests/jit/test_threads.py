@@ -83,12 +83,15 @@ class Board:
 
 
 def test_two_traces_of_one_function_at_once_each_put_back_what_they_set():
-    meeting = threading.Barrier(2)
+    # Before Python 3.12 a trace may put back what it found when it began, after the other thread's call has ended: there
+    # a lock is needed, as docs/limits.md says.
+    meeting, lock = (None, threading.Lock()) if sys.version_info < (3, 12) else (threading.Barrier(2), None)
 
     def meet():
-        with contextlib.suppress(threading.BrokenBarrierError):
-            meeting.wait(0.5)
-            meeting.reset()
+        if meeting is not None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait(0.5)
+                meeting.reset()
 
     @graftax.jit
     def post(x, name):
@@ -99,12 +102,11 @@ def test_two_traces_of_one_function_at_once_each_put_back_what_they_set():
 
     def work(i):
         for turn in range(3):
-            assert float(post(jnp.asarray(float(i)), f"{i} {turn}")) == i + 1
+            with lock or contextlib.nullcontext():
+                assert float(post(jnp.asarray(float(i)), f"{i} {turn}")) == i + 1
 
     together(2, work)
-    # Before Python 3.12 a trace may put back what it found when it began, after the other thread's call has ended.
-    last = ("0 2", "1 2") if sys.version_info >= (3, 12) else [f"{i} {turn}" for i in range(2) for turn in range(3)]
-    assert Board.latest["of"] in last
+    assert Board.latest["of"] in ("0 2", "1 2")
     assert float(Board.latest["value"]) == 2 * int(Board.latest["of"][0])
 
 
