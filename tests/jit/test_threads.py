@@ -83,8 +83,8 @@ class Board:
 
 
 def test_two_traces_of_one_function_at_once_each_put_back_what_they_set():
-    # Before Python 3.12 a trace may put back what it found when it began, after the other thread's call has ended: there
-    # a lock is needed, as docs/limits.md says.
+    # Before Python 3.12 a trace may put back what it found when it began, after the other thread's call has ended:
+    # there a lock is needed, as docs/limits.md says.
     meeting, lock = (None, threading.Lock()) if sys.version_info < (3, 12) else (threading.Barrier(2), None)
 
     def meet():
