@@ -4,6 +4,7 @@
 #include "call/fast_dispatch.h"
 #include "call/proven_donation.h"
 #include "call/trace.h"
+#include "capture/class_attributes.h"
 #include "capture/frame_hook.h"
 #include "capture/jax_frames.h"
 #include "capture/watchers.h"
@@ -36,6 +37,7 @@ NB_MODULE(_core_of_main, m) {
   bind_inner_frames(m);
   bind_frames(m);
   bind_watch(m);
+  bind_class_attributes(m);
   bind_outcome(m);
   bind_trace(m);
   bind_surgery(m);

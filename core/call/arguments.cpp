@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "capture/class_attributes.h"
 #include "python/collected.h"
 
 namespace graftax {
@@ -10,15 +11,10 @@ namespace graftax {
 namespace {
 
 PyObject* no_layout = nullptr;  // ()
-PyObject* shown = nullptr;      // the type of what a trace of another thread shows in a class; kept for ever
 
 // What stands under the name of an origin, or null.
 Owned value_at(PyObject* holder, PyObject* name) {
-  if (!PyType_Check(holder)) return Owned::borrow(dict_get(holder, name));
-  PyObject* value = dict_get(reinterpret_cast<PyTypeObject*>(holder)->tp_dict, name);
-  if (!value || !shown || !PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(shown)))
-    return Owned::borrow(value);
-  return own(attribute(value, "original"));
+  return PyType_Check(holder) ? class_attribute(holder, name) : Owned::borrow(dict_get(holder, name));
 }
 
 bool same_name(PyObject* a, PyObject* b) {
@@ -146,8 +142,8 @@ void give_back(const Binding& b, const Roots& roots) {
     PyObject *holder = PyTuple_GET_ITEM(origin, 0), *name = PyTuple_GET_ITEM(origin, 1), *before = roots.assigned[at++];
     Owned now = Owned::borrow(PyCell_GET(roots.values[first + static_cast<size_t>(i)]));
     if (now ? now.get() == before : before == b.missing.ptr()) continue;
-    if (PyType_Check(holder)) {  // whatever its metaclass says
-      check(PyType_Type.tp_setattro(holder, name, now.get()));
+    if (PyType_Check(holder)) {
+      set_class_attribute(holder, name, now.get());
     } else if (now) {
       check(PyDict_SetItem(holder, name, now.get()));
     } else if (PyDict_DelItem(holder, name) < 0) {
@@ -158,10 +154,6 @@ void give_back(const Binding& b, const Roots& roots) {
 }
 
 void bind_binding(nb::module_& m) {
-  m.def(
-      "use_shown", [](nb::object type) { shown = type.release().ptr(); }, nb::arg("type"),
-      nb::sig("def use_shown(type: type[Any]) -> None"),
-      "What stands in a class while a trace shows something else there: its `original` is the class's own.");
   no_layout = PyTuple_New(0);
   nb::class_<Binding>(m, "Binding", nb::type_slots(Collected<Binding, show_binding, clear_binding>::slots),
                       "How the arguments of a signature become roots.")

@@ -350,6 +350,22 @@ class Reads:
     def changed(self) -> list[tuple[Any, str]]:
         """(holder, name) of each binding that has another value."""
 
+def use_missing(missing: object) -> None:
+    """What stands for an attribute that a class has not got."""
+
+def class_attribute(cls: type, name: str) -> Any:
+    """What stands in a class itself, whatever traces show there; `MISSING` where there is nothing."""
+
+def set_class_attribute(cls: type, name: str, value: object) -> None:
+    """Puts a value there, whatever the metaclass says, once no trace shows anything; `MISSING` deletes it."""
+
+def cover_class_attribute(cls: type, name: str, shown: Any, stands: bool) -> Any:
+    """A trace shows something from now on; its `original` becomes what the class holds. Without `stands`, or where that is nothing, only other threads are kept from what the trace assigns. Returns what is shown there already.
+    """
+
+def uncover_class_attribute(cls: type, name: str, shown: Any, outer: Any) -> None:
+    """The class has its `original` again. `outer` is what `cover_class_attribute` returned."""
+
 class Outcome:
     """What one executable gives back: the result, and what it does to the caller's nodes."""
 
@@ -645,9 +661,6 @@ def tree_all_leaves(iterable: Iterable[Any]) -> bool: ...
 
 def with_attributes(function: Callable[..., Any], attributes: dict[str, Any]) -> Any:
     """The function, as one that has these attributes."""
-
-def use_shown(type: type[Any]) -> None:
-    """What stands in a class while a trace shows something else there: its `original` is the class's own."""
 
 class Binding:
     """How the arguments of a signature become roots."""

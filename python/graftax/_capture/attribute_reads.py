@@ -27,7 +27,6 @@ from graftax._capture.bytecode import (
     is_users_class,
     is_users_scope,
     overridden,
-    own_value,
 )
 from graftax._capture.origin import Origin
 
@@ -124,7 +123,7 @@ class AttributeReads:
         yield NameRead(cls, OF_NAMES, MISSING, False)
         yield from _special_methods(cls)
         for name, member in cls.__members__.items() if isinstance(cls, enum.EnumType) else ():
-            yield NameRead(cls, name, member, own_value(cls, name) is member)
+            yield NameRead(cls, name, member, _core.class_attribute(cls, name) is member)
 
     def add_in(self, value: Any, depth: int = 2) -> Iterator[NameRead]:
         """Adds the classes in a constant, and those of what it holds."""
@@ -182,7 +181,7 @@ class AttributeReads:
             for name in in_class(base, OF_NAMES)[1]:
                 if name == "_abc_impl":  # the interpreter's own notes on an abstract class
                     continue
-                value = own_value(base, name)
+                value = _core.class_attribute(base, name)
                 shows = (self._computes_names or shows_values) and base not in self.laid_open
                 is_root = shows and not is_bound_by(value) and not is_constant(value)
                 yield NameRead(base, name, value, is_root and not _is_refused(Origin(base, name)))

@@ -506,18 +506,6 @@ def cells_of(function: object) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in pairs if not is_empty(cell)}
 
 
-class Shown:
-    """What a trace puts into a class in the place of an attribute, for as long as it runs. Others keep the original."""
-
-    original: Any
-
-
-def own_value(cls: type, name: str) -> Any:
-    """What stands in a class itself, whatever traces of other threads show there."""
-    value = vars(cls).get(name, MISSING)
-    return value.original if isinstance(value, Shown) else value
-
-
 _OF_PYTHON = frozenset(
     ["__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__annotate__"]
     + ["__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__orig_bases__"]
@@ -534,7 +522,7 @@ def in_class(cls: type, name: str) -> tuple[type | None, Any]:
         return None, tuple(sorted(own for own in vars(cls) if not own.startswith("__")))
     for base in cls.__mro__:
         if name in vars(base):
-            return base, own_value(base, name)
+            return base, _core.class_attribute(base, name)
     return None, MISSING
 
 

@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from graftax import _core
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import Shown, content, fill
+from graftax._capture.bytecode import content, fill
 from graftax._capture.caught_errors import ERRORS_OF_TRACERS
 from graftax._capture.function_attributes import function_in, in_place_of
 from graftax._capture.impure_calls import tell_of_call
@@ -28,18 +28,23 @@ from graftax._capture.retrace_signals import NewReads
 from graftax._jax.inner_frames import inner_frames
 
 
-class _SeenAttribute(Shown):
+class _SeenAttribute:
     """Stands in a class for a rebuilt attribute: the thread that traces sees the rebuilt one, others their own."""
 
     def __init__(self, origin: Origin, value: object) -> None:
-        self.origin, self.value, self.original, self.thread = origin, value, origin.value(), threading.get_ident()
+        self.origin, self.value, self.thread = origin, value, threading.get_ident()
+        self.original: object = MISSING  # what the class holds, kept up to date by the core
+        self._outer: object = None
+
+    def cover(self) -> None:
+        """Stands in the class from now on. In a class that has not got it yet no protocol finds it, and no special
+        method is called."""
+        stands = self.value is not MISSING
+        self._outer = _core.cover_class_attribute(self.origin.holder, self.origin.name or "", self, stands)
 
     def uncover(self) -> None:
         """The class has its own value again."""
-        if self.original is not MISSING:
-            type.__setattr__(self.origin.holder, self.origin.name or "", self.original)
-        elif (self.origin.name or "") in vars(self.origin.holder):
-            type.__delattr__(self.origin.holder, self.origin.name or "")
+        _core.uncover_class_attribute(self.origin.holder, self.origin.name or "", self, self._outer)
 
     def get(self) -> Any:
         return self.value if threading.get_ident() == self.thread else self.original
@@ -421,10 +426,7 @@ class Views:
 
     def _patch(self, attributes: list[_SeenAttribute]) -> None:
         for attribute in attributes:
-            attribute.original = attribute.origin.value()
-            if attribute.original is MISSING or attribute.value is MISSING:
-                continue  # in a class that has not got it yet no protocol finds it, and no special method is called
-            type.__setattr__(attribute.origin.holder, attribute.origin.name or "", attribute)
+            attribute.cover()
         for module, _, seen_class in self._modules:
             module.__class__ = seen_class
 
@@ -436,9 +438,10 @@ class Views:
             origin = attribute.origin
             current = vars(origin.holder).get(origin.name or "", MISSING)
             if current is not attribute:
-                if not (origin.assigned or reads.attributes.sets(origin.name) or isinstance(current, Tracer)):
-                    continue  # another thread has assigned it
-                attribute.value = current
+                if origin.assigned or reads.attributes.sets(origin.name) or isinstance(current, Tracer):
+                    attribute.value = current
+                else:
+                    attribute.original = current  # another thread has assigned it
             attribute.uncover()
         return [
             origin._replace(assigned=True)

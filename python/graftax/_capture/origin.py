@@ -6,8 +6,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, NamedTuple
 
+from graftax import _core
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import Shown, own_value
 
 
 class Origin(NamedTuple):
@@ -43,19 +43,13 @@ class Origin(NamedTuple):
         if self.name is None:
             return self.holder
         if isinstance(self.holder, type):
-            return own_value(self.holder, self.name)
+            return _core.class_attribute(self.holder, self.name)
         return self.holder.get(self.name, MISSING)
 
     def put(self, value: object) -> None:
         """Gives the name another value, whatever a metaclass says; MISSING deletes it."""
         if isinstance(self.holder, type):
-            shown = vars(self.holder).get(self.name or "")
-            if isinstance(shown, Shown) and value is not shown.original and not isinstance(value, Shown):
-                shown.original = value  # a trace of another thread shows something here
-            elif value is not MISSING:
-                type.__setattr__(self.holder, self.name or "", value)
-            elif self.name in vars(self.holder):
-                type.__delattr__(self.holder, self.name or "")
+            _core.set_class_attribute(self.holder, self.name or "", value)
         elif value is not MISSING:
             self.holder[self.name] = value
         else:

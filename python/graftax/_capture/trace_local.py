@@ -9,8 +9,8 @@ import types
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from graftax import _core
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import Shown
 from graftax._capture.function_attributes import State
 from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin
@@ -79,9 +79,7 @@ class Now(threading.local):
         if origin.name is None:
             return (state := self._states.get(id(origin.holder))) is not None and state.is_changed
         holder, before = self._held.get(id(origin.holder), (origin.holder, names_in(origin.holder)))
-        values = [scope.get(origin.name, MISSING) for scope in (before, names_in(holder))]
-        was, value = (v.original if isinstance(v, Shown) else v for v in values)
-        return was is not value
+        return before.get(origin.name, MISSING) is not names_in(holder).get(origin.name, MISSING)
 
     def end(self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]) -> list[Origin]:
         """Puts back what the trace has set, but for what is left to it; gives where that was.
@@ -95,8 +93,7 @@ class Now(threading.local):
                 was, value = before.get(name, MISSING), now.get(name, MISSING)
                 if was is value or (id(holder), name) in left or (id(holder), name) in (self.shown or ()):
                     continue
-                was, value = (v.original if isinstance(v, Shown) else v for v in (was, value))
-                if was is not value and (sets(name) or holds_tracer(value, self.trace)):
+                if sets(name) or holds_tracer(value, self.trace):
                     changed.append((Origin(holder, name, True), was))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
         self.shown, self.trace, self.take_in, self._held, self._states = None, None, None, {}, {}
@@ -109,5 +106,7 @@ class Now(threading.local):
 
 
 def names_in(holder: Any) -> Mapping[str, Any]:
-    """What the dict of a module, or a class, holds by name."""
-    return vars(holder) if isinstance(holder, type) else holder
+    """What the dict of a module, or a class, holds by name, whatever a trace shows there."""
+    if not isinstance(holder, type):
+        return holder
+    return {name: _core.class_attribute(holder, name) for name in list(vars(holder))}

@@ -12,7 +12,7 @@ from typing import Any
 from jax import tree_util
 
 from graftax import _core
-from graftax._capture.bytecode import Shown
+from graftax._base.missing import MISSING
 from graftax._capture.retrace_signals import NewReads
 from graftax._jax import fast_dispatch, tracebacks
 from graftax._jax.arrays import array_class
@@ -30,7 +30,7 @@ def setup() -> None:
         others=[setting("enable_custom_prng", False)],  # decides what `jax.random.PRNGKey` makes
     )
     _core.use_new_reads(NewReads)
-    _core.use_shown(Shown)
+    _core.use_missing(MISSING)
     gc.callbacks.append(_core.let_go_of_kept)
     fast_dispatch.setup()
     tracebacks.setup()

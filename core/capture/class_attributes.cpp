@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capture/class_attributes.h"
+
+namespace graftax {
+
+namespace {
+
+PyObject* shown = nullptr;    // dict, by (id of the class, name): what running traces show; kept for ever
+PyObject* missing = nullptr;  // what stands for no value; kept for ever
+
+PyObject* in_class(PyObject* cls, PyObject* name) {  // borrowed
+#if PY_VERSION_HEX >= 0x030C0000                     // of a built-in class it is kept elsewhere
+  Owned scope = own(PyType_GetDict(reinterpret_cast<PyTypeObject*>(cls)));
+  return dict_get(scope.get(), name);
+#else
+  return dict_get(reinterpret_cast<PyTypeObject*>(cls)->tp_dict, name);
+#endif
+}
+
+Owned key_of(PyObject* cls, PyObject* name) {
+  Owned id = own(PyLong_FromVoidPtr(cls));
+  return own(PyTuple_Pack(2, id.get(), name));
+}
+
+// What a trace shows in the place of an attribute, unless that is of this thread and assigned by now; or null.
+Owned shown_for(PyObject* cls, PyObject* name) {
+  if (!shown || PyDict_GET_SIZE(shown) == 0) return {};
+  Owned found = Owned::borrow(dict_get(shown, key_of(cls, name).get()));
+  if (!found || in_class(cls, name) == found.get()) return found;
+  Owned thread = own(attribute(found.get(), "thread"));
+  return PyLong_AsUnsignedLong(thread.get()) == PyThread_get_thread_ident() ? Owned() : std::move(found);
+}
+
+Owned original_of(PyObject* attribute_shown) {
+  Owned value = own(attribute(attribute_shown, "original"));
+  return value.get() == missing ? Owned() : std::move(value);
+}
+
+void set_original(PyObject* attribute_shown, PyObject* value) {
+  check(PyObject_SetAttrString(attribute_shown, "original", value ? value : missing));
+}
+
+void put(PyObject* cls, PyObject* name, PyObject* value) {
+  if (value || in_class(cls, name)) check(PyType_Type.tp_setattro(cls, name, value));
+}
+
+// What it returns stands there again when `uncover` is given it: another trace of this thread shows it.
+Owned cover(PyObject* cls, PyObject* name, PyObject* attribute_shown, bool stands) {
+  Owned key = key_of(cls, name), outer = Owned::borrow(dict_get(shown, key.get())),
+        own_value = class_attribute(cls, name);
+  set_original(attribute_shown, own_value.get());
+  check(PyDict_SetItem(shown, key.get(), attribute_shown));
+  if (own_value && stands) put(cls, name, attribute_shown);
+  return outer ? std::move(outer) : Owned::borrow(Py_None);
+}
+
+void uncover(PyObject* cls, PyObject* name, PyObject* attribute_shown, PyObject* outer) {
+  Owned key = key_of(cls, name), original = original_of(attribute_shown);
+  if (outer != Py_None) check(PyDict_SetItem(shown, key.get(), outer));
+  else if (PyDict_DelItem(shown, key.get()) < 0) raise_python();
+  put(cls, name, original.get());
+}
+
+}  // namespace
+
+Owned class_attribute(PyObject* cls, PyObject* name) {
+  Owned hiding = shown_for(cls, name);
+  return hiding ? original_of(hiding.get()) : Owned::borrow(in_class(cls, name));
+}
+
+void set_class_attribute(PyObject* cls, PyObject* name, PyObject* value) {
+  if (Owned hiding = shown_for(cls, name)) set_original(hiding.get(), value);
+  else put(cls, name, value);
+}
+
+void bind_class_attributes(nb::module_& m) {
+  shown = check(PyDict_New());
+  m.def(
+      "use_missing", [](nb::object value) { missing = value.release().ptr(); }, nb::arg("missing"),
+      "What stands for an attribute that a class has not got.");
+  m.def(
+      "class_attribute",
+      [](nb::handle cls, nb::handle name) {
+        Owned value = class_attribute(cls.ptr(), name.ptr());
+        return nb::borrow(value ? value.get() : missing);
+      },
+      nb::arg("cls"), nb::arg("name"), nb::sig("def class_attribute(cls: type, name: str) -> Any"),
+      "What stands in a class itself, whatever traces show there; `MISSING` where there is nothing.");
+  m.def(
+      "set_class_attribute",
+      [](nb::handle cls, nb::handle name, nb::handle value) {
+        set_class_attribute(cls.ptr(), name.ptr(), value.ptr() == missing ? nullptr : value.ptr());
+      },
+      nb::arg("cls"), nb::arg("name"), nb::arg("value").none(),
+      nb::sig("def set_class_attribute(cls: type, name: str, value: object) -> None"),
+      "Puts a value there, whatever the metaclass says, once no trace shows anything; `MISSING` deletes it.");
+  m.def(
+      "cover_class_attribute",
+      [](nb::handle cls, nb::handle name, nb::handle attribute_shown, bool stands) {
+        return nb::steal(cover(cls.ptr(), name.ptr(), attribute_shown.ptr(), stands).release());
+      },
+      nb::arg("cls"), nb::arg("name"), nb::arg("shown"), nb::arg("stands"),
+      nb::sig("def cover_class_attribute(cls: type, name: str, shown: Any, stands: bool) -> Any"),
+      "A trace shows something from now on; its `original` becomes what the class holds. Without `stands`, or where "
+      "that "
+      "is nothing, only other threads are kept from what the trace assigns. Returns what is shown there already.");
+  m.def(
+      "uncover_class_attribute",
+      [](nb::handle cls, nb::handle name, nb::handle attribute_shown, nb::handle outer) {
+        uncover(cls.ptr(), name.ptr(), attribute_shown.ptr(), outer.ptr());
+      },
+      nb::arg("cls"), nb::arg("name"), nb::arg("shown"), nb::arg("outer").none(),
+      nb::sig("def uncover_class_attribute(cls: type, name: str, shown: Any, outer: Any) -> None"),
+      "The class has its `original` again. `outer` is what `cover_class_attribute` returned.");
+}
+
+}  // namespace graftax
