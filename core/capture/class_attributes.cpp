@@ -8,14 +8,17 @@ namespace {
 PyObject* shown = nullptr;    // dict, by (id of the class, name): what running traces show; kept for ever
 PyObject* missing = nullptr;  // what stands for no value; kept for ever
 
-PyObject* in_class(PyObject* cls, PyObject* name) {  // borrowed
-#if PY_VERSION_HEX >= 0x030C0000                     // of a built-in class it is kept elsewhere
-  Owned scope = own(PyType_GetDict(reinterpret_cast<PyTypeObject*>(cls)));
-  return dict_get(scope.get(), name);
+Owned scope_of(PyObject* cls) {
+#if PY_VERSION_HEX >= 0x030C0000  // that of a built-in class is kept elsewhere
+  return own(PyType_GetDict(reinterpret_cast<PyTypeObject*>(cls)));
 #else
-  return dict_get(reinterpret_cast<PyTypeObject*>(cls)->tp_dict, name);
+  return Owned::borrow(reinterpret_cast<PyTypeObject*>(cls)->tp_dict);
 #endif
 }
+
+PyObject* in_class(PyObject* cls, PyObject* name) { return dict_get(scope_of(cls).get(), name); }  // borrowed
+
+bool is_any_shown() { return shown && PyDict_GET_SIZE(shown) > 0; }
 
 Owned key_of(PyObject* cls, PyObject* name) {
   Owned id = own(PyLong_FromVoidPtr(cls));
@@ -24,7 +27,7 @@ Owned key_of(PyObject* cls, PyObject* name) {
 
 // What a trace shows in the place of an attribute, unless that is of this thread and assigned by now; or null.
 Owned shown_for(PyObject* cls, PyObject* name) {
-  if (!shown || PyDict_GET_SIZE(shown) == 0) return {};
+  if (!is_any_shown()) return {};
   Owned found = Owned::borrow(dict_get(shown, key_of(cls, name).get()));
   if (!found || in_class(cls, name) == found.get()) return found;
   Owned thread = own(attribute(found.get(), "thread"));
@@ -73,6 +76,30 @@ void set_class_attribute(PyObject* cls, PyObject* name, PyObject* value) {
   else put(cls, name, value);
 }
 
+Owned inherited_attribute(PyTypeObject* cls, PyObject* name) {
+  PyObject* found = _PyType_Lookup(cls, name);  // a class tells its watchers of a change only after one
+  if (!is_any_shown()) return Owned::borrow(found);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(cls->tp_mro); ++i)
+    if (Owned value = class_attribute(PyTuple_GET_ITEM(cls->tp_mro, i), name)) return value;
+  return {};
+}
+
+Owned class_names(PyObject* cls) {
+  Owned names = own(PyDict_Keys(scope_of(cls).get()));
+  if (!is_any_shown()) return names;
+  Owned own_names = own(PyList_New(0)), id = own(PyLong_FromVoidPtr(cls));
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(shown, &at, &key, &value);) {  // the trace may have deleted it
+    PyObject* name = PyTuple_GET_ITEM(key, 1);
+    if (equal(PyTuple_GET_ITEM(key, 0), id.get()) && !in_class(cls, name)) check(PyList_Append(names.get(), name));
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(names.get()); ++i) {
+    PyObject* name = PyList_GET_ITEM(names.get(), i);
+    if (!PyUnicode_Check(name) || class_attribute(cls, name)) check(PyList_Append(own_names.get(), name));
+  }
+  return own_names;
+}
+
 void bind_class_attributes(nb::module_& m) {
   shown = check(PyDict_New());
   m.def(
@@ -86,6 +113,9 @@ void bind_class_attributes(nb::module_& m) {
       },
       nb::arg("cls"), nb::arg("name"), nb::sig("def class_attribute(cls: type, name: str) -> Any"),
       "What stands in a class itself, whatever traces show there; `MISSING` where there is nothing.");
+  m.def(
+      "class_names", [](nb::handle cls) { return nb::steal(class_names(cls.ptr()).release()); }, nb::arg("cls"),
+      nb::sig("def class_names(cls: type) -> list[str]"), "The names of a class itself, whatever traces show there.");
   m.def(
       "set_class_attribute",
       [](nb::handle cls, nb::handle name, nb::handle value) {

@@ -14,6 +14,12 @@ Owned class_attribute(PyObject* cls, PyObject* name);
 // something there has ended.
 void set_class_attribute(PyObject* cls, PyObject* name, PyObject* value);
 
+// What is found under a name in a class and its bases, or null.
+Owned inherited_attribute(PyTypeObject* cls, PyObject* name);
+
+// A new list of the names that a class itself holds.
+Owned class_names(PyObject* cls);
+
 void bind_class_attributes(nb::module_& m);
 
 }  // namespace graftax

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "capture/class_attributes.h"
 #include "capture/frame_hook.h"
 #include "python/collected.h"
 #include "python/hooks.h"
@@ -215,10 +216,10 @@ void note_versions(Reads& r) {
 }
 #endif
 
-// The value under a name now, borrowed; null where there is none.
-PyObject* value_now(const Read& b) {
-  if (!PyType_Check(b.holder)) return dict_get(b.holder, b.name);
-  return _PyType_Lookup(reinterpret_cast<PyTypeObject*>(b.holder), b.name);
+// The value under a name now; null where there is none.
+Owned value_now(const Read& b) {
+  if (!PyType_Check(b.holder)) return Owned::borrow(dict_get(b.holder, b.name));
+  return inherited_attribute(reinterpret_cast<PyTypeObject*>(b.holder), b.name);
 }
 
 bool is_dunder(PyObject* name) {
@@ -249,11 +250,12 @@ bool is_of_names(const Read& b) {
 Owned names_now(const Read& b) {
   Owned out = own(PyFrozenSet_New(nullptr));
   bool is_class = PyType_Check(b.holder);
-  PyObject* dict = is_class ? reinterpret_cast<PyTypeObject*>(b.holder)->tp_dict : b.holder;
-  PyObject *key, *value;
-  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);)
+  Owned keys = is_class ? class_names(b.holder) : own(PyDict_Keys(b.holder));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys.get()); ++i) {
+    PyObject* key = PyList_GET_ITEM(keys.get(), i);
     if (PyUnicode_Check(key) && (is_class ? !is_of_python(key) : !is_dunder(key) && key != runtime.tables))
       check(PySet_Add(out.get(), key));
+  }
   return out;
 }
 
@@ -261,10 +263,10 @@ Owned names_now(const Read& b) {
 bool holds(const Read& b) {
   if (b.is_gone()) return false;
   if (is_of_names(b)) return b.value && equal(names_now(b).get(), b.value);
-  PyObject* now = value_now(b);
-  if (!b.guard || !b.value || !PyWeakref_CheckRefExact(b.value)) return same_value(now, b.value);
+  Owned now = value_now(b);
+  if (!b.guard || !b.value || !PyWeakref_CheckRefExact(b.value)) return same_value(now.get(), b.value);
   Owned was = weak_target(b.value);
-  return was && was.get() == now;
+  return was && was.get() == now.get();
 }
 
 // Defaults that are equal count as the same ones from now on.
@@ -289,9 +291,10 @@ void note_value(Read& b) {
     b.value = names_now(b).release();
     return;
   }
-  PyObject* now = value_now(b);
-  if (b.guard && now && PyType_SUPPORTS_WEAKREFS(Py_TYPE(now))) b.value = check(PyWeakref_NewRef(now, nullptr));
-  else b.value = Py_XNewRef(now);
+  Owned now = value_now(b);
+  if (b.guard && now && PyType_SUPPORTS_WEAKREFS(Py_TYPE(now.get())))
+    b.value = check(PyWeakref_NewRef(now.get(), nullptr));
+  else b.value = now.release();
 }
 
 void let_go(Reads& r) {

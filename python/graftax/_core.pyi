@@ -356,6 +356,9 @@ def use_missing(missing: object) -> None:
 def class_attribute(cls: type, name: str) -> Any:
     """What stands in a class itself, whatever traces show there; `MISSING` where there is nothing."""
 
+def class_names(cls: type) -> list[str]:
+    """The names of a class itself, whatever traces show there."""
+
 def set_class_attribute(cls: type, name: str, value: object) -> None:
     """Puts a value there, whatever the metaclass says, once no trace shows anything; `MISSING` deletes it."""
 

@@ -83,15 +83,12 @@ class Board:
 
 
 def test_two_traces_of_one_function_at_once_each_put_back_what_they_set():
-    # Before Python 3.12 a trace may put back what it found when it began, after the other thread's call has ended:
-    # there a lock is needed, as docs/limits.md says.
-    meeting, lock = (None, threading.Lock()) if sys.version_info < (3, 12) else (threading.Barrier(2), None)
+    meeting = threading.Barrier(2)
 
     def meet():
-        if meeting is not None:
-            with contextlib.suppress(threading.BrokenBarrierError):
-                meeting.wait(0.5)
-                meeting.reset()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)
+            meeting.reset()
 
     @graftax.jit
     def post(x, name):
@@ -102,12 +99,44 @@ def test_two_traces_of_one_function_at_once_each_put_back_what_they_set():
 
     def work(i):
         for turn in range(3):
-            with lock or contextlib.nullcontext():
-                assert float(post(jnp.asarray(float(i)), f"{i} {turn}")) == i + 1
+            assert float(post(jnp.asarray(float(i)), f"{i} {turn}")) == i + 1
 
     together(2, work)
     assert Board.latest["of"] in ("0 2", "1 2")
     assert float(Board.latest["value"]) == 2 * int(Board.latest["of"][0])
+
+
+class Account:
+    pass
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_call_beside_a_trace_that_has_assigned_a_class_attribute(is_there):
+    in_trace, go_on, results = threading.Event(), threading.Event(), []
+
+    @graftax.jit(warn_impure=False)
+    def add(x, speed):
+        Account.total = getattr(Account, "total", 0.0) + x
+        if speed == "slow":
+            in_trace.set()
+            assert go_on.wait(60)
+        return Account.total
+
+    Account.total = jnp.float32(1.0)
+    add(jnp.float32(1.0), "fast")
+    if not is_there:
+        del Account.total
+        add(jnp.float32(1.0), "fast")
+        del Account.total
+    slow = threading.Thread(target=lambda: results.append(float(add(jnp.float32(10.0), "slow"))))
+    slow.start()
+    assert in_trace.wait(60)
+    beside = [float(add(jnp.float32(1.0), "fast")) for _ in range(3)]
+    go_on.set()
+    slow.join()
+    before = 2.0 if is_there else 0.0
+    assert beside == [before + 1, before + 2, before + 3]
+    assert results == [before + 10] and float(Account.total) == before + 10
 
 
 @pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")

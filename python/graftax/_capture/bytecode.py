@@ -519,10 +519,11 @@ PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a fun
 
 def in_class(cls: type, name: str) -> tuple[type | None, Any]:
     if name == OF_NAMES:
-        return None, tuple(sorted(own for own in vars(cls) if not own.startswith("__")))
+        return None, tuple(sorted(own for own in _core.class_names(cls) if not own.startswith("__")))
     for base in cls.__mro__:
-        if name in vars(base):
-            return base, _core.class_attribute(base, name)
+        value = _core.class_attribute(base, name)
+        if value is not MISSING:
+            return base, value
     return None, MISSING
 
 

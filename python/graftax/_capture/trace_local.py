@@ -109,4 +109,4 @@ def names_in(holder: Any) -> Mapping[str, Any]:
     """What the dict of a module, or a class, holds by name, whatever a trace shows there."""
     if not isinstance(holder, type):
         return holder
-    return {name: _core.class_attribute(holder, name) for name in list(vars(holder))}
+    return {name: _core.class_attribute(holder, name) for name in _core.class_names(holder)}
