@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import graftax
+from graftax._jit import repeated_parts
 
 WIDTH = 3
 STATE = {"scale": jnp.ones(()), "mode": "plain", "log": []}
@@ -95,10 +96,14 @@ def outcomes(f, count):
 
 
 @pytest.mark.quick(0)
-@pytest.mark.parametrize("repeated", [True, (Block, Block.beside, Block.remember, Block.scaled, Block.give, Block.log)])
+@pytest.mark.parametrize(
+    "repeated", ["auto", True, (Block, Block.beside, Block.remember, Block.scaled, Block.give, Block.log)]
+)
 @pytest.mark.parametrize("differentiated", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_programs(seed, differentiated, repeated):
+def test_random_programs(seed, differentiated, repeated, monkeypatch):
+    monkeypatch.setattr(repeated_parts, "_FEWEST_EQUATIONS", 0)
+    monkeypatch.setattr(repeated_parts, "_FEWEST_CALLS", 2)
     draw = random.Random(seed)
     count = draw.randint(2, 4)
     steps = program(draw, count, 14, METHODS if differentiated else METHODS + OF_GLOBALS)

@@ -208,6 +208,13 @@ class ImpureCalls:
             if calls is self:
                 snapshot.add(table, key)
 
+    def count_heard(self) -> int | None:
+        """How many such calls this trace has made so far; None where it may have, and nobody listens to calls."""
+        watch = _watch()
+        if watch is None or (not watch.looks and (self._suspects or self._reads)):
+            return None
+        return watch.count
+
     def were_made_by(self, codes: Iterable[types.CodeType]) -> bool:
         """Has such code made calls that cannot be repeated? Where nobody listens to calls: may it have done so?"""
         suspects = [code for code in codes if code in self._suspects or code in self._reads]
@@ -263,7 +270,7 @@ class _Watch:
         self.calls, self._name, self._warns, self.looks = calls, name, warns, False  # `looks`: does it hear of calls?
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
-        self.done_once = ""
+        self.count, self.done_once = 0, ""  # of the calls
         self._warnings: dict[tuple[str, int, str], tuple[str, str | None]] = {}  # the text, and the name of the module
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
@@ -297,6 +304,7 @@ class _Watch:
 
     def _tell(self, call: Call, code: types.CodeType, line: int, module: str | None) -> None:
         call, place = call.of_code(code), f"{code.co_filename}:{line}"
+        self.count += 1
         if call.kind.is_once and not self.done_once:
             self.done_once = TWICE.format(name=self._name, call=f"{call.name}()", place=place)
         key = (code.co_filename, line, call.name)

@@ -142,7 +142,7 @@ class Rebuilt:
         self._trace, self.has_changed = trace, trace.has_changed
 
     def end(self) -> None:
-        self._trace = self.views = self.take_in = None
+        self._trace = self.views = self.take_in = self.answer_calls = None
         self.has_changed = lambda: False
         self._ids = {}
         self.raised.clear()

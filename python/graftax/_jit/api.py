@@ -145,7 +145,8 @@ def jit(
             a number that is known to change costs no second compilation. All others are treated as with "symbolic".
         repeated: classes, methods or functions whose calls repeat, such as `repeated=Block` for the blocks of a deep
             model: they are traced and lowered once for all objects of one structure with arguments of the same shapes.
-            True: all methods of classes with several objects in the arguments.
+            True: all methods of classes with several objects in the arguments. "auto": those whose first call does
+            nothing that a program cannot repeat, and that are large and many enough to pay.
         record: keeps what the last calls were given, and writes a file when one goes wrong. True, or a dict of the
             options of `graftax.record`: `{"last": 5, "dir": "runs"}`.
 
@@ -173,7 +174,7 @@ def jit(
         progress=progress,
         background=background,
         warn_impure=warn_impure,
-        repeated=repeated is True or several(repeated),
+        repeated=repeated if repeated is True or repeated == "auto" else several(repeated),
         cache_size=cache_size,
         **number_options(numbers),
         static=names_and_numbers(static_argnums, static_argnames),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Collection, Iterator
 from typing import Any
 
 NOT_CALLED = (
@@ -13,7 +14,7 @@ NOT_CALLED = (
 )
 NO_FUNCTION = (
     "repeated={given!r} is not a Python class, method or function. Give the class of the parts that repeat "
-    "(repeated=Block), a method or a function (repeated=Block.forward), several of them, or True for all."
+    '(repeated=Block), a method or a function (repeated=Block.forward), several of them, True for all, or "auto".'
 )
 
 
@@ -21,17 +22,18 @@ class Selection:
     """Which calls are meant: of these classes, methods and functions, or of each class with several objects.
 
     Args:
-        repeated: a tuple of classes, methods and functions; or True.
+        repeated: a tuple of classes, methods and functions; True for all; or "auto" for those that pay.
 
     Raises:
         TypeError: for anything else.
     """
 
     def __init__(self, repeated: Any) -> None:
+        self.is_auto = repeated == "auto"
         self.is_all = repeated is True
         self._functions: list[types.FunctionType] = []
         self._classes: list[type] = []
-        for given in () if self.is_all else repeated:
+        for given in repeated if isinstance(repeated, tuple) else ():
             if isinstance(given, type):
                 if _function(getattr(given, "__call__", None)) is None:  # noqa: B004  (the function itself is wanted)
                     method = next((n for n, v in vars(given).items() if isinstance(v, types.FunctionType)), "forward")
@@ -43,17 +45,19 @@ class Selection:
                 raise TypeError(NO_FUNCTION.format(given=given))
         self._codes = {id(function.__code__) for function in self._functions}
 
-    def codes(self, instances: set[type]) -> list[types.CodeType]:
+    def codes(self, instances: Collection[type]) -> list[types.CodeType]:
         """The code of the functions that are meant, where the graph has these classes."""
+        if self.is_auto:
+            return [method.__code__ for cls in instances for method in _methods(cls)]
         classes = [*self._classes, *(c for c in instances if issubclass(c, tuple(self._classes)))]
         methods = [_function(getattr(cls, "__call__", None)) for cls in classes]  # noqa: B004
         return [f.__code__ for f in (*self._functions, *methods) if f is not None]
 
-    def selects(self, function: types.FunctionType, arguments: tuple[object, ...], instances: set[type]) -> bool:
+    def selects(self, function: types.FunctionType, arguments: tuple[object, ...], instances: Collection[type]) -> bool:
         """Is this call meant?"""
         if not arguments:
             return False
-        if self.is_all:
+        if self.is_all or self.is_auto:
             return type(arguments[0]) in instances
         return id(function.__code__) in self._codes or isinstance(arguments[0], tuple(self._classes))
 
@@ -61,6 +65,13 @@ class Selection:
     def name(function: types.FunctionType, arguments: tuple[object, ...]) -> str:
         """How the part is called in the program, and by `explain`."""
         return type(arguments[0]).__name__ if function.__name__ == "__call__" else function.__qualname__
+
+
+def _methods(cls: type) -> Iterator[types.FunctionType]:
+    for base in cls.__mro__:
+        for name, member in list(vars(base).items()):
+            if isinstance(member, types.FunctionType) and (name == "__call__" or not name.startswith("__")):
+                yield member
 
 
 def _function(given: object) -> types.FunctionType | None:

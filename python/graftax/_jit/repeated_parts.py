@@ -8,6 +8,7 @@ Where a part does more than a program can repeat, the trace of the whole functio
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections import Counter
@@ -20,6 +21,7 @@ from jax.core import Tracer
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.bytecode import HEAP_TYPE, names_of
+from graftax._capture.code_by_identity import CodeSet
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.numbers.symbols import ScalarSymbol, Symbol
 from graftax._capture.origin import Origin
@@ -28,11 +30,13 @@ from graftax._graph.array_aliases import Source, merge_aliases, recording_aliase
 from graftax._jax.arrays import ref_types
 from graftax._jax.nested_jit import tracing_part
 from graftax._jax.part_programs import jit_of_calls, jit_of_part, runs_foreign_code
-from graftax._jax.traces import current_trace, is_of_trace, trace_context
+from graftax._jax.traces import current_trace, equations, is_of_trace, trace_context
 from graftax._jit.cache import FunctionTable
 from graftax._jit.repeated_option import Selection
 
 _MOST_MISSES = 4  # of a function none of whose calls has taken the program of another one
+# What pays without being asked for: a program costs about as much as this many equations, for each of the calls.
+_FEWEST_EQUATIONS, _FEWEST_CALLS = 12, 4
 
 
 class _Outside(NamedTuple):
@@ -52,6 +56,14 @@ class _Outside(NamedTuple):
 
 class _Refused(Exception):
     """A part cannot be shared."""
+
+
+class _Observation(NamedTuple):
+    """The state of a trace when a call began that was traced as it is."""
+
+    outside: _Outside
+    impure_calls: int | None
+    equations: int
 
 
 class _Part:
@@ -74,7 +86,14 @@ class _Part:
         self.sources: list[Source | None] = []
         self.outcome: _core.Outcome | None = None
         self.outside: _Outside | None = None
+        self.observed: _Observation | None = None  # before the first call, where that was traced as it is
         self.program: Any = None
+
+    def can_be_shared(self) -> bool:
+        """Is all that a call is given traced arrays and static values, with an array at least?"""
+        leaves = self.recording.leaves
+        has_symbols = bool(self.recording.instances((ScalarSymbol, Symbol)))
+        return bool(leaves) and not has_symbols and all(isinstance(leaf, Tracer) for leaf in leaves)
 
     def takes(self, leaves: Sequence[object]) -> bool:
         """Can its program take these arrays?"""
@@ -158,7 +177,7 @@ class RepeatedParts:
         repeated: the option.
         table: of the traced function.
         graph: what code under the trace may ask. From now on its calls are answered.
-        graphdef: of the roots.
+        graphdef: gives that of the roots.
         run_trace: traces a call.
     """
 
@@ -167,14 +186,14 @@ class RepeatedParts:
         repeated: object,
         table: FunctionTable,
         graph: Rebuilt,
-        graphdef: _core.GraphDef,
+        graphdef: Callable[[], _core.GraphDef],
         run_trace: Callable[..., object],
     ) -> None:
         assert table.reads is not None
         self._selection, self._table, self._reads = Selection(repeated), table, table.reads
-        self._graph, self._run_trace = graph, run_trace
-        counts = Counter(row.type for row in graphdef.rows() if row.op is _core.Op.node)
-        self._instances = {c for c, count in counts.items() if c is not None and count > 1 and c.__flags__ & HEAP_TYPE}
+        self._graph, self._graphdef, self._run_trace = graph, graphdef, run_trace
+        self._instances = dict[type, int]()  # the classes with several objects, and how many
+        self._skipped = CodeSet()  # not worth it, or not clean, in this trace
         self._parts: dict[int, list[_Part]] = {}  # by the id of the function, which they hold
         self._running: list[list[_Outside]] = []  # of each part that is traced: what was there before, innermost last
         graph.answer_calls = self.begin
@@ -183,7 +202,15 @@ class RepeatedParts:
 
     def begin(self) -> None:
         """From now on calls are answered."""
-        _core.answer_calls(self.answer, self._selection.codes(self._instances), self._selection.is_all)
+        self._count_instances()
+        _core.answer_calls(self.answer, self._selection.codes(self._instances.keys()), self._selection.is_all)
+
+    def _count_instances(self) -> None:
+        counts = Counter(row.type for row in self._graphdef().rows() if row.op is _core.Op.node)
+        least = _FEWEST_CALLS if self._selection.is_auto else 2
+        self._instances = {
+            c: count for c, count in counts.items() if c is not None and count >= least and c.__flags__ & HEAP_TYPE
+        }
 
     def end(self) -> list[str]:
         """Says what was shared, and what was not and why. Nothing is held any more."""
@@ -198,9 +225,11 @@ class RepeatedParts:
     def answer(self, function: types.FunctionType, arguments: tuple[object, ...]) -> Any:
         """(what the call returns,), or NotImplemented where it has to be traced as it is."""
         code, selection = function.__code__, self._selection
-        if code in self._table.unrepeated or not selection.selects(function, arguments, self._instances):
+        if code in self._table.unrepeated or code in self._skipped:
             return NotImplemented
-        if code.co_flags & _NEVER or (function.__closure__ and _core.made_in_trace(function)):
+        if not selection.selects(function, arguments, self._instances.keys()) or code.co_flags & _NEVER:
+            return NotImplemented
+        if function.__closure__ and _core.made_in_trace(function):
             return NotImplemented
         parts = self._parts.setdefault(id(function), [])
         found = self._find(parts, arguments)
@@ -214,11 +243,39 @@ class RepeatedParts:
             # A walk knows the types alone that were recorded: this may be the first tracer of its kind.
             found = self._find(parts, arguments)
             if found is None:
-                return self._trace(part, arguments, parts)
+                return self._observe(part, parts) if selection.is_auto else self._trace(part, arguments, parts)
         part, leaves, nodes = found
+        if part.program is None:
+            return self._trace(part, arguments, parts) if self._pays(part, arguments) else NotImplemented
         part.calls += 1
         self._note_codes(part)
         return (self._apply(part, leaves, nodes),)
+
+    def _observe(self, part: _Part, parts: list[_Part]) -> Any:
+        """The first call is traced as it is, so that a part which cannot be shared costs and changes nothing."""
+        if self._running or not part.can_be_shared():
+            return NotImplemented
+        outside = self._outside(self._keys_apart_from(part.recording.nodes))
+        if outside is not None:
+            heard = self._reads.impure.count_heard()
+            part.observed = _Observation(outside, heard, len(equations()))
+            parts.append(part)
+        return NotImplemented
+
+    def _pays(self, part: _Part, arguments: tuple[object, ...]) -> bool:
+        """Is it worth while to share a part, as far as its first call has shown, and was that without other effects?"""
+        observed = part.observed
+        if observed is None or self._running:
+            return False
+        is_large = len(equations()) - observed.equations >= _FEWEST_EQUATIONS
+        count = self._instances.get(type(arguments[0]), 0)
+        outside = self._outside(observed.outside.keys)
+        is_clean = outside is not None and observed.outside.is_same(outside)
+        heard = self._reads.impure.count_heard()
+        if is_large and count >= _FEWEST_CALLS and is_clean and heard is not None and heard == observed.impure_calls:
+            return True
+        self._skipped.add(part.function.__code__)
+        return False
 
     def _find(self, parts: list[_Part], arguments: tuple[object, ...]) -> tuple[_Part, list[Any], list[Any]] | None:
         """(the part whose program a call may take, its leaves, its tracked nodes)."""
@@ -230,28 +287,37 @@ class RepeatedParts:
 
     def _may_take(self, part: _Part, nodes: list[Any]) -> bool:
         """Is what the part reads besides what it was, and no part of what it is given?"""
-        assert part.outside is not None
+        if part.outside is None:
+            return True
         now = self._outside(part.outside.keys)
         return now is not None and part.outside.is_same(now) and not _overlap(part.rebuilt, nodes, now)
 
     def _trace(self, part: _Part, arguments: tuple[object, ...], parts: list[_Part]) -> Any:
-        leaves, symbols = part.recording.leaves, part.recording.instances((ScalarSymbol, Symbol))
-        if symbols or not leaves or not all(isinstance(leaf, Tracer) for leaf in leaves):
+        if not part.can_be_shared():
             return NotImplemented
-        before = self._outside(None)
+        if part.observed is not None:  # its arrays are those of the first call
+            parts.remove(part)
+            part = _Part(part.function, part.name, arguments)
+        leaves, before = part.recording.leaves, self._outside(None)
         if before is None:
             return NotImplemented
-        around = _core.note_codes(part.codes)
+        around, heard = _core.note_codes(part.codes), self._reads.impure.count_heard()
         self._running.append([before])
         try:
             jaxpr = part.run(self._run_trace, arguments, leaves)
             walked = _core.walk(part.graphdef, arguments)
             if walked is None:
                 raise _Refused("it changes its arguments other than through the copies that it is given")
+            if self._selection.is_auto and len(jaxpr.eqns) < _FEWEST_EQUATIONS:
+                raise _Refused("it is small")
             if reason := self._reason_against(part, jaxpr, walked[1]):
                 raise _Refused(reason)
         except Exception as error:  # also of the user's own code: without the part it is raised where they expect it
             reason = str(error) if isinstance(error, _Refused) else f"it raises {type(error).__name__} by itself"
+            if self._selection.is_auto and self._left_nothing(part, arguments, before, heard):
+                self._table.unrepeated_reasons[part.name] = reason
+                self._table.unrepeated.add(part.function.__code__)
+                return NotImplemented
             raise self._refuse(part, reason) from None
         finally:
             self._running.pop()
@@ -259,6 +325,12 @@ class RepeatedParts:
         self._note_codes(part, around)
         parts.append(part)
         return (self._apply(part, *walked),)
+
+    def _left_nothing(self, part: _Part, arguments: tuple[object, ...], before: _Outside, heard: int | None) -> bool:
+        """Has a trace of a part that is not taken changed nothing? Then the call may be traced as it is."""
+        after = self._outside(before.keys)
+        is_same = after is not None and before.is_same(after) and _core.walk(part.graphdef, arguments) is not None
+        return is_same and self._reads.impure.count_heard() == heard
 
     def _apply(self, part: _Part, leaves: list[Any], nodes: list[Any]) -> Any:
         try:
@@ -278,6 +350,8 @@ class RepeatedParts:
         known = len(views.values_now()) if views is not None else 0
         if not take_in():
             return False
+        if self._selection.is_auto:
+            self.begin()
         added = [origin.key for origin, _ in views.values_now()[known:]] if views is not None else []
         outside = self._outside(added)
         for befores in self._running:
@@ -322,6 +396,16 @@ class RepeatedParts:
         computes = any(names_of(code).computes for code in codes)
         origins = [origin for origin, _ in views.values_now()] if views is not None else []
         return [o.key for o in origins if computes or not isinstance(o.holder, dict) or o.name in names]
+
+    def _keys_apart_from(self, nodes: Sequence[object]) -> list[tuple[int, str | None]]:
+        """Of the origins that do not lead to these objects, whose changes are told otherwise."""
+        views, ids = self._graph.views, set(map(id, nodes))
+        apart = list[tuple[int, str | None]]()
+        for origin, value in views.values_now() if views is not None else ():
+            with contextlib.suppress(GraftaxError):
+                if ids.isdisjoint(map(id, _core.Recording((value,), (origin.text(),), ()).nodes)):
+                    apart.append(origin.key)
+        return apart
 
     def _outside(self, keys: list[tuple[int, str | None]] | None) -> _Outside | None:
         """What these origins hold now; of all without `keys`. None where that cannot be compared."""

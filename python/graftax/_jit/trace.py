@@ -220,7 +220,11 @@ def _trace_once(
     given = {*range(signature.skip, signature.arguments(layout))} - defaults
     parts = None
     if options.repeated and caller._table.reads is not None:
-        parts = RepeatedParts(options.repeated, caller._table, graph, recording.graphdef, run_trace)
+
+        def graphdef() -> _core.GraphDef:
+            return (growth.recording if growth else recording).graphdef
+
+        parts = RepeatedParts(options.repeated, caller._table, graph, graphdef, run_trace)
 
     def call(values: list[Any]) -> Any:
         reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
