@@ -77,6 +77,27 @@ bool same_answers(const Reads& r) {
                      [](const AnswerRead& a) { return equal(own(PyObject_CallNoArgs(a.ask)).get(), a.answer); });
 }
 
+// Items are compared as objects first: mostly they are the same ones. No code of the caller's runs for the others.
+bool same_items(const ContainerRead& c) {
+  if (PyAnySet_Check(c.container)) {
+    if (PySet_GET_SIZE(c.container) != PySet_GET_SIZE(c.items)) return false;
+    return equal(c.container, c.items);
+  }
+  Py_ssize_t count = PyTuple_GET_SIZE(c.items);
+  if (PyList_GET_SIZE(c.container) != count) return false;
+  for (Py_ssize_t i = 0; i < count; ++i)
+    if (!same_value(PyList_GET_ITEM(c.container, i), PyTuple_GET_ITEM(c.items, i))) return false;
+  return true;
+}
+
+bool same_containers(const Reads& r) { return std::all_of(r.containers.begin(), r.containers.end(), same_items); }
+
+Owned items_of(PyObject* container) {
+  if (!PyList_CheckExact(container) && !PySet_CheckExact(container))
+    raise_error(PyExc_TypeError, "expected a list or a set");
+  return own(PyList_CheckExact(container) ? PyList_AsTuple(container) : PyFrozenSet_New(container));
+}
+
 // As a name in a dict: which keys it has. No variable is called so.
 PyObject* of_keys() {
   static PyObject* const name = interned("*");
@@ -160,7 +181,8 @@ bool arm(const Read& b) {
 }
 
 bool unchanged(Reads& r) {
-  return r.stamp == epoch && r.is_told && same_contents(r) && same_abc_token(r) && same_names(r) && same_answers(r);
+  return r.stamp == epoch && r.is_told && same_contents(r) && same_abc_token(r) && same_names(r) && same_answers(r) &&
+         same_containers(r);
 }
 void note_versions(Reads&) {}
 uint64_t names_epoch(PyObject*) { return epoch; }
@@ -193,7 +215,8 @@ bool arm(const Read& b) {
 }
 
 bool unchanged(Reads& r) {
-  if (r.stamp != epoch || !r.held || !same_contents(r) || !same_abc_token(r) || !same_names(r) || !same_answers(r))
+  if (r.stamp != epoch || !r.held || !same_contents(r) || !same_abc_token(r) || !same_names(r) || !same_answers(r) ||
+      !same_containers(r))
     return false;
   for (const Read& b : r.bindings)
     if (b.is_gone()) return false;
@@ -312,6 +335,8 @@ void let_go(Reads& r) {
   r.named.clear();
   auto answers = std::move(r.answers);
   r.answers.clear();
+  auto containers = std::move(r.containers);
+  r.containers.clear();
   r.stamp = 0;
   for (const AbstractClassRead& a : abstract_classes) {
     Py_DECREF(a.cls);
@@ -325,6 +350,10 @@ void let_go(Reads& r) {
   for (const AnswerRead& a : answers) {
     Py_DECREF(a.ask);
     Py_DECREF(a.answer);
+  }
+  for (const ContainerRead& c : containers) {
+    Py_DECREF(c.container);
+    Py_DECREF(c.items);
   }
   for (const Read& b : bindings) {
     unwatch(b);
@@ -351,6 +380,7 @@ void show_reads(const Reads& r, Visitor& visit) {
   for (const AbstractClassRead& a : r.abstract_classes) visit(a.cls, a.registered);
   for (const NamedRead& n : r.named) visit(n.owner, n.names[0], n.names[1], n.names[2], n.names[3], n.names[4]);
   for (const AnswerRead& a : r.answers) visit(a.ask, a.answer);
+  for (const ContainerRead& c : r.containers) visit(c.container, c.items);
 }
 
 // Of (a dict, a class, or a weak reference to a function for its globals, name). In a dict that is no namespace, such as
@@ -409,7 +439,7 @@ bool reads_hold(Reads& r) {
     if (same) Py_XSETREF(r.abc_token, token.release());
     else now = 0, held = false;
   }
-  if (!same_names(r) || !same_answers(r)) now = 0, held = false;
+  if (!same_names(r) || !same_answers(r) || !same_containers(r)) now = 0, held = false;
   note_versions(r);
   r.stamp = now;
   r.is_told = is_told;
@@ -440,7 +470,7 @@ void bind_watch(nb::module_& m) {
       .def(
           "__init__",
           [](Reads* self, nb::list bindings, nb::list functions, nb::list cells, nb::list abstract_classes,
-             nb::list named, nb::list answers) {
+             nb::list named, nb::list answers, nb::list containers) {
             new (self) Reads();
             for (nb::handle h : bindings) {
               self->bindings.push_back(read_of(nb::cast<nb::tuple>(h)));
@@ -474,13 +504,17 @@ void bind_watch(nb::module_& m) {
               auto pair = nb::cast<nb::tuple>(a);
               self->answers.push_back({pair[0].inc_ref().ptr(), pair[1].inc_ref().ptr()});
             }
+            for (nb::handle c : containers) {
+              PyObject* items = items_of(c.ptr()).release();
+              self->containers.push_back({Py_NewRef(c.ptr()), items});
+            }
             reads_hold(*self);
           },
           nb::arg("bindings"), nb::arg("functions"), nb::arg("cells"), nb::arg("abstract_classes") = nb::list(),
-          nb::arg("named") = nb::list(), nb::arg("answers") = nb::list(),
+          nb::arg("named") = nb::list(), nb::arg("answers") = nb::list(), nb::arg("containers") = nb::list(),
           nb::sig("def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any], "
                   "abstract_classes: list[tuple[type, Any]] = ..., named: list[Any] = ..., "
-                  "answers: list[tuple[Callable[[], Any], Any]] = ...) -> None"))
+                  "answers: list[tuple[Callable[[], Any], Any]] = ..., containers: list[Any] = ...) -> None"))
       .def(
           "changed_cells",
           [](Reads& r) {

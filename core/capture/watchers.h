@@ -48,6 +48,12 @@ struct AnswerRead {
   PyObject* answer;
 };
 
+// A list or a set that a package keeps, and what was in it: nobody is told when that changes.
+struct ContainerRead {
+  PyObject* container;
+  PyObject* items;  // a tuple, or a frozenset
+};
+
 struct Reads {
   Reads() = default;
   Reads(const Reads&) = delete;
@@ -60,6 +66,7 @@ struct Reads {
   std::vector<AbstractClassRead> abstract_classes;  // strong
   std::vector<NamedRead> named;                     // strong
   std::vector<AnswerRead> answers;                  // strong
+  std::vector<ContainerRead> containers;            // strong
   // Strong; the interpreter's token of registrations, which is another one after each; null: not asked for.
   PyObject* abc_token = nullptr;
   uint64_t stamp = 0;  // the epoch in which they were seen to hold, or not

@@ -339,7 +339,7 @@ has_watchers: bool = True
 class Reads:
     """Bindings that the code of a trace has read, and the values they had."""
 
-    def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any], abstract_classes: list[tuple[type, Any]] = ..., named: list[Any] = ..., answers: list[tuple[Callable[[], Any], Any]] = ...) -> None: ...
+    def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any], abstract_classes: list[tuple[type, Any]] = ..., named: list[Any] = ..., answers: list[tuple[Callable[[], Any], Any]] = ..., containers: list[Any] = ...) -> None: ...
 
     def changed_cells(self) -> list[Any]:
         """The cells that hold something else by now."""

@@ -39,7 +39,34 @@ class Registry:
     def __init__(self): self.functions = {}
     def get(self, name): return self.functions[name]
 
-CONFIG, SETTINGS, REGISTRY, MEMO = Config(rate=2.0), Settings(), Registry(), {}
+class Inner:
+    flag = False
+    def __init__(self): self.scales, self.names = [2.0], {"a"}
+
+class Outer:
+    def __init__(self): self.inner, self.sub = Inner(), {"deep": {"rate": 1.0}}
+
+CONFIG, SETTINGS, REGISTRY, MEMO, OUTER = Config(rate=2.0), Settings(), Registry(), {}, Outer()
+HOOKS, LAST, OPTIONS = [], None, {}
+
+def inner_scale():
+    inner = OUTER.inner
+    return inner.scales[0] * (3 if inner.flag else 1) * len(inner.names) * OUTER.sub["deep"]["rate"]
+def hooked(x):
+    for hook in HOOKS: x = hook(x)
+    return x * OPTIONS.get("factor", 1.0)
+def keep(x):
+    global LAST
+    LAST = x
+    HOOKS.append(x)
+def memoized(function):
+    memo = {}
+    def cached(*args):
+        cached.calls += 1
+        if args not in memo: memo[args] = function(*args)
+        return memo[args]
+    cached.calls, cached.memo = 0, memo
+    return cached
 
 def set_mode(mode):
     global MODE
@@ -201,3 +228,121 @@ def test_a_cache_that_a_package_fills_is_its_own(package: Any):
         warnings.simplefilter("error")
         assert [float(step(ONE)) for _ in range(3)] == [6, 6, 6]
     assert step.cache_info().traces == 1
+
+
+def test_a_table_or_an_object_that_is_replaced_is_known_inside(package: Any):
+    step = graftax.jit(lambda x: x * (2 if package.state() == "eval" else 1) * package.CONFIG.rate)
+    assert float(step(ONE)) == 2
+    package.STATE, package.CONFIG = {"mode": "eval", "n": 0}, package.Config(rate=3.0)
+    assert float(step(ONE)) == 6
+    package.STATE["mode"] = "train"
+    assert float(step(ONE)) == 3
+    package.CONFIG.rate = 5.0
+    assert float(step(ONE)) == 5
+
+
+def test_a_class_and_its_table_that_are_replaced_are_known_inside(package: Any):
+    step = graftax.jit(lambda x: package.Base().go(x))
+    assert float(step(ONE)) == 1
+    package.Base.table = {"k": 2.0}
+    assert float(step(ONE)) == 2
+    package.Base.table["k"] = 3.0
+    assert float(step(ONE)) == 3
+    package.Base = type("Other", (package.Base,), {"rate": 7.0, "__module__": package.__name__})
+    assert float(step(ONE)) == 21
+    package.Base.rate = 2.0
+    assert float(step(ONE)) == 6
+
+
+def _replace_inner(package: Any) -> None:
+    package.OUTER.inner = package.Inner()
+    package.OUTER.inner.scales.append(1.0)
+    package.OUTER.inner.scales[0] = 11.0
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda p: setattr(p.OUTER.inner, "flag", True), 6),
+        (lambda p: setattr(p.Inner, "flag", True), 6),
+        (lambda p: p.OUTER.inner.scales.__setitem__(0, 5.0), 5),
+        (lambda p: p.OUTER.inner.scales.insert(0, 7.0), 7),
+        (lambda p: p.OUTER.inner.names.add("b"), 4),
+        (lambda p: p.OUTER.sub["deep"].update(rate=3.0), 6),
+        (lambda p: p.OUTER.sub.update(deep={"rate": 4.0}), 8),
+        (_replace_inner, 11),
+    ],
+)
+def test_what_is_further_inside_is_noticed(package: Any, change: Any, expected: float):
+    by_function, by_name = graftax.jit(lambda x: x * package.inner_scale()), graftax.jit(
+        lambda x: x * package.OUTER.inner.scales[0] * (3 if package.OUTER.inner.flag else 1)
+        * len(package.OUTER.inner.names) * package.OUTER.sub["deep"]["rate"]
+    )  # fmt: skip
+    assert float(by_function(ONE)) == float(by_name(ONE)) == 2
+    change(package)
+    assert float(by_function(ONE)) == float(by_name(ONE)) == expected
+    package.OUTER.inner.scales[0] *= 10
+    assert float(by_function(ONE)) == float(by_name(ONE)) == 10 * expected
+    assert by_function.cache_info().misses == by_name.cache_info().misses == 3
+
+
+def test_a_list_of_hooks_and_an_option_that_was_not_there_are_noticed(package: Any):
+    step = graftax.jit(lambda x: package.hooked(x))
+    assert float(step(ONE)) == 1
+    package.HOOKS.append(lambda x: x * 2)
+    assert float(step(ONE)) == 2
+    package.OPTIONS["factor"] = 3.0
+    assert float(step(ONE)) == 6
+    package.HOOKS.clear()
+    assert float(step(ONE)) == 3
+    assert float(step(ONE)) == 3 and step.cache_info().misses == 4
+
+
+def test_a_list_that_a_trace_changes_is_told(package: Any):
+    step = graftax.jit(lambda x: (package.HOOKS.append(len), x)[1])
+    with pytest.warns(graftax.ImpureCallWarning, match="changed graftax_test_package.HOOKS from 0 items to 1 items"):
+        step(ONE)
+    step(ONE)
+    assert len(package.HOOKS) == 1 and step.cache_info().traces == 1
+
+
+@pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
+def test_no_array_of_a_trace_stays_in_a_package(package: Any):
+    package.HOOKS.append("before")
+    step = graftax.jit(lambda x: (package.keep(x * 2), package.STATE.update(seen=[x]), x)[2])
+    step(ONE)
+    assert package.HOOKS == ["before"] and package.LAST == 2 and "seen" not in package.STATE
+
+
+def test_the_memo_of_a_decorator_keeps_no_array_of_a_trace(package: Any):
+    scope: dict[str, Any] = {"jnp": jnp, "__name__": "graftax_test_user"}
+    exec("def make(package): return [package.memoized(lambda n: jnp.arange(n) * 1.0) for _ in range(2)]", scope)
+    scope["first"], scope["second"] = scope["make"](package)
+    exec("def scaled(x): return x * first(2) * second(2)", scope)
+    first, second = scope["first"], scope["second"]
+    step = graftax.jit(scope["scaled"])
+    with pytest.warns(graftax.ImpureCallWarning) as caught:
+        assert [step(jnp.ones(2)).tolist() for _ in range(2)] == [[0, 1], [0, 1]]
+    assert first.memo == second.memo == {}
+    messages = [str(w.message) for w in caught]
+    assert any("stored an array in" in m and "cached.memo" in m for m in messages)
+    assert any("cached.calls from 0 to 1" in m for m in messages)
+    assert first(2).tolist() == [0, 1] and list(first.memo) == [(2,)]
+
+
+def test_a_memo_in_a_root_is_written_back(package: Any):
+    tables = [package.memoized(lambda n: jnp.arange(n) * 1.0) for _ in range(2)]
+    step = graftax.jit(lambda x: x * tables[0](2) * tables[1](2))
+    assert [step(jnp.ones(2)).tolist() for _ in range(2)] == [[0, 1], [0, 1]]
+    assert [[value.tolist() for value in table.memo.values()] for table in tables] == [[[0, 1]], [[0, 1]]]
+
+
+def test_a_memo_of_a_decorator_that_is_changed_is_noticed(package: Any):
+    scope: dict[str, Any] = {"double": package.memoized(lambda key: 2.0), "__name__": "graftax_test_user"}
+    exec("def scaled(x): return x * double('a')", scope)
+    step, double = graftax.jit(scope["scaled"], warn_impure=False), scope["double"]
+    double("a"), double("b")
+    assert float(step(ONE)) == 2
+    double.memo["a",] = 5.0
+    assert float(step(ONE)) == 5

@@ -131,6 +131,7 @@ class Names(NamedTuple):
     stored_attributes: frozenset[str]
     of_super: frozenset[str]  # attributes that it may ask `super()` for
     texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
+    literals: frozenset[str]  # its short texts: keys, perhaps
     computes: bool  # does it ask for attributes by names that it computes, or for all names?
     sets: bool  # does it set attributes by names that it computes?
     matches: bool  # does it match classes, by the names in their `__match_args__`?
@@ -145,6 +146,7 @@ _CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"))
 _OF_ALL_NAMES = frozenset(("dir", "getmembers", "attrgetter", "methodcaller", "format", "format_map", "getattr_static"))
+_LONGEST_KEY = 40
 _NO_PART = frozenset(("PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
 _ASKS_BY_TEXT = frozenset(("getattr", "hasattr"))
 _SETS_BY_TEXT = frozenset(("setattr", "delattr"))
@@ -199,6 +201,7 @@ class _Scan:
             frozenset(self.stored_attributes),
             frozenset(self.attributes if "super" in self.loaded else ()),
             frozenset(texts),
+            frozenset(text for text in texts_in(self.code.co_consts) if len(text) <= _LONGEST_KEY),
             not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes})
             or self._computes_names(instructions, _ASKS_BY_TEXT),
             self._computes_names(instructions, _SETS_BY_TEXT),

@@ -50,7 +50,7 @@ from graftax._capture.code_by_identity import CodeSet, MetCode
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_captures import HostCaptures
 from graftax._capture.impure_calls import ImpureCalls
-from graftax._capture.library_globals import SettingsTable, is_of_package, settings_of
+from graftax._capture.library_globals import Setting, is_of_package, settings_of
 from graftax._capture.library_reads import (
     LibraryReads,
     LibraryState,
@@ -126,6 +126,7 @@ class CodeReads:
         elif not is_users_code(code, scope):
             self.attributes.note_library(names)
             self._note_settings(self.impure.library.note(code, scope, names))
+            self._note_settings(self.impure.library.note_function(code, cells, function))
         for chain in names.chains:  # as ("config", "layer", "width")
             if self.hosts.is_receiver_in(chain[0], code):
                 continue
@@ -174,8 +175,7 @@ class CodeReads:
                 resolve_lazy_imports(holder, (attribute,))
                 value = holder.get(attribute, MISSING)
                 self._note(holder, attribute, value, users and is_users_scope(holder))
-                if users and not is_users_scope(holder):
-                    self._note_settings(self.impure.library.note_named(value, holder, attribute))
+                self._note_settings(self.impure.library.note_named(value, holder, attribute, names))
                 if value is MISSING:  # the module may answer for it
                     self._note(holder, "__getattr__", holder.get("__getattr__", MISSING), False)
             elif isinstance(value, type):
@@ -239,9 +239,13 @@ class CodeReads:
             self.attributes.add_module(reads.module)
             self._look_up()
 
-    def _note_settings(self, found: Iterable[tuple[SettingsTable, str]]) -> None:
+    def _note_settings(self, found: Iterable[Setting]) -> None:
         for table, key in found:
             self.impure.note_setting(table, key)
+            if key is None:
+                if table.cls is not None:
+                    self._add_class(table.cls)
+                continue
             if not is_of_module(table.values):
                 self.library.watch(table.what, table.values, table.is_of_object)
             self._note(table.values, key, MISSING, False)

@@ -40,7 +40,7 @@ from graftax._capture.impure_functions import (
     known,
     read_of,
 )
-from graftax._capture.library_globals import CHANGED, Change, LibraryGlobals, SettingsTable, Snapshot, is_setting
+from graftax._capture.library_globals import LibraryGlobals, SettingsTable, Snapshot, is_setting
 
 IMPURE = (
     "{name} calls {call} ({place}). A compiled function does that once, when it is traced; later calls {later}. {way} "
@@ -156,6 +156,8 @@ def _reads_in(scope: _Scope, names: Names) -> list[_Read]:
 
 # ---- what a trace tells
 
+_Warnings = dict[tuple[str, int, str], tuple[str, str | None]]  # by place and name: text, and name of the module
+
 _TOLD: dict[Any, Any] = {}  # the registry of Python's own filters: "once at a place" is once in the process
 _LOCK = threading.RLock()
 
@@ -202,7 +204,7 @@ class ImpureCalls:
         if watch is not None and watch.calls is self and (is_suspect or watch.opaque):
             watch.look_at(code, offsets)
 
-    def note_setting(self, table: SettingsTable, key: str) -> None:
+    def note_setting(self, table: SettingsTable, key: Any) -> None:
         """Code that is going to run reads a setting of an installed package."""
         for calls, snapshot in _THREAD.libraries:
             if calls is self:
@@ -233,7 +235,6 @@ class ImpureCalls:
         """
         watch, is_raising = _Watch(self, name, opaque, warns) if wanted else None, True
         _THREAD.watches.append(watch)
-        _THREAD.libraries.append((self, self.library.snapshot()))
         try:
             if watch is not None:
                 with _LOCK:
@@ -247,14 +248,41 @@ class ImpureCalls:
             is_raising = False
         finally:
             _THREAD.watches.pop()
-            changes = _THREAD.libraries.pop()[1].changes()
-            self.library.changing.update(changes)
             if watch is not None:
                 _THREAD.done_once = watch.done_once
                 if (outer := _watch()) is not None and watch.done_once:
                     outer.done_once = outer.done_once or watch.done_once
-                watch.tell_of_library(filter(is_setting, changes.values()))
                 watch.end(is_raising)
+
+    @contextlib.contextmanager
+    def keeping_packages(self, name: str, warns: bool) -> Generator[None]:
+        """While entered, a trace of the function `name` runs, and its objects are put back. What it has changed in
+        packages counts no more, and is told where that is wanted; no array of the trace stays there."""
+        is_raising = True
+        _THREAD.libraries.append((self, self.library.snapshot()))
+        try:
+            yield
+            is_raising = False
+        finally:
+            changes = _THREAD.libraries.pop()[1].changes()
+            self.library.changing |= {place for place, change in changes.items() if not change.is_undone}
+            found: _Warnings = {}
+            for change in filter(is_setting, changes.values() if warns else ()):
+                key = *change.place, change.what
+                if key not in self.told:
+                    found[key] = change.text(name), change.module
+            self.warn(found, is_raising)
+
+    def warn(self, found: _Warnings, is_raising: bool) -> None:
+        """Gives these warnings. `is_raising`: they must not hide the error that is raised."""
+        for key, (message, module) in found.items():
+            try:
+                warnings.warn_explicit(message, ImpureCallWarning, *key[:2], module, _TOLD)
+            except ImpureCallWarning:
+                if not is_raising:
+                    raise
+            else:
+                self.told.add(key)
 
 
 def take_done_once() -> str:
@@ -271,7 +299,7 @@ class _Watch:
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
         self.count, self.done_once = 0, ""  # of the calls
-        self._warnings: dict[tuple[str, int, str], tuple[str, str | None]] = {}  # the text, and the name of the module
+        self._warnings: _Warnings = {}
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
         if not offsets:  # all was told
@@ -286,14 +314,7 @@ class _Watch:
     def end(self, is_raising: bool) -> None:
         if self.looks:
             _end()
-        for key, (message, module) in self._warnings.items():
-            try:
-                warnings.warn_explicit(message, ImpureCallWarning, *key[:2], module, _TOLD)
-            except ImpureCallWarning:
-                if not is_raising:  # it must not hide the error that is raised
-                    raise
-            else:
-                self.calls.told.add(key)
+        self.calls.warn(self._warnings, is_raising)
 
     def tell(self, call: Call, frame: types.FrameType) -> None:  # unmeasured: in an event
         self._tell(call, frame.f_code, frame.f_lineno, frame.f_globals.get("__name__"))
@@ -321,13 +342,6 @@ class _Watch:
             way=call.kind.way,
         )
         self._warnings[key] = message, module
-
-    def tell_of_library(self, changes: Iterable[Change]) -> None:
-        for change in changes:
-            key = *change.place, change.what
-            if self._warns and key not in self.calls.told:
-                values = {"what": change.what, "before": change.before, "after": change.after}
-                self._warnings[key] = CHANGED.format(name=self._name, module=change.module, **values), change.module
 
     def tell_of_environ(self, frame: types.FrameType | None) -> None:  # unmeasured: in an event
         """`frame` is of the environment itself."""

@@ -126,7 +126,8 @@ class ReadSet(CodeReads):
             if code in self._scanned:
                 return False
             self._scanned.add(code)
-        if not is_made_in_trace and (id(function) in present or self.names.functions.get(id(function)) is function):
+        is_met = self.names.functions.get(id(function)) is function or self.impure.library.has_met(function)
+        if not is_made_in_trace and (id(function) in present or is_met):
             return False
         size_before = self._size
         self.add(code, scope, function, not is_made_in_trace)
@@ -148,6 +149,8 @@ class ReadSet(CodeReads):
             return True  # another function of this code may hold other state
         if code in self._rooted or self.cached.is_cached(function):
             return True
+        if code.co_freevars and self.impure.library.has_met(function):
+            return True  # another function of this code may keep something in its closure
         return not is_of_module(scope)  # others may come to lie in its place
 
     @alone
@@ -330,10 +333,14 @@ class ReadSet(CodeReads):
             return _never_holding()
         names, owners, parents = self.names, self.named_owners(), self.attributes.parents()
         hosts = self.hosts.cells
-        size = *names.compared_size, len(hosts), len(self.abstract_classes), len(owners), len(parents)
+        names.keep_out(self.impure.library.changing)
+        containers = [table.values for table in self.impure.library.containers]
+        size = (
+            *names.compared_size,
+            *map(len, (names.bindings, hosts, self.abstract_classes, owners, parents, containers)),
+        )
         if names.compared is None or names.compared[0] != size or not names.compared[1].holds():
             names.forget_dead()
-            names.keep_out(self.impure.library.changing)
             names.compared = (
                 size,
                 _core.Reads(
@@ -343,6 +350,7 @@ class ReadSet(CodeReads):
                     self.abstract_classes.pairs,
                     owners,
                     [(functools.partial(type.__subclasses__, cls), type.__subclasses__(cls)) for cls in parents],
+                    containers,
                 ),
             )
         return names.compared[1]
@@ -361,6 +369,7 @@ class ReadSet(CodeReads):
         reads = names.compared[1]
         for holder, name in reads.changed():
             self._refresh_binding(holder, name)
+        self._look_up_in_packages()
         for cell in reads.changed_cells():  # a variable that held a constant holds something else: it is state
             if self.hosts.reveal_cell(cell):
                 names.compared = None
@@ -383,6 +392,7 @@ class ReadSet(CodeReads):
     def _refresh_binding(self, holder: Any, name: str) -> None:
         """A name has another value than an entry was compiled for. One that may change again is a root from now on."""
         names, attributes = self.names, self.attributes
+        self._note_settings(self.impure.library.renewed(holder, name))
         if id(holder) in names.keywords or self.cached.watches(holder, name) or self.library.text(holder):
             names.compared = None
             return
@@ -396,6 +406,8 @@ class ReadSet(CodeReads):
             return
         value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
         users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
+        if isinstance(value, type):
+            self._add_class(value)
         changes = type(value) is int or type(value) is float  # by assignment, as a counter does
         if isinstance(holder, type) and is_bound_by(value):
             attributes.look_up_anew()  # another descriptor: what it holds counts

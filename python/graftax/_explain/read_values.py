@@ -49,6 +49,9 @@ def read_values(reads: ReadSet | None) -> ReadValues:
             values[f"{text}[{plain_text(name)}]"] = _read_value(holder.get(name, MISSING))
         elif holder is not None and is_users_scope(holder):
             values[Origin(holder, name).text()] = _read_value(holder.get(name, MISSING))
+    for table in reads.impure.library.containers:
+        items = tuple(table.values)
+        values[f"the items of {table.what}"] = plain_text(items), items
     for cls, _ in reads.abstract_classes.pairs:
         registered = registered_classes(cls)
         values[f"what is registered with {cls.__qualname__}"] = names_of_registered(registered), registered

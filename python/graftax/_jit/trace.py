@@ -278,7 +278,10 @@ def _trace_once(
     # A forwarded input would keep its sharding whatever the options say, and each output may request another one.
     share = options.out_shardings is None
     forward = share and options.in_shardings is None
-    with recording_aliases(recording.leaves, leaves) as aliases:
+    packages = (caller._table.reads or caller._table.impure_calls_only).impure.keeping_packages(
+        plan.name, options.warns_impure and not options.check
+    )
+    with packages, recording_aliases(recording.leaves, leaves) as aliases:
         if growth is not None:
             growth.aliases = aliases
         outcome, outputs, changed, lost = run_trace(
