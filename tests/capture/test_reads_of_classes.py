@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code that looks at all that a class has, with `vars(cls)` or `cls.__dict__`, sees what it has now."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import pytest
 
@@ -127,3 +129,33 @@ def test_a_class_that_has_changed_too_often_to_have_versions_is_still_seen(inher
         assert f(model, x).tolist() == model.of(x).tolist()
     Base.of = lambda self, x: x + 7
     assert f(model, x).tolist() == model.of(x).tolist()
+
+
+def test_the_getattr_of_a_metaclass_is_not_asked():
+    class Strict(type):
+        def __getattr__(cls, name: str) -> Any:
+            raise KeyError(name)
+
+    class Scale(metaclass=Strict):
+        factor = 2.0
+
+        def go(self, x: Any) -> Any:
+            return x * self.factor
+
+    scale = Scale()
+    step = graftax.jit(lambda x, scale: scale.go(x) * Scale().factor)
+    assert float(step(jnp.ones(()), scale)) == 4
+    Scale.factor = 3.0
+    assert float(step(jnp.ones(()), scale)) == 9
+
+
+def test_a_name_that_is_given_to_getattribute_is_read():
+    class Scale:
+        factor, rate = 2.0, 1.0
+
+    step = graftax.jit(lambda x, s: x * object.__getattribute__(s, "factor") * type.__getattribute__(Scale, "rate"))
+    assert float(step(jnp.ones(()), Scale())) == 2
+    Scale.factor = 3.0
+    assert float(step(jnp.ones(()), Scale())) == 3
+    Scale.rate = 2.0
+    assert float(step(jnp.ones(()), Scale())) == 6

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graftax import _core
+from graftax._base.class_lookup import in_mro
 from graftax._base.missing import MISSING
 from graftax._graph.types.describe import LAZY_IMPORT
 
@@ -144,7 +145,9 @@ _WHERE = ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
 _LOADS = frozenset(f"LOAD_{where}" for where in _WHERE)
 _CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where in _WHERE)
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
-_BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"))
+_BY_TEXT = frozenset(
+    ("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller", "__getattribute__")
+)
 _OF_ALL_NAMES = frozenset(("dir", "getmembers", "attrgetter", "methodcaller", "format", "format_map", "getattr_static"))
 _LONGEST_KEY = 40
 _NO_PART = frozenset(("PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
@@ -548,12 +551,12 @@ def is_looked_up(cls: type, name: str, value: object) -> bool:
 
 
 def is_protocol(cls: type) -> bool:
-    return bool(getattr(cls, "_is_protocol", False))
+    return bool(in_mro(cls, "_is_protocol"))
 
 
 def is_bound_by(value: object) -> bool:
     """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
-    return hasattr(type(value), "__get__") and not is_users_class(type(value))
+    return in_mro(type(value), "__get__") is not None and not is_users_class(type(value))
 
 
 def is_of_module(scope: dict[str, Any]) -> bool:

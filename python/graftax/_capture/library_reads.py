@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 
 from graftax import _core
+from graftax._base.class_lookup import in_mro
 from graftax._base.errors import GraftaxError
 from graftax._capture.bytecode import (
     NEVER,
@@ -93,7 +94,7 @@ def _of_fields(function: object, obj: object) -> LibraryReads:
     """`dataclasses.fields(obj)`"""
     del function
     cls: type = obj if isinstance(obj, type) else type(obj)
-    fields = getattr(cls, "__dataclass_fields__", None)
+    fields = in_mro(cls, "__dataclass_fields__")
     if not isinstance(fields, dict):
         return LibraryReads()
     name = f"{cls.__qualname__}.__dataclass_fields__"

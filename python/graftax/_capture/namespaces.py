@@ -16,6 +16,7 @@ from typing import Any
 from jax.core import Tracer
 
 from graftax import _core
+from graftax._base.class_lookup import in_mro
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import content, fill
 from graftax._capture.caught_errors import ERRORS_OF_TRACERS
@@ -51,7 +52,7 @@ class _SeenAttribute:
 
     def __get__(self, obj: object, cls: Any = None) -> Any:
         value = self.get()
-        getter = getattr(type(value), "__get__", None)
+        getter = in_mro(type(value), "__get__")
         return value if getter is None else getter(value, obj, cls)
 
 

@@ -10,6 +10,7 @@ from typing import Any, dataclass_transform
 import jax
 import numpy as np
 
+from graftax._base.class_lookup import in_mro
 from graftax._graph.types.register import field, fields_of_class, register_by_fields
 
 DATACLASS_ALREADY = (
@@ -80,7 +81,7 @@ _printing: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("graf
 def _has_generated_init(cls: type) -> bool:
     """Is the `__init__` that a class inherits a generated one?"""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    is_protocol = getattr(owner, "_is_protocol", False)  # typing adds an `__init__`
+    is_protocol = in_mro(owner, "_is_protocol")  # typing adds an `__init__`
     return owner is object or is_protocol or getattr(owner.__init__, "__graftax_generated__", False)
 
 

@@ -33,6 +33,7 @@ import numpy as np
 from jax import tree_util
 
 from graftax import _core, interop
+from graftax._base.class_lookup import in_mro
 from graftax._base.errors import UnsupportedValueError
 from graftax._base.handles import HandleLayout, handle_classes
 from graftax._base.trace_markers import Dynamic, Static
@@ -264,7 +265,7 @@ schemas: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = wea
 
 
 def is_frozen(cls: type) -> bool:
-    parameters = getattr(cls, "__dataclass_params__", None)
+    parameters = in_mro(cls, "__dataclass_params__")
     if parameters is not None and parameters.frozen:
         return True
     # attrs has no public way to ask.
