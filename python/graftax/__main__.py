@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `python -m graftax run | replay | demo | bench | doctor | explain`."""
+"""The command line: `python -m graftax run | replay | minimize | demo | bench | doctor | explain`."""
 
 import argparse
 import importlib
@@ -45,6 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     replay.add_argument("--plain", action="store_true", help="run the plain function, without jit")
     replay.add_argument("--where", action="store_true", help="name the operation that made the first nan or infinity")
 
+    smaller = commands.add_parser("minimize", help="write the smallest part of a recorded call that fails as a script")
+    smaller.add_argument("file", type=Path)
+    for fails, what in (
+        ("wrong", "look for a result that differs from that of the same operations one by one"),
+        ("crash", "look for what ends the process or raises, in other processes"),
+        ("hang", "look for what takes longer than the time limit, in other processes"),
+    ):
+        smaller.add_argument(f"--{fails}", dest="fails", action="store_const", const=fails, help=what)
+    smaller.add_argument("--timeout", type=float, default=60, help="seconds for each part, with --crash and --hang")
+    smaller.add_argument("--out", type=Path, help="the script; by default beside the file, as .py")
+
     options, rest = parser.parse_known_args(argv)
     if options.command == "run":
         from graftax._cli.run import run as run_script
@@ -62,6 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from graftax._cli.replay import replay as replay_file
 
         return replay_file(options.file, options.plain, options.where)
+    if options.command == "minimize":
+        from graftax._cli.replay import minimize
+
+        return minimize(options.file, options.out, options.fails or "nonfinite", options.timeout)
     if options.command == "explain":
         return explain_logs(options.log, options.out)
     from graftax._cli.demo import main as run_demo

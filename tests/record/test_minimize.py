@@ -17,9 +17,12 @@ import pytest
 from jax import lax
 
 import graftax
+from graftax._record.failures import Nonfinite
 from graftax._record.origin_marks import are_finite
-from graftax._record.reduction import Flattening, Part, with_fewer_equations, with_smaller_arrays
+from graftax._record.parts import Part, part_of
+from graftax._record.reduction import reduced, with_fewer_equations, with_smaller_arrays
 
+NONFINITE = Nonfinite()
 STATE = {"scale": jnp.float32(1)}
 
 
@@ -162,9 +165,7 @@ def test_what_cannot_be_made_smaller_is_said(tmp_path: Path):
 
 
 def whole(function: Callable[..., Any], *args: Any) -> Part:
-    program, flattening = jax.make_jaxpr(function)(*args), Flattening()
-    flattening.run(program.jaxpr, program.consts, [flattening.add(x) for x in args])
-    return Part(tuple(flattening.steps), flattening.values)
+    return part_of(jax.make_jaxpr(function)(*args), args)
 
 
 @pytest.mark.quick(0)
@@ -175,17 +176,18 @@ def test_one_equation_among_many_is_left(bad: int):
             x = jnp.sqrt(x - 9) * 0 + x if i == bad else x + 0.5
         return x
 
-    part = with_fewer_equations(whole(f, jnp.arange(-30.0, -20.0)))
-    assert [step.equation.primitive.name for step in part.steps] == ["sqrt"] and part.fails()
-    assert with_smaller_arrays(part).arguments()[0].shape == (1,)
+    part = reduced(whole(f, jnp.arange(-30.0, -20.0)), NONFINITE)
+    assert part.operations == ["sqrt"] and NONFINITE.shows(part)
+    assert part.arguments()[0].shape == (1,)
 
 
 def test_a_part_without_any_of_its_equations_or_numbers_is_finite():
     def f(x: Any) -> Any:
         return jnp.sin(jnp.max(x) * jnp.sum(x) * 1e20)
 
-    part = with_smaller_arrays(with_fewer_equations(whole(f, jnp.full((6, 5), 1e12))))
-    assert part.fails() and all(are_finite(x) for x in part.arguments())
+    part = with_fewer_equations(whole(f, jnp.full((6, 5), 1e12)), NONFINITE.shows)
+    part = with_smaller_arrays(part, NONFINITE.shows)
+    assert NONFINITE.shows(part) and all(are_finite(x) for x in part.arguments())
     for i in range(len(part.steps)):
         rest = Part((*part.steps[:i], *part.steps[i + 1 :]), part.values)
-        assert not rest.steps or not rest.fails()
+        assert not rest.steps or not NONFINITE.shows(rest)

@@ -7,7 +7,9 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
+from graftax._record.minimize import minimize as minimize_file
 from graftax._record.replay import RecordedCalls
 from graftax.errors import GraftaxError, ImpureCallWarning
 
@@ -38,6 +40,17 @@ def replay(path: Path, plain: bool = False, where: bool = False) -> int:
     except GraftaxError as error:
         print(f"graftax replay: {error}", file=sys.stderr)
         return 2
+
+
+def minimize(path: Path, script: Path | None, fails: Any, timeout: float) -> int:
+    """Writes the smallest part of the last call of a file that fails; returns the exit status: 0, or 2 if none does."""
+    try:
+        made = minimize_file(path, script, fails=fails, timeout=timeout)
+    except (GraftaxError, OSError) as error:
+        print(f"graftax minimize: {error}", file=sys.stderr)
+        return 2
+    print(f"{made.path}: {', '.join(made.operations)}, of {made.equations} equations. {made.cause}")
+    return 0
 
 
 def _run(recorded: RecordedCalls, plain: bool) -> int:

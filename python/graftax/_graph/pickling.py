@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.extend.core import Primitive
 
 from graftax import _core
 from graftax._base.errors import UnpicklableError
@@ -110,7 +111,7 @@ def name_for_pickle(value: Any, sentinels: Sentinels | None = None) -> Any:
         return _Pickled(dumps(value))
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
         return _Imported(value.__name__)
-    if type(value) is object:  # a sentinel, which pickle would copy
+    if _is_sentinel(value):
         return (sentinels or Sentinels()).name(value)
     if isinstance(value, types.FunctionType):
         return _name_in_wrapper(value) or value
@@ -170,7 +171,7 @@ def _name_in_wrapper(function: types.FunctionType) -> ByName | None:
 
 
 class Sentinels:
-    """Names of the instances of `object` in modules and their classes. The first use scans all modules (30 ms)."""
+    """Names of the sentinels in modules and their classes. The first use scans all modules (30 ms)."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[object, ByName]] | None = None
@@ -182,9 +183,14 @@ class Sentinels:
             self._by_id = {}
             for module, prefix, scope in _scopes():
                 for key, variable in list(scope.items()):
-                    if type(variable) is object:
+                    if _is_sentinel(variable):
                         self._by_id.setdefault(id(variable), (variable, ByName(module, f"{prefix}{key}")))
         return self._by_id.get(id(value), (None, value))[1]
+
+
+def _is_sentinel(value: object) -> bool:
+    """Is the object itself what counts? Pickle would copy it: an instance of `object`, or what JAX knows rules of."""
+    return type(value) is object or isinstance(value, Primitive)
 
 
 def _scopes() -> Iterator[tuple[str, str, Any]]:

@@ -41,6 +41,17 @@ def holds_tracers(jaxpr: Any) -> bool:
     return False
 
 
+def count_equations(jaxpr: Any) -> int:
+    """Those of a Jaxpr and of all inside of it."""
+    count, todo = 0, [jaxpr]
+    while todo:
+        equations = todo.pop().eqns
+        count += len(equations)
+        for value in (value for equation in equations for value in equation.params.values()):
+            todo += filter(is_jaxpr, value if isinstance(value, list | tuple) else (value,))
+    return count
+
+
 def user_callback(callback: Any) -> Any:
     """The user's function inside the flat one of a callback's equation."""
     cells = getattr(callback, "__closure__", None) or ()

@@ -40,7 +40,7 @@ from graftax._jax.arrays import ref_types
 from graftax._jit.leaf_names import leaf_names
 from graftax._record.cells import is_cell, known_cells
 from graftax._record.code_pickle import Template, dumps, main_file, source_of
-from graftax._record.snapshot import Snapshot
+from graftax._record.snapshot import Snapshot, error_text
 
 NOT_WRITABLE = "{path}: {value} can be neither written nor found by name in another process: {error}"
 FORMAT = 1
@@ -225,7 +225,13 @@ def results_data(
 
 
 def _results(call: Snapshot, known: dict[int, str], done: Callable[[int], Any]) -> dict[str, Any] | None:
-    return None if call.after is None else results_data(call.after, call.after_names, call.after_leaves, known, done)
+    if call.after is None:
+        return None
+    try:
+        return results_data(call.after, call.after_names, call.after_leaves, known, done)
+    except jax.errors.JaxRuntimeError as error:  # the computation has failed since the call returned
+        call.raised = call.raised or error_text(error)
+        return None
 
 
 # ---- what a call depends on besides

@@ -3,32 +3,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
+from typing import Literal
 
-import jax
-
-from graftax._base.errors import GraftaxError, ImpureCallWarning
+from graftax._base.errors import GraftaxError
 from graftax._jax.tracebacks import boundary
-from graftax._record.nonfinite import TracedOrigins, trace_origins
-from graftax._record.plain_script import FAILS, Unwritable, script_of
-from graftax._record.reduction import Flattening, Part, equation_at, with_fewer_equations, with_smaller_arrays
-from graftax._record.replay import RecordedCalls
-from graftax._record.snapshot import error_text
+from graftax._record.crash_search import search_in_processes
+from graftax._record.failures import Custom, Failure, Nonfinite, Predicate, Wrong
+from graftax._record.search import Found, search
 
-RAISES = (
-    "the last call in {path} raises while it is traced, so there is no program to make smaller: {error}. "
-    "`python -m graftax replay {path}` shows where."
-)
-RAISES_LATER = "an equation of the last call in {path} raises when it runs, in code of yours that it calls: {error}"
-ALL_FINITE = "the last call in {path} does not fail here: all its results are finite"
-NOT_FINITE_ALREADY = "the last call in {path} is given what is not finite: {origin}"
-NOT_ALONE = "no part of the last call in {path} fails alone, out of finite inputs"
+FAILURES = ("nonfinite", "wrong", "crash", "hang")
+UNKNOWN = "fails={fails!r}: expected one of {names}, or a function of the program and its arguments"
+NOT_WRITTEN = "what fails in {name}, {operations}, cannot be written as a script of plain JAX: {error}. {cause}"
 NOT_PROVEN = "the script {path} did not fail as expected when it ran:\n{output}"
+FALSE = "`fails` is false of its program"
 
 
 class Minimized:
@@ -50,8 +41,15 @@ class Minimized:
 
 
 @boundary
-def minimize(path: str | os.PathLike[str], script: str | os.PathLike[str] | None = None) -> Minimized:
-    """Finds the smallest part of a recorded call that makes a nan or an infinity out of finite values.
+def minimize(
+    path: str | os.PathLike[str],
+    script: str | os.PathLike[str] | None = None,
+    *,
+    fails: Literal["nonfinite", "wrong", "crash", "hang"] | Predicate = "nonfinite",
+    tolerance: float | None = None,
+    timeout: float = 60,
+) -> Minimized:
+    """Finds the smallest part of a recorded call that still fails.
 
     The part is written as a script of plain JAX, with its inputs, and the script is run once in a process of its own
     to prove that it fails. Give it to those who maintain the operation, or step through it.
@@ -59,12 +57,24 @@ def minimize(path: str | os.PathLike[str], script: str | os.PathLike[str] | None
     Args:
         path: a file of `graftax.record`. Its last call is used.
         script: the path of the script. By default that of the file, with `.py`.
+        fails: what is looked for.
+            `"nonfinite"`: a nan or an infinity out of finite values.
+            `"wrong"`: the compiled program returns something else than its operations one after the other.
+            `"crash"`: compiling or running ends the process, or raises an error, such as one of XLA. It is tried in
+            other processes, and one that ends is replaced.
+            `"hang"`: it takes longer than `timeout`, also in other processes.
+            Or your own test, called with a function of arrays, not yet compiled, and a list of its arguments:
+            `lambda program, arguments: jax.jit(program)(*arguments)[0].min() < 0`. It may get any part of the
+            program; an exception counts as False.
+        tolerance: for `"wrong"`, how far a floating result may be off, relative to its largest element. By default the
+            square root of its type's precision: 0.0003 for float32, 0.09 for bfloat16.
+        timeout: for `"crash"` and `"hang"`, the seconds that each part may take to compile and run.
 
     Returns:
         a `Minimized`, with the `path`, the `text` and the `operations` of the script.
 
     Raises:
-        GraftaxError: if the call does not fail, fails in Python code, or is given what is not finite.
+        GraftaxError: if the call does not fail in this way, fails in Python code, or is given what is not finite.
 
     Example:
         >>> f = graftax.record(lambda x: jnp.log(x * 2 - 3).sum(), nonfinite=False)
@@ -74,65 +84,39 @@ def minimize(path: str | os.PathLike[str], script: str | os.PathLike[str] | None
         ['log']
     """
     path = os.fspath(path)
-    with contextlib.closing(RecordedCalls(path)) as recorded:
-        traced, name = _traced(recorded), recorded.header["name"]
-        part, count = _failing_part(traced, path)
-        part = with_smaller_arrays(part)
-        cause = str(traced.report.cause or "")
-        title = f"A part of {name} that fails. {cause}\n\nBy graftax.minimize, JAX {jax.__version__}.\n"
-        script = os.fspath(script) if script is not None else str(Path(path).with_suffix(".py"))
-        text = _proven(part, title, script, name)
-    operations = [step.equation.primitive.name for step in part.steps]
-    return Minimized(script, text, operations, count, cause)
+    script = os.fspath(script) if script is not None else str(Path(path).with_suffix(".py"))
+    if not callable(fails) and fails in ("crash", "hang"):
+        found, custom = search_in_processes(path, fails, timeout), None
+    else:
+        failure = _failure(fails, tolerance)
+        found, custom = search(path, failure), failure if isinstance(failure, Custom) else None
+    text = _proven(found, script, custom)
+    return Minimized(script, text, found.operations, found.equations, found.cause)
 
 
-def _traced(recorded: RecordedCalls) -> TracedOrigins:
-    """The program of the last call, run equation by equation."""
-    prepared = recorded.prepare(len(recorded) - 1)
-    with warnings.catch_warnings(), contextlib.closing(prepared):
-        warnings.simplefilter("ignore", ImpureCallWarning)
-        try:
-            prepared.jitted.trace(*prepared.args, **prepared.kwargs)
-        except Exception as error:
-            raise GraftaxError(RAISES.format(path=recorded.path, error=error_text(error))) from error
-        try:
-            return trace_origins(prepared.jitted, tuple(prepared.args), prepared.kwargs)
-        except Exception as error:
-            raise GraftaxError(RAISES_LATER.format(path=recorded.path, error=error_text(error))) from error
+def _failure(fails: object, tolerance: float | None) -> Failure:
+    if callable(fails):
+        return Custom(fails)
+    if fails not in FAILURES:
+        raise ValueError(UNKNOWN.format(fails=fails, names=", ".join(map(repr, FAILURES))))
+    return Wrong(tolerance) if fails == "wrong" else Nonfinite()
 
 
-def _failing_part(traced: TracedOrigins, path: str) -> tuple[Part, int]:
-    """(a part that fails, how many equations the program has)."""
-    flattening = Flattening()
-    inputs = [flattening.add(leaf) for leaf in traced.leaves]
-    flattening.run(traced.jaxpr.jaxpr, traced.jaxpr.consts, inputs)
-    whole, cause = Part(tuple(flattening.steps), flattening.values), traced.report.cause
-    if cause is not None and cause.kind == "argument":
-        raise GraftaxError(NOT_FINITE_ALREADY.format(path=path, origin=cause))
-    place = traced.interpreter.place_of(cause) if cause is not None else ()
-    part = equation_at(traced.jaxpr, traced.leaves, place) if place else None
-    if part is not None and part.fails():
-        return part, len(whole.steps)
-    # Only the compiled program fails: what XLA makes of several equations.
-    if not whole.fails():
-        raise GraftaxError((NOT_ALONE if traced.report else ALL_FINITE).format(path=path))
-    return with_fewer_equations(whole), len(whole.steps)
-
-
-def _proven(part: Part, title: str, script: str, name: str) -> str:
+def _proven(found: Found, script: str, custom: Custom | None) -> str:
     """Writes the script, readable if possible, and runs it; returns its text."""
+    if not found.texts:
+        operations = ", ".join(found.operations)
+        error = found.unwritable
+        raise GraftaxError(NOT_WRITTEN.format(name=found.name, operations=operations, error=error, cause=found.cause))
     output = ""
-    for exported in (False, True):
-        try:
-            text = script_of(part, title, exported)
-        except Unwritable as error:
-            if exported:
-                message = f"what fails in {name} cannot be written as a script of plain JAX: {error}"
-                raise GraftaxError(message) from error
-            continue
+    for text in found.texts:
         Path(script).write_text(text, encoding="utf-8")
         run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-        if run.returncode and FAILS in run.stderr:
+        if custom.is_shown_in(script) if custom is not None else run.returncode and _has_sign(run.stderr, found.sign):
             return text
-        output = run.stdout + run.stderr
+        output = run.stdout + run.stderr + (FALSE if custom is not None else "")
     raise GraftaxError(NOT_PROVEN.format(path=script, output=output))
+
+
+def _has_sign(output: str, sign: str) -> bool:
+    return sign in output if sign else "Traceback (most recent call last)" not in output

@@ -16,7 +16,7 @@ from graftax._jax.tracebacks import boundary
 from graftax._jit.api import jit
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names, output_names
-from graftax._jit.stages import Staging, copy_numpy_leaves, match_structure
+from graftax._jit.stages import Staging, Traced, copy_numpy_leaves, match_structure
 from graftax._record.interpreter import Interpreter
 from graftax._record.nonfinite_origin import Origin
 from graftax._record.origin_marks import Value, are_finite, bits
@@ -104,25 +104,28 @@ def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Non
         ('-1',)
     """
     jitted = cast("Jitted[..., Any]", function if isinstance(function, Jitted) else jit(function))
-    return trace_origins(jitted, args, kwargs).report
+    return find_origins(trace_call(jitted, args, kwargs))[1]
 
 
-class TracedOrigins(NamedTuple):
-    """The program of a call, its inputs, and where its non-finite values come from."""
+class TracedCall(NamedTuple):
+    """The program of a call, and its inputs."""
 
-    jaxpr: Any
+    traced: Traced[..., Any]
+    staging: Staging
     leaves: list[Any]
-    interpreter: Interpreter
-    report: NonfiniteReport
 
 
-def trace_origins(jitted: Jitted[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedOrigins:
-    """Runs the equations of a call."""
+def trace_call(jitted: Jitted[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
     # Whatever jit has found out about the function's reads is in the stage by now.
     traced = jitted._unchecked.trace(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
-    staging, jaxpr = traced._staging, traced.jaxpr  # pyright: ignore[reportPrivateUsage]
-    leaves = _leaves(staging, args, kwargs)
-    interpreter = Interpreter()
+    staging = traced._staging  # pyright: ignore[reportPrivateUsage]
+    return TracedCall(traced, staging, _leaves(staging, args, kwargs))
+
+
+def find_origins(call: TracedCall) -> tuple[Interpreter, NonfiniteReport]:
+    """Runs the equations of a call."""
+    traced, staging, leaves = call
+    jaxpr, interpreter = traced.jaxpr, Interpreter()
     names = leaf_names(staging.graphdef, staging.names)
     inputs = [interpreter.argument(name, x) for name, x in zip(names, leaves, strict=True)]
     outputs = interpreter.run(jaxpr.jaxpr, jaxpr.consts, inputs)
@@ -131,7 +134,7 @@ def trace_origins(jitted: Jitted[..., Any], args: tuple[Any, ...], kwargs: dict[
     for name, value in zip(names, inputs, strict=True):
         if isinstance(value.data, ref_types) and not are_finite(value.data[...]):
             named.append((name, Value(value.data, np.asarray(interpreter.in_refs.get(id(value.data), 0)))))
-    return TracedOrigins(jaxpr, leaves, interpreter, _report(interpreter, staging.plan.name, named))
+    return interpreter, _report(interpreter, staging.plan.name, named)
 
 
 def _leaves(staging: Staging, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

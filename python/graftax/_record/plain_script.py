@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import enum
 import math
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Any, cast
@@ -15,10 +16,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from graftax._record.reduction import Part, Step
+from graftax._jax.arrays import ref_types
+from graftax._record.parts import Part, Step
 
 _MOST_NUMBERS = 64  # that are written as numbers
-FAILS = "a result is not finite, and all inputs are"
 
 _ARRAY = '''
 
@@ -27,11 +28,12 @@ def array(text, dtype, shape):
     return numpy.frombuffer(zlib.decompress(base64.b85decode(text)), dtype).reshape(shape)
 
 '''
-_TAIL = """
+_END = """
 
-for number, result in enumerate(program({arguments})):
+arguments = [{arguments}]
+{before}results = program(*arguments)
+for number, result in enumerate(results):
     print(f"result {{number}}: {{result}}")
-    assert jax.numpy.isfinite(result).all(), "{fails}"
 """
 
 
@@ -39,25 +41,29 @@ class Unwritable(Exception):
     """A value that has no text."""
 
 
-def script_of(part: Part, title: str, exported: bool = False) -> str:
-    """The script. It ends with an AssertionError, as long as the part fails.
+def script_of(part: Part, title: str, before: str, check: str, exported: bool = False) -> str:
+    """The script.
 
     Args:
         title: of what it is, for people.
+        before: its statements before the program runs.
+        check: its statements after that.
         exported: the equations are a program of `jax.export` and no text.
 
     Raises:
         Unwritable: for an equation that has no text.
     """
+    if any(isinstance(x, ref_types) for x in part.arguments()):
+        raise Unwritable("a Ref has no text")
     names = {number: f"x{i}" for i, number in enumerate(part.inputs)}
-    inputs = "".join(f"{names[number]} = {_array_text(part.values[number])}\n" for number in part.inputs)
+    inputs = "".join(f"{names[number]} = {array_text(part.values[number])}\n" for number in part.inputs)
     body = _exported(part) if exported else _equations(part, names)
-    text = inputs + "\n" + body + _TAIL.format(arguments=", ".join(names.values()), fails=FAILS)
-    if "= array(" in text or "(array(" in text:
+    text = inputs + "\n" + body + _END.format(arguments=", ".join(names.values()), before=before) + check
+    if re.search(r"[ (]array\(", text):
         text = _ARRAY + "\n" + text
     if jax.config.jax_enable_x64:
         text = 'jax.config.update("jax_enable_x64", True)\n' + text
-    modules = ("base64", "zlib", "jax", "jax.export", "jax.extend.core.primitives", "numpy")
+    modules = ("base64", "faulthandler", "zlib", "jax", "jax.export", "jax.extend.core.primitives", "numpy")
     imports = [f"import {name}" for name in modules if f"{name}." in text]
     quoted = title.replace('"""', "'''").replace("\\", "/")
     return f'"""{quoted}"""\n\n' + "\n".join(imports) + "\n\n" + text
@@ -112,10 +118,10 @@ def _text(value: Any) -> str:
     raise Unwritable(f"a {cls.__qualname__} has no text")
 
 
-def _array_text(value: Any) -> str:
+def array_text(value: Any) -> str:
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         implementation = str(jax.random.key_impl(value))
-        return f"jax.random.wrap_key_data({_array_text(jax.random.key_data(value))}, impl={implementation!r})"
+        return f"jax.random.wrap_key_data({array_text(jax.random.key_data(value))}, impl={implementation!r})"
     host = np.ascontiguousarray(np.asarray(value)).reshape(np.shape(value))
     dtype = f"jax.numpy.{host.dtype.name}" if host.dtype.kind == "V" else f"numpy.{host.dtype.name}"
     dtype = {"numpy.bool": "bool"}.get(dtype, dtype)
@@ -129,7 +135,9 @@ def _exported(part: Part) -> str:
     """The part as a program of StableHLO, for equations that no public function of JAX has."""
     shapes = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in part.arguments()]
     try:
-        exported = jax.export.export(jax.jit(part.function()))(*shapes).serialize()
+        targets = [step.equation.params.get("target_name") for step in part.steps]
+        calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in targets if isinstance(name, str)]
+        exported = jax.export.export(jax.jit(part.function()), disabled_checks=calls)(*shapes).serialize()
     except Exception as error:
         raise Unwritable(str(error).partition("\n")[0]) from error
     text = base64.b85encode(zlib.compress(bytes(exported), 9)).decode()

@@ -31,6 +31,7 @@ import jax.custom_batching
 import jax.extend.core
 import numpy as np
 from jax import tree_util
+from jax.extend.core import Primitive
 
 from graftax import _core, interop
 from graftax._base.class_lookup import in_mro
@@ -92,6 +93,7 @@ _OPAQUE = (
     _core.Caller,
     HandleLayout,
     jax.custom_batching.custom_vmap,
+    Primitive,  # whose rules JAX finds by the object itself
     *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),  # a lazy import that fails
 )
 

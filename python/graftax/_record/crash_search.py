@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks for the part of a program that ends its process, or never comes back: in other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from graftax._base.errors import GraftaxError
+from graftax._jax.equations import run_equation
+from graftax._record.failures import Failure
+from graftax._record.parts import CannotRun, Part
+from graftax._record.plain_script import Unwritable
+from graftax._record.search import Found, search
+from graftax._record.snapshot import error_text
+
+CrashName = Literal["crash", "hang"]
+
+START = "import sys; from graftax._record.crash_search import answer_questions; answer_questions(*sys.argv[1:])"
+ASKED = "asked"
+ENDED, TOO_LONG, RAISED, FINE = "ended", "took too long", "raised", "fine"
+TIMEOUT = "Timeout ("  # what faulthandler writes
+ENDED_EARLY = "a process that makes the last call in {path} once more ended before its program ran:\n{output}"
+NOT_EXPORTED = "what lowers it ends the process"
+
+
+class Answer(NamedTuple):
+    """What came of a question: `what` of the constants above, and its text."""
+
+    what: str
+    text: str = ""
+
+
+class Journal:
+    """The answers to the questions of a search so far.
+
+    A search asks the same questions in the same order each time. So one whose process was ended by a question begins
+    again in a new process, and gets that answer from the journal. Lines are appended to a file: `asked` when a
+    question begins, then its answer, which whoever watches the process writes if it cannot.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._number = path, 0
+        self._known = read_answers(path)
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """The answer: known already, or of the question."""
+        number, self._number = self._number, self._number + 1
+        if number < len(self._known):
+            return self._known[number]
+        append(self._path, Answer(ASKED))
+        answer = question()
+        append(self._path, answer)
+        return answer
+
+
+def append(path: str, answer: Answer) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(answer) + "\n")
+
+
+def read_answers(path: str) -> list[Answer]:
+    return [answer for answer in _lines(path) if answer.what != ASKED]
+
+
+def _lines(path: str) -> list[Answer]:
+    with open(path, encoding="utf-8") as file:
+        return [Answer(*json.loads(line)) for line in file if line.endswith("\n")]
+
+
+# ---- in the process that may end
+
+
+class Crash(Failure):
+    """Compiling or running a part ends the process or raises; or it takes too long.
+
+    Args:
+        fails: `"crash"` or `"hang"`.
+        timeout: seconds for each question.
+        journal: of the questions.
+    """
+
+    in_any_branch = True
+
+    def __init__(self, fails: CrashName, timeout: float, journal: Journal) -> None:
+        self._journal, self._is_hang, self._timeout = journal, fails == "hang", timeout
+        self._wanted: Answer | None = None  # how the whole program fails
+        self.nothing = f"it takes less than {timeout:g} seconds" if self._is_hang else "its program compiles and runs"
+        self.before = f"faulthandler.dump_traceback_later({timeout:g}, exit=True)\n" if self._is_hang else ""
+
+    @property
+    def sign(self) -> str:
+        return TIMEOUT if self._is_hang else _kind(self._wanted or Answer(FINE))
+
+    def fails(self, part: Part) -> bool:
+        answer = self._ask(lambda: self.compiled(part)(*part.arguments()))
+        if answer.what == FINE or (answer.what == TOO_LONG) != self._is_hang:
+            return False
+        self._wanted = self._wanted or answer
+        # Not another error, which a part of other shapes may have.
+        return (answer.what, _kind(answer)) == (self._wanted.what, _kind(self._wanted))
+
+    def run_equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+        done: list[list[Any]] = []
+        answer = self._ask(lambda: done.append(run_equation(equation, operands)) or done[0])
+        if answer.what != FINE:
+            raise CannotRun(answer.text)
+        return done[0] if done else run_equation(equation, operands)
+
+    def _ask(self, run: Callable[[], Any]) -> Answer:
+        def question() -> Answer:
+            try:
+                jax.block_until_ready(run())
+                jax.effects_barrier()
+            except Exception as error:
+                return Answer(RAISED, error_text(error))
+            return Answer(FINE)
+
+        return self._journal.ask(question)
+
+    def write(self, script: Callable[[], str]) -> str:
+        def question() -> Answer:
+            try:
+                return Answer(FINE, script())
+            except Unwritable as error:
+                return Answer(RAISED, str(error))
+
+        answer = self._journal.ask(question)
+        if answer.what != FINE:
+            raise Unwritable(answer.text if answer.what == RAISED else NOT_EXPORTED)
+        return answer.text
+
+    def cause(self, part: Part) -> str:
+        what, text = self._wanted or Answer(FINE)
+        if what == TOO_LONG:
+            return f"It takes longer than {self._timeout:g} seconds."
+        return f"It raises {text}" if what == RAISED else f"It ends the process: {text}"
+
+
+def _kind(answer: Answer) -> str:
+    """The beginning of an error's text: for one of XLA, its class and status."""
+    if answer.what != RAISED:
+        return ""
+    name, status, _ = (*answer.text.split(": ", 2), "", "")[:3]
+    return f"{name}: {status}" if name == "JaxRuntimeError" else answer.text
+
+
+def answer_questions(path: str, fails: CrashName, timeout: str, journal: str, result: str) -> None:
+    """Searches as far as this process lives, and writes what it found."""
+    try:
+        found: dict[str, Any] = search(path, Crash(fails, float(timeout), Journal(journal)))._asdict()
+    except GraftaxError as error:
+        found = {"error": str(error)}
+    with open(result + ".part", "w", encoding="utf-8") as file:
+        json.dump(found, file)
+    os.replace(result + ".part", result)
+
+
+# ---- in the process of the user
+
+
+def search_in_processes(path: str, fails: CrashName, timeout: float) -> Found:
+    """The same as `search`, in other processes: each goes on where the one before it has ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        journal, result = os.path.join(folder, "journal"), os.path.join(folder, "result")
+        open(journal, "x").close()
+        while not os.path.exists(result):
+            before = os.path.getsize(journal)
+            output = _run_process([path, fails, str(timeout), journal, result], os.path.join(folder, "output"))
+            if not os.path.exists(result) and os.path.getsize(journal) == before:
+                raise GraftaxError(ENDED_EARLY.format(path=path, output=output))
+        with open(result, encoding="utf-8") as file:
+            found = json.load(file)
+    if "error" in found:
+        raise GraftaxError(found["error"])
+    return Found(**found)
+
+
+def _run_process(arguments: list[str], log: str) -> str:
+    """Runs one process until it ends or a question takes too long; notes that, and returns what it has written."""
+    timeout, journal = float(arguments[2]), arguments[3]
+    # Sets of texts have the same order in each process, so that the program is traced alike.
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, *arguments], env=environment, stdout=output, stderr=output
+        )
+        try:
+            is_in_time = _wait(process, journal, timeout)
+        finally:
+            process.kill()
+            process.wait()
+    with open(log, errors="replace") as file:
+        text = file.read()
+    if _is_asked(journal):
+        append(journal, Answer(ENDED, _end_text(process.returncode, text)) if is_in_time else Answer(TOO_LONG))
+    return text[-2000:]
+
+
+def _wait(process: subprocess.Popen[Any], journal: str, timeout: float) -> bool:
+    """Waits until the process ends; False if it waits for the same answer for too long."""
+    size, since = -1, time.monotonic()
+    while process.poll() is None:
+        if os.path.getsize(journal) != size:
+            size, since = os.path.getsize(journal), time.monotonic()
+        elif time.monotonic() - since > timeout and _is_asked(journal):
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _is_asked(journal: str) -> bool:
+    """Is there no answer to the last question?"""
+    lines = _lines(journal)
+    return bool(lines) and lines[-1].what == ASKED
+
+
+def _end_text(status: int, output: str) -> str:
+    """How a process ended, with the last line that it wrote."""
+    name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    return f"{name}. {next((line for line in reversed(output.splitlines()) if line.strip()), '')}".strip()
