@@ -428,6 +428,12 @@ def test_compilations_are_told_as_they_happen(tmp_path):
     assert [line["number"] for line in lines] == [1, 2] and lines[1]["causes"][0]["kind"] == "text"
 
 
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError, match="missing"):
+        graftax.log_recompiles(tmp_path / "missing" / "trace.jsonl")
+    graftax.jit(lambda x: x + 1)(jnp.ones(2))  # nothing logs it
+
+
 def test_a_log_becomes_one_page(tmp_path, capsys):
     path = tmp_path / "trace.jsonl"
     f = graftax.jit(lambda x, mode: x)

@@ -38,7 +38,7 @@ def test_calls_of_a_notebook_are_equal_in_another_process(tmp_path: Path):
         assert len(calls) == 3 and all("equal to what was recorded, bit for bit" in line for line in calls), (
             again.stdout + again.stderr
         )
-        assert "not finite: return" in calls[-1] and "computed once" not in again.stdout
+        assert "not finite: result" in calls[-1] and "computed once" not in again.stdout
         assert cause in run("-m", "graftax", "replay", files[name], "--where", folder=CELLS.parent).stdout
 
 

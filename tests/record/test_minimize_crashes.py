@@ -21,6 +21,7 @@ from jax import lax
 from jax.interpreters import mlir
 
 import graftax
+from graftax.__main__ import main
 
 ARMED = "GRAFTAX_TEST_ARMED"  # set where the planted fault is to happen
 
@@ -194,3 +195,12 @@ def test_what_ends_its_process_is_found_from_another(
     # It needs code of this file, which no script of plain JAX has.
     assert re.search(rf"what fails in {function.__name__}, {operation}, cannot be written", str(raised.value))
     assert cause in str(raised.value)
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = str(recorded(wrong_among_layers, tmp_path, jnp.linspace(-0.5, 0.9, 8)))
+    script = tmp_path / "small.py"
+    assert main(["minimize", path, "--wrong", "--out", str(script)]) == 0
+    assert capsys.readouterr().out.startswith(f"{script}: twice, of ") and script.exists()
+    assert main(["minimize", path]) == 2
+    assert "graftax minimize: the last call in" in capsys.readouterr().err

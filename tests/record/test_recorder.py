@@ -237,18 +237,18 @@ def test_a_result_that_is_not_finite_writes_one_file(tmp_path: Path):
     assert "log_step: a result is not finite" in text and recorder.files[0] in text
     assert warned(recorder, model, -jnp.ones(2)) == [] and warned(recorder.flush) == []
     outcomes = [RecordedCalls(recorder.files[0]).run(i).nonfinite for i in range(2)]
-    assert outcomes == [[], ["return['loss']", "model.w"]]
+    assert outcomes == [[], ["result['loss']", "model.w"]]
 
 
-@pytest.mark.parametrize(("checked", "expected"), [("return.loss", 1), (["return[1]"], 0), ("**.w", 1), (False, 0)])
+@pytest.mark.parametrize(("checked", "expected"), [("result.loss", 1), (["result[1]"], 0), ("**.w", 1), (False, 0)])
 def test_a_filter_chooses_the_results(tmp_path: Path, checked: Any, expected: int):
     def masked(model: Model, x: Any) -> Any:
         model.w = jnp.log(x)
         return {"loss": x.sum() / 0}, jnp.where(x > 0, x, 0.0)
 
     recorder = graftax.record(masked, nonfinite=checked, dir=tmp_path)
-    if checked == "return.loss":
-        recorder = graftax.record(masked, nonfinite="return[0][loss]", dir=tmp_path)
+    if checked == "result.loss":
+        recorder = graftax.record(masked, nonfinite="result[0][loss]", dir=tmp_path)
     recorder(Model(), -jnp.ones(2))
     assert len(warned(recorder.flush)) == expected
 

@@ -23,14 +23,14 @@ from graftax._record.replay import RecordedCalls
 
 SCRIPT = Path(__file__).parents[1] / "support" / "recorded_script.py"
 CASES = {
-    "method": "not finite: return, global __main__.SEEN['sum']",
-    "train": "not finite: return[1]['loss'], return[1]['shared'][0].w",
-    "counter": "not finite: return, closure total",
+    "method": "not finite: result, global __main__.SEEN['sum']",
+    "train": "not finite: result[1]['loss'], result[1]['shared'][0].w",
+    "counter": "not finite: result, closure total",
     "refuse": "raises ValueError: no more than 3",
-    "drawn": "not finite: return",
+    "drawn": "not finite: result",
     "failing": "raises JaxRuntimeError: RuntimeError: the host says no",
-    "donating": "not finite: return[0]",
-    "by_value": "not finite: return[1]",
+    "donating": "not finite: result[0]",
+    "by_value": "not finite: result[1]",
 }
 EQUAL = "equal to what was recorded, bit for bit"
 
@@ -121,9 +121,9 @@ def replayed(capsys: pytest.CaptureFixture[str], file: Path, *options: str) -> t
 def test_what_a_replay_prints(capsys: pytest.CaptureFixture[str], file: Path):
     lines = replayed(capsys, file)[1].splitlines()
     assert lines[0] == "norm: saved by hand; 2 recorded calls"
-    assert lines[-2:] == [f"call 1 of 2: {EQUAL}", f"call 2 of 2: {EQUAL}; not finite: return"]
+    assert lines[-2:] == [f"call 1 of 2: {EQUAL}", f"call 2 of 2: {EQUAL}; not finite: result"]
     status, text = replayed(capsys, file, "--plain")
-    assert status in (0, 1) and "call 2 of 2" in text and "not finite: return" in text
+    assert status in (0, 1) and "call 2 of 2" in text and "not finite: result" in text
     assert "div of 0 and 0 is nan at test_replay.py" in replayed(capsys, file, "--where")[1]
 
 
@@ -133,7 +133,7 @@ def test_calls_are_equal_after_jax_has_forgotten_its_programs(file: Path):
     jax.clear_caches()
     again = [recorded.run(i) for i in range(2)]
     assert [outcome.differences for outcome in (*first, *again)] == [[]] * 4
-    assert again[1].nonfinite == first[1].nonfinite == ["return"]
+    assert again[1].nonfinite == first[1].nonfinite == ["result"]
 
 
 def test_byte_code_of_another_python_is_no_change(file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -198,11 +198,11 @@ def test_other_versions_and_settings_are_named(capsys: pytest.CaptureFixture[str
 
 def test_results_that_differ_are_named(capsys: pytest.CaptureFixture[str], file: Path):
     header = json.loads(graftax.peek(file).metadata["recorded"])
-    header["calls"][0]["results"]["leaves"]["return"] = "float32[3] 0000000000000000"
+    header["calls"][0]["results"]["leaves"]["result"] = "float32[3] 0000000000000000"
     rewritten(file, calls=header["calls"])
     status, text = replayed(capsys, file)
     assert status == 1
-    assert re.search(r"call 1 of 2: differs.*\n  return: recorded float32\[3\] 0{16}, now float32\[3\] \w{16}\n", text)
+    assert re.search(r"call 1 of 2: differs.*\n  result: recorded float32\[3\] 0{16}, now float32\[3\] \w{16}\n", text)
 
 
 def test_what_has_no_name_is_named_when_a_file_is_written(tmp_path: Path):

@@ -101,4 +101,4 @@ def test_one_file_is_written_for_all_threads_that_fail(tmp_path: Path):
         recorder.flush()
     assert len(recorder.files) == len([w for w in found if w.category is graftax.RecordedCallWarning]) == 1
     recorded = RecordedCalls(recorder.files[0])
-    assert "return['loss']" in recorded.run(len(recorded) - 1).nonfinite
+    assert "result['loss']" in recorded.run(len(recorded) - 1).nonfinite

@@ -21,6 +21,8 @@ class RecompileLog:
 
     def __init__(self, file: TextIO | str | os.PathLike[str] | None) -> None:
         self._file = file
+        if isinstance(file, (str, os.PathLike)):
+            self._append(b"")  # raises here, and not in a later call, if it cannot be written
         _logs.append(self)
 
     def close(self) -> None:
@@ -40,14 +42,18 @@ class RecompileLog:
         """Adds a program to the log. graftax calls this for each program that is compiled."""
         if isinstance(self._file, (str, os.PathLike)):
             line = json.dumps(record(variant), separators=(",", ":")) + "\n"
-            # One appending write for each line, so that several processes can share the file.
-            handle = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(handle, line.encode())
-            finally:
-                os.close(handle)
+            self._append(line.encode())
         else:
             print(describe(variant), file=self._file or sys.stderr, flush=True)
+
+    def _append(self, line: bytes) -> None:
+        """One appending write for each line, so that several processes can share the file."""
+        assert isinstance(self._file, (str, os.PathLike))
+        handle = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, line)
+        finally:
+            os.close(handle)
 
 
 _logs: list[RecompileLog] = []
@@ -66,7 +72,7 @@ def log_recompiles(file: TextIO | str | os.PathLike[str] | None = None) -> Recom
         the log. `close()` ends it, and so does the end of a `with` block.
 
     Raises:
-        OSError: by the call that compiles, if the file cannot be written.
+        OSError: if the file cannot be written.
 
     Example:
         >>> import io

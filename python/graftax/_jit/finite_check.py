@@ -53,7 +53,7 @@ class FiniteCheck:
         return (both([both(group).all() for group in groups.values()]),)
 
     def _is_covered(self, place: RootPath) -> bool:
-        names = ("return", *self._recording.names)
+        names = ("result", *self._recording.names)
         test = coverage_test(self._plan.finite_patterns, names)
         return test is None or test(place)
 

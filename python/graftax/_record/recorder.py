@@ -339,7 +339,7 @@ def record(
         last: how many calls are kept, with their arrays. Results are checked when a later call begins, so that the
             device may be that many calls behind.
         nonfinite: True checks all floating results and what the call writes into its arguments, False none; or
-            patterns of their key paths: `"return[0]"`, `"model.**"`.
+            patterns of their key paths: `"result[0]"`, `"model.**"`.
         on: the classes of exceptions for which a file is written; `()` for none. The exception is raised as usual.
         copy_every: donated arrays are gone after a call. If the previous call returned them, they are computed again
             when a file is written, and copied only once in this many calls. Others are copied before each call.

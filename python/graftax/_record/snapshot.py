@@ -176,7 +176,7 @@ def graph_after(
 ) -> tuple[list[Any], _core.GraphDef, tuple[str, ...]]:
     """(leaves, structure, names of the roots) of a result, and of the inputs as the call left them."""
     roots, names = ((), ()) if plan.options.by_value else (tuple(roots), names)
-    names = ("return", *names)
+    names = ("result", *names)
     ignored = plan.ignoring.test(names)
     leaves, graphdef = _core.record((result, *roots), names, ignored=ignored, stand_ins=True)
     return leaves, graphdef, names
