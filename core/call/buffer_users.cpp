@@ -70,6 +70,28 @@ Numbers numbers_behind(const OwnMemory& memory, PyObject* array, size_t size) {
   return out;
 }
 
+// Every small number that two pointers from here lead to, in the same way.
+Numbers numbers_of_buffers(const OwnMemory& memory, PyObject* array, size_t at) {
+  Numbers out;
+  uint64_t holder;
+  std::memcpy(&holder, reinterpret_cast<const char*>(array) + at, 8);
+  char buffers[buffer_bytes], pointers[buffer_bytes], count[count_bytes];
+  auto each_pointer = [&](uint64_t address, char* into, auto use) {
+    size_t size = may_be_pointer(address) ? memory.read(address, into, buffer_bytes) : 0;
+    for (size_t i = 0; i + 8 <= size; i += 8) {
+      uint64_t word;
+      std::memcpy(&word, into + i, 8);
+      if (may_be_pointer(word)) use(i, word);
+    }
+  };
+  each_pointer(holder, buffers, [&](size_t list, uint64_t first) {
+    each_pointer(first, pointers, [&](size_t buffer, uint64_t counted) {
+      add_numbers(out, count, memory.read(counted, count, count_bytes), list, buffer);
+    });
+  });
+  return out;
+}
+
 // Keeps the places whose number is now so much more than at first.
 void keep_places(Numbers& places, const Numbers& now, int32_t more) {
   for (auto place = places.begin(); place != places.end();) {
@@ -79,19 +101,20 @@ void keep_places(Numbers& places, const Numbers& now, int32_t more) {
   }
 }
 
-// The places behind one array where the number follows what this function makes of it.
-Numbers places_for(const OwnMemory& memory, PyObject* array, PyObject* another, size_t size, PyObject* alias) {
-  Numbers out = numbers_behind(memory, array, size);
+// The places behind one array, among those of `numbers_now`, where the number follows what this function makes of it.
+template <typename NumbersNow>
+Numbers places_for(PyObject* array, PyObject* another, PyObject* alias, NumbersNow numbers_now) {
+  Numbers out = numbers_now();
   OwnedList made;
   auto make = [&](PyObject* of) { made.push_stolen(own(PyObject_CallOneArg(alias, of))); };
   make(another);  // what arrays of other buffers share with this one, such as its type, does not count
-  keep_places(out, numbers_behind(memory, array, size), 0);
+  keep_places(out, numbers_now(), 0);
   for (int32_t more = 1; more <= 3; ++more) {
     make(array);
-    keep_places(out, numbers_behind(memory, array, size), more);
+    keep_places(out, numbers_now(), more);
   }
   made.clear();
-  keep_places(out, numbers_behind(memory, array, size), 0);
+  keep_places(out, numbers_now(), 0);
   return out;
 }
 
@@ -110,7 +133,8 @@ BufferUsers BufferUsers::find(PyTypeObject* type, const nb::list& samples, const
     for (size_t i = 0; i < samples.size(); ++i) {
       nb::object array = samples[i], another = samples[i ^ 1];
       if (Py_TYPE(array.ptr()) != type) return {};
-      Numbers here = places_for(memory, array.ptr(), another.ptr(), size, alias.ptr());
+      Numbers here = places_for(array.ptr(), another.ptr(), alias.ptr(),
+                                [&] { return numbers_behind(memory, array.ptr(), size); });
       if (i == 0) places = std::move(here);
       else keep_places(places, here, 0);
     }
@@ -119,6 +143,58 @@ BufferUsers BufferUsers::find(PyTypeObject* type, const nb::list& samples, const
     out.places_.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), one_user});
   }
   return out;
+}
+
+std::vector<BufferUsers::MeshPlaces> BufferUsers::places_on_mesh(PyTypeObject* type, nb::handle array,
+                                                                 nb::handle another, const nb::list& shard_aliases,
+                                                                 nb::handle list_alias) {
+  OwnMemory memory;
+  std::vector<MeshPlaces> out;
+  size_t size = std::min(array_bytes, static_cast<size_t>(type->tp_basicsize));
+  if (Py_TYPE(array.ptr()) != type || shard_aliases.size() < 2) return {};
+  Numbers lists = places_for(array.ptr(), another.ptr(), list_alias.ptr(),
+                             [&] { return numbers_behind(memory, array.ptr(), size); });
+  for (auto [place, users_of_list] : lists) {
+    auto [list, buffer, count_of_list] = place;
+    if (buffer != Place::direct) continue;
+    std::vector<Numbers> of_shards;
+    for (nb::handle alias : shard_aliases)
+      of_shards.push_back(places_for(array.ptr(), another.ptr(), alias.ptr(),
+                                     [&, at = list] { return numbers_of_buffers(memory, array.ptr(), at); }));
+    for (auto [first, users] : of_shards[0])
+      for (auto [second, _] : of_shards[1]) {
+        MeshPlaces p{{list, Place::direct, count_of_list, users_of_list},
+                     std::get<0>(first),
+                     std::get<1>(first),
+                     std::get<1>(second) - std::get<1>(first),
+                     std::get<2>(first),
+                     users};
+        bool is_spaced = std::get<1>(second) > std::get<1>(first);
+        for (size_t i = 1; i < of_shards.size() && is_spaced; ++i) {
+          auto found = of_shards[i].find({p.buffers, p.first + i * p.stride, p.count});
+          is_spaced = found != of_shards[i].end() && found->second == users;
+        }
+        if (is_spaced && std::find(out.begin(), out.end(), p) == out.end()) out.push_back(p);
+      }
+  }
+  return out;
+}
+
+bool BufferUsers::find_on_meshes(PyTypeObject* type, const nb::list& groups, nb::handle list_alias) {
+  std::optional<std::vector<MeshPlaces>> found;
+  for (nb::handle group : groups) {
+    auto [arrays, shard_aliases] = nb::cast<std::pair<std::pair<nb::object, nb::object>, nb::list>>(group);
+    for (bool is_second : {false, true}) {
+      auto [array, another] = is_second ? std::pair(arrays.second, arrays.first) : arrays;
+      auto here = places_on_mesh(type, array, another, shard_aliases, list_alias);
+      auto is_missing = [&](const MeshPlaces& p) { return std::find(here.begin(), here.end(), p) == here.end(); };
+      if (found) found->erase(std::remove_if(found->begin(), found->end(), is_missing), found->end());
+      else found = std::move(here);
+    }
+  }
+  known_on_meshes_ = known() && found && found->size() == 1;
+  if (known_on_meshes_) on_meshes_ = found->front();
+  return known_on_meshes_;
 }
 
 }  // namespace graftax

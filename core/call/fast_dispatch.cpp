@@ -351,7 +351,7 @@ void Direct::ask_donor(const Entry& entry, const OwnedList& leaves, PyObject* ho
   static PyObject* const name = interned("candidates");
   Owned donor = entry.donor, all = arguments_of(leaves, entry.vectors(host));
   Owned answer = own(PyObject_CallMethodObjArgs(donor.get(), name, nb::find(entry).ptr(), all.get(), nullptr));
-  std::pair<nb::object, std::vector<std::pair<uint32_t, size_t>>> found;  // the Outcome; leaves with their bytes
+  std::pair<nb::object, std::vector<Donation::Array>> found;  // the Outcome; what it replaces
   if (answer.get() != Py_None && (!read_as(answer.get(), found) || !nb::isinstance<Outcome>(found.first)))
     raise_error(PyExc_TypeError, "expected an Outcome and candidates");
   if (std::exchange(asked_donor_, true) || found.second.empty()) return;

@@ -123,13 +123,12 @@ Py_ssize_t CallReferences::recorded(PyObject* object) const {
   return out;
 }
 
-Donation::Donation(Replaced replaced, const std::vector<std::pair<uint32_t, size_t>>& leaves_with_bytes)
-    : nodes_(std::move(replaced.nodes)) {
+Donation::Donation(Replaced replaced, const std::vector<Array>& arrays) : nodes_(std::move(replaced.nodes)) {
   auto place = replaced.leaves.begin();
-  for (auto [leaf, bytes] : leaves_with_bytes) {
+  for (auto [leaf, size] : arrays) {
     place = std::find_if(place, replaced.leaves.end(), [leaf = leaf](const auto& p) { return p.leaf == leaf; });
     if (place == replaced.leaves.end()) raise_error(PyExc_IndexError, "a candidate that is not replaced");
-    candidates.emplace_back(*place, bytes);
+    candidates.emplace_back(*place, size.first, size.second);
   }
   order();
 }
@@ -171,7 +170,7 @@ void Donation::count(const OwnedList& leaves, const CallReferences& references) 
     PyObject* leaf = leaves[c.leaf];
     c.holder = c.node != NONE && !node_objects_[c.node]                  ? Holder::container
                : Py_REFCNT(leaf) != references.to_leaf(leaf) + one_place ? Holder::reference
-               : !buffer_users.is_only_user(leaf)                        ? Holder::buffer
+               : !buffer_users.is_only_user(leaf, c.devices)             ? Holder::buffer
                                                                          : Holder::nobody;
     bool is_free = c.holder == Holder::nobody;
     c.free_calls = is_free ? c.free_calls + 1 : 0;
@@ -244,6 +243,18 @@ void bind_donation(nb::module_& m) {
       nb::sig("def find_buffer_users(samples: list[Any], aliases: list[Callable[[Any], Any]]) -> bool"),
       "Finds where JAX counts the users of a buffer; `aliases` make another array of the buffer of one. Where that is "
       "not known, nothing is donated unasked.");
+  m.def(
+      "find_buffer_users_on_meshes",
+      [](const nb::list& groups, nb::handle list_alias) {
+        return buffer_users.find_on_meshes(runtime.array_type, groups, list_alias);
+      },
+      nb::arg("groups"), nb::arg("list_alias"),
+      nb::sig("def find_buffer_users_on_meshes(groups: list[tuple[tuple[Any, Any], list[Callable[[Any], Any]]]], "
+              "list_alias: Callable[[Any], Any]) -> bool"),
+      "The same for arrays on several devices, after `find_buffer_users`. A group is two arrays on as many devices, "
+      "and "
+      "for each device a function that makes another array of the buffer there; `list_alias` makes one of all "
+      "buffers.");
 }
 
 }  // namespace graftax

@@ -60,15 +60,18 @@ class Donation {
     uint32_t leaf;
     uint32_t node;  // among those of Replaced
     size_t bytes;
+    uint32_t devices;                // that it lies on
     bool is_donated = false;         // by the program
     Holder holder = Holder::nobody;  // in the last call
     uint32_t free_calls = 0;         // in turn, up to the last one
     Owned held;                      // a weak reference to the array to which somebody referred in the last call
 
-    Candidate(Replaced::Leaf place, size_t size) : leaf(place.leaf), node(place.node), bytes(size) {}
+    Candidate(Replaced::Leaf place, size_t size, uint32_t on)
+        : leaf(place.leaf), node(place.node), bytes(size), devices(on) {}
   };
+  using Array = std::pair<uint32_t, std::pair<size_t, uint32_t>>;  // a leaf: its bytes, and how many devices it lies on
 
-  Donation(Replaced replaced, const std::vector<std::pair<uint32_t, size_t>>& leaves_with_bytes);
+  Donation(Replaced replaced, const std::vector<Array>& arrays);
 
   // The leaves that the program takes, in order: the others are no candidates. XLA frees nothing of what it is not given.
   void keep_only(const std::vector<uint32_t>& taken);

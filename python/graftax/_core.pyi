@@ -976,3 +976,7 @@ def replaced_leaves(entry: Entry, outcome: Outcome) -> list[int]:
 def find_buffer_users(samples: list[Any], aliases: list[Callable[[Any], Any]]) -> bool:
     """Finds where JAX counts the users of a buffer; `aliases` make another array of the buffer of one. Where that is not known, nothing is donated unasked.
     """
+
+def find_buffer_users_on_meshes(groups: list[tuple[tuple[Any, Any], list[Callable[[Any], Any]]]], list_alias: Callable[[Any], Any]) -> bool:
+    """The same for arrays on several devices, after `find_buffer_users`. A group is two arrays on as many devices, and for each device a function that makes another array of the buffer there; `list_alias` makes one of all buffers.
+    """

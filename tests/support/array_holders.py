@@ -23,6 +23,25 @@ import graftax
 WORKERS = concurrent.futures.ThreadPoolExecutor(2)
 
 
+def buffers(array):
+    """An array for each buffer: of an array on one device that one itself, which has no cache of its shards then."""
+    return [array] if len(array.sharding.device_set) == 1 else [shard.data for shard in array.addressable_shards]
+
+
+def last_buffer(array):
+    return buffers(array)[-1]
+
+
+def with_the_buffers_of(array):
+    """Another array that lies where this one does, of a sharding that is not equal and comes to the same."""
+    sharding = array.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        mesh = jax.sharding.Mesh(sharding.mesh.devices[..., None], (*sharding.mesh.axis_names, "one"))
+        spec = jax.sharding.PartitionSpec(*sharding.spec) if sharding.spec else jax.sharding.PartitionSpec("one")
+        return jax.device_put(array, jax.sharding.NamedSharding(mesh, spec))
+    return jax.device_put(array, jax.sharding.SingleDeviceSharding(*array.devices()))
+
+
 class Slotted:
     __slots__ = ("held",)
 
@@ -268,7 +287,7 @@ def in_part_of_view(array):
 
 
 def in_memoryview(array):
-    held = memoryview(array)
+    held = memoryview(last_buffer(array))
     return lambda: np.frombuffer(held, np.float32)
 
 
@@ -284,7 +303,7 @@ def in_host_copy(array):
 
 
 def in_dlpack(array):
-    held = (np if array.device.platform == "cpu" else jnp).from_dlpack(array)
+    held = (np if jax.default_backend() == "cpu" else jnp).from_dlpack(last_buffer(array))
     return lambda: held
 
 
@@ -299,7 +318,8 @@ def in_capsule(array):
         def __dlpack_device__(self):
             return self.device
 
-    held = Exporter(array.__dlpack__(), array.__dlpack_device__())
+    part = last_buffer(array)
+    held = Exporter(part.__dlpack__(), part.__dlpack_device__())
     return functools.cache(lambda: np.from_dlpack(held))
 
 
@@ -321,6 +341,49 @@ def in_shard_data(array):
 def in_assembled_of_shards(array):
     shards = [shard.data for shard in array.addressable_shards]
     held = jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+    return lambda: held
+
+
+def in_last_shard(array):
+    held = array.addressable_shards[-1].data
+    return lambda: held
+
+
+def in_view_of_last_shard(array):
+    held = np.asarray(array.addressable_shards[-1].data)
+    return lambda: held
+
+
+def in_shard_of_another_array(array):
+    held = with_the_buffers_of(array).addressable_data(0)
+    return lambda: held
+
+
+def in_view_of_another_array(array):
+    held = np.asarray(last_buffer(with_the_buffers_of(array)))
+    return lambda: held
+
+
+def in_array_of_the_buffers(array):
+    held = with_the_buffers_of(array)
+    return lambda: held
+
+
+def in_part_of_shards(array):
+    shards = [jax.device_put(part, next(iter(part.devices()))) for part in buffers(array)]
+    del shards[:-1]
+    return lambda: shards[0]
+
+
+def in_replicated(array):
+    mesh = jax.sharding.Mesh(np.array(sorted(array.devices(), key=lambda device: device.id)), ("i",))
+    held = jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    return lambda: held
+
+
+def in_other_order_of_devices(array):
+    mesh = jax.sharding.Mesh(np.array(sorted(array.devices(), key=lambda device: -device.id)), ("i",))
+    held = jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     return lambda: held
 
 
@@ -361,17 +424,19 @@ def in_alias_if_possible(array):
 
 
 def in_jax_dlpack(array):
-    held = jax.dlpack.from_dlpack(array)
+    held = jax.dlpack.from_dlpack(last_buffer(array))
     return lambda: held
 
 
 def in_callback_array(array):
-    held = jax.make_array_from_callback(array.shape, array.sharding, lambda index: array)
+    indices = list(array.sharding.addressable_devices_indices_map(array.shape).values())
+    parts = buffers(array)
+    held = jax.make_array_from_callback(array.shape, array.sharding, lambda index: parts[indices.index(index)])
     return lambda: held
 
 
 def in_assembled(array):
-    held = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    held = jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers(array))
     return lambda: held
 
 

@@ -2,6 +2,8 @@
 """Random programs with `donate="auto"` in which arrays are held in random ways: none that can be reached is deleted.
 
 python tests/support/held_arrays.py 100000 [seed]
+
+`GRAFTAX_HELD_SIZE` is the number of elements; `GRAFTAX_HELD_PLACE=sharded`, or `replicated`, puts them on all devices.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftax
-from array_holders import HOLDERS
+from array_holders import HOLDERS, buffers, last_buffer, with_the_buffers_of
 
 SIZE = int(os.environ.get("GRAFTAX_HELD_SIZE", 1 << 14))  # elements, float32
 SLOW = {"pullback", "jit", "graftax_jit", "thread"}  # compile or start something: drawn seldom
@@ -111,7 +113,16 @@ PARTS = {
 }
 
 
-DEVICE = jax.devices()[0]  # arrays that are not put on it would be of other types, for which all is compiled again
+def _place() -> Any:
+    kind = os.environ.get("GRAFTAX_HELD_PLACE")
+    if kind is None:
+        return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+    spec = {"sharded": jax.sharding.PartitionSpec("i"), "replicated": jax.sharding.PartitionSpec()}[kind]
+    return jax.sharding.NamedSharding(mesh, spec)
+
+
+PLACE = _place()  # arrays that are not put there would be of other types, for which all is compiled again
 
 
 # Other arrays of the same values, which replace an array of the state: of memory that NumPy or another array has,
@@ -121,24 +132,30 @@ def through_dlpack(array: Any) -> tuple[Any, Any]:
     begin = -memory.ctypes.data % 64  # where XLA takes it as it is
     source = memory[begin : begin + 4 * SIZE].view(np.float32)
     source[:] = array
-    return jax.device_put(jnp.from_dlpack(source, copy=False), DEVICE), source
+    return jax.device_put(jnp.from_dlpack(source, copy=False), PLACE), source
 
 
 def through_numpy(array: Any) -> tuple[Any, Any]:
     source = np.array(array)
-    return jax.device_put(source, DEVICE, may_alias=True), source
+    return jax.device_put(source, PLACE, may_alias=True), source
 
 
 ORIGINS = {
     "dlpack": through_dlpack,
     "numpy": through_numpy,
-    "view": lambda array: (jax.device_put(np.asarray(array), DEVICE), None),
-    "device_put": lambda array: (jax.device_put(array, DEVICE), array),
+    "view": lambda array: (jax.device_put(np.asarray(array), PLACE), None),
+    "device_put": lambda array: (jax.device_put(array, PLACE), array),
     "assembled": lambda array: (
-        jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array]),
+        jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers(array)),
         array.addressable_data(0),
     ),
-    "shard": lambda array: (array.addressable_shards[0].data, None),
+    "buffers": lambda array: (jax.device_put(with_the_buffers_of(array), PLACE), last_buffer(array)),
+    "shards": lambda array: (
+        jax.make_array_from_single_device_arrays(
+            array.shape, array.sharding, [shard.data for shard in array.addressable_shards]
+        ),
+        None,
+    ),
     "copy": lambda array: (jnp.copy(array), array),
 }
 
@@ -148,7 +165,7 @@ PLACES = ["a", "b", "last", "layers[0].w", "layers[1].w", "moments[0]", "moments
 NAMES = list(HOLDERS)
 
 
-@functools.partial(jax.jit, out_shardings=jax.sharding.SingleDeviceSharding(DEVICE))
+@functools.partial(jax.jit, out_shardings=PLACE)
 def _filled() -> list[Any]:
     return [jnp.full(SIZE, value) for value in _VALUES]
 

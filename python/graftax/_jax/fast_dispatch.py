@@ -332,6 +332,37 @@ def counts_buffer_users() -> bool:
         return False
 
 
+@functools.cache
+def counts_buffer_users_on_meshes() -> bool:
+    """The same for arrays on several devices, each of which has a buffer of its own."""
+    if not counts_buffer_users():
+        return False
+    devices = jax.local_devices()
+    try:
+        groups = [_mesh_samples(devices[:count]) for count in (2, min(len(devices), 5))]
+        return _core.find_buffer_users_on_meshes(groups, _with_the_buffers_of)
+    except Exception:
+        return False
+
+
+def _mesh_samples(devices: Sequence[Any]) -> tuple[tuple[Any, Any], list[Callable[[Any], Any]]]:
+    """Two arrays on these devices, and for each device a function that makes another array of the buffer there."""
+    mesh = jax.sharding.Mesh(np.array(devices), ("i",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+    first, second = (jax.device_put(np.full((len(devices), 3), value), sharding) + 1 for value in (1.0, 2.0))
+
+    def of_device(array: Any, i: int) -> Any:
+        return _with_the_buffers_of(array).addressable_data(i)  # an array keeps what it has made of its own buffers
+
+    return jax.block_until_ready((first, second)), [functools.partial(of_device, i=i) for i in range(len(devices))]
+
+
+def _with_the_buffers_of(array: Any) -> Any:
+    sharding = array.sharding
+    spec = jax.sharding.PartitionSpec(*sharding.spec, None)  # JAX gives an array of a sharding that is equal back
+    return jax.device_put(array, jax.sharding.NamedSharding(sharding.mesh, spec))
+
+
 def _samples() -> list[Any]:
     """Arrays that differ in all of their fields, so that no two fields can be confused."""
     device = jax.local_devices()[0]

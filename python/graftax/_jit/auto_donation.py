@@ -7,7 +7,7 @@ See docs/internals/decisions/0011-donation-that-is-proven.md.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from graftax import _core
 from graftax._base.errors import some
 from graftax._jax.arrays import array_class
 from graftax._jax.compilation import own_jit
-from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users
+from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users, counts_buffer_users_on_meshes
 from graftax._jit.leaf_names import leaf_names
 
 GONE = (
@@ -30,19 +30,30 @@ GONE = (
 class Donor:
     """Makes the programs of one entry that donate. The core calls it, through `Entry.donor`."""
 
-    def __init__(self, name: str, compiled: Any, tupled: bool, jit_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        compiled: Any,
+        tupled: bool,
+        jit_options: dict[str, Any],
+        out_shardings: Callable[..., Sequence[Any] | None],
+    ) -> None:
         self._name, self._compiled, self._tupled, self._jit_options = name, compiled, tupled, jit_options
+        self._out_shardings = out_shardings
 
-    def candidates(self, entry: _core.Entry, leaves: tuple[Any, ...]) -> tuple[Any, list[tuple[int, int]]] | None:
-        """The Outcome of a call, and the leaves that it replaces and may donate, with their bytes.
+    def candidates(
+        self, entry: _core.Entry, leaves: tuple[Any, ...]
+    ) -> tuple[Any, list[tuple[int, tuple[int, int]]]] | None:
+        """The Outcome of a call, and the leaves that it replaces and may donate: their bytes, and on how many devices.
 
-        Traces where need be. None where it is not known who else uses a buffer, or where an array is on a mesh.
+        Traces where need be. None where it is not known who else uses a buffer.
         """
-        if not (counts_buffer_users() and all(map(_is_on_one_device, leaves))):
+        if not (counts_buffer_users() and _are_together(leaves)):
             return None
         outcome = entry.outcomes[_number(self._trace(leaves))]
         replaced = _core.replaced_leaves(entry, outcome)
-        return outcome, [(i, leaves[i].nbytes) for i in replaced if _may_be_donated(leaves[i])]
+        arrays = [(i, leaves[i]) for i in replaced if _may_be_donated(leaves[i])]
+        return outcome, [(i, (array.nbytes, len(array.sharding.device_set))) for i, array in arrays]
 
     def program(self, leaves: tuple[object, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
         """The program with these leaves donated, as `fast_dispatch.capture` returns it; None if there is none."""
@@ -56,7 +67,7 @@ class Donor:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # XLA need not find a use for each of them
-                donating = own_jit(flat, donate_argnums=tuple(donated), **self._jit_options).trace(*leaves)
+                donating = own_jit(flat, donate_argnums=tuple(donated), **self._options_for(leaves)).trace(*leaves)
                 if _types(donating.jaxpr) != _types(traced.jaxpr):
                     return None
                 stage = donating.lower().compile()
@@ -64,9 +75,16 @@ class Donor:
         except Exception:  # what cannot be compiled like this runs as it is
             return None
 
-    def _trace(self, leaves: Sequence[Any]) -> Any:
+    def _options_for(self, leaves: tuple[object, ...]) -> dict[str, Any]:
+        shardings = self._out_shardings(*self._arguments(leaves))
+        return self._jit_options if shardings is None else self._jit_options | {"out_shardings": list(shardings)}
+
+    def _trace(self, leaves: tuple[Any, ...]) -> Any:
         """The trace of the entry for such leaves: the one that its calls use."""
-        return self._compiled.trace(tuple(leaves)) if self._tupled else self._compiled.trace(*leaves)
+        return self._compiled.trace(*self._arguments(leaves))
+
+    def _arguments(self, leaves: tuple[object, ...]) -> tuple[Any, ...]:
+        return (leaves,) if self._tupled else leaves
 
 
 def _number(traced: Any) -> int:
@@ -77,16 +95,22 @@ def _types(jaxpr: Any) -> list[str]:
     return [str(aval) for aval in jaxpr.out_avals]
 
 
-def _is_on_one_device(leaf: Any) -> bool:
-    return not hasattr(leaf, "sharding") or type(leaf.sharding) is jax.sharding.SingleDeviceSharding
+def _are_together(leaves: Sequence[Any]) -> bool:
+    """Are all arrays on the same devices? Otherwise no direct call takes them."""
+    places = [leaf.sharding.device_set for leaf in leaves if hasattr(leaf, "sharding")]
+    return all(place == places[0] for place in places)
 
 
 def _may_be_donated(leaf: Any) -> bool:
     # One number is a loss or a count, which callers keep; a program that does without it is not worth compiling.
     if type(leaf) is not array_class() or leaf.size <= 1:
         return False
-    (device,) = leaf.sharding.device_set
-    return leaf.sharding.memory_kind in (None, device.default_memory().kind)
+    sharding = leaf.sharding
+    if type(sharding) not in (jax.sharding.SingleDeviceSharding, jax.sharding.NamedSharding):
+        return False
+    if len(sharding.device_set) > 1 and not counts_buffer_users_on_meshes():
+        return False
+    return sharding.memory_kind in (None, next(iter(sharding.device_set)).default_memory().kind)
 
 
 def note_gone(error: BaseException, name: str, recording: _core.Recording) -> None:

@@ -66,19 +66,21 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
     placed = options.in_shardings is not None or may_use_mesh(recording)
     if options.out_shardings is None and (options.by_value or not placed):
         compiled: Any = own_jit(flat_program, **jit_options)
+        out_shardings: Any = _xla_chooses
         compiled = Background(plan.name, compiled, tupled) if in_background else compiled
         if not (staged or options.donates_proven or donation_warnings is not None or compares_hosts()):
             compiled = reusing(plan.name, compiled, earlier, weak, tupled)
     else:
         symbols = numbers.leaves if numbers is not None else ()
         compiled = OutputPlacement(plan, layout, graphdef, flat_program, jit_options, outcomes, tupled, symbols)
+        out_shardings = compiled.out_shardings
         compiled = Background(plan.name, compiled, tupled) if in_background else compiled
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
     donor = None
     asks_for_shardings = options.in_shardings is not None or options.out_shardings is not None
     if options.donates_proven and not (call.donates or asks_for_shardings or staged or compares_hosts()):
-        donor = Donor(plan.name, compiled, tupled, jit_options)
+        donor = Donor(plan.name, compiled, tupled, jit_options, out_shardings)
     if not staged and compares_hosts():
         compiled = CrossHostCheck(compiled, plan, layout, outcomes, numbers, tupled)
     if not staged and (store := program_store.current()) is not None:
@@ -92,6 +94,10 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
         entry.use_numbers(list(zip(numbers.leaves, program.kinds, strict=True)), program)
         entry.evaluate = program.compiled(0)
     return entry
+
+
+def _xla_chooses(*_: object) -> None:
+    """The `out_shardings` of a program without any."""
 
 
 def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:

@@ -20,7 +20,7 @@ from graftax._jit.leaf_names import leaf_names
 NOT_AUTO = "{name} is not jitted with donate='auto'"
 NO_CALL = (
     "{name}: no call has looked for arrays to donate. Only direct calls do, of functions that replace "
-    "arrays of more than one element in the objects of their arguments, where each array is on one device."
+    "arrays of more than one element in the objects of their arguments, where all arrays are on the same devices."
 )
 NO_COUNTS = (
     "{name}: nothing is donated automatically here. Direct calls are off, or graftax does not know where "

@@ -79,6 +79,7 @@ class OutputPlacement:
         self._parts = by_argument_spec(self._spec) is not None or has_parts(self._spec)
         self._begin()
         self._jits: dict[Any, Any] = {}
+        self._requested: dict[Any, tuple[Any, ...]] = {}  # by the `jax.jit` object, for each output
 
     def _begin(self) -> None:
         """Starts over with a copy of the flat function.
@@ -116,12 +117,18 @@ class OutputPlacement:
         run, arguments = self._select(arguments)
         return self._run_and_recheck(run, arguments, run.eval_shape)
 
+    def out_shardings(self, *arguments: Any) -> tuple[Any, ...] | None:
+        """The sharding that each output of the call gets, None for those that XLA chooses; None if that is all."""
+        run, _ = self._select(arguments)
+        return self._requested.get(run)
+
     def _run_and_recheck(self, run: object, arguments: tuple[object, ...], use: Callable[..., object]) -> Any:
         """Calls or stages with `use`. If JAX had dropped its trace, the new Outcome's shardings are resolved again."""
         count = len(self._outcomes)
         result = use(*arguments)
         if len(self._outcomes) > count and run is not self._plain:
             self._jits.clear()
+            self._requested.clear()
             self._select(arguments)
         return result
 
@@ -215,7 +222,11 @@ class OutputPlacement:
             requested = [*(spec if isinstance(spec, tuple) else [spec] * count), *of_writes]
             outcome.ties = _ties_with_one_sharding(outcome, requested, arrays)
             spec, of_writes = tuple(requested[:count]), requested[count:]
-        return own_jit(self._flat, **self._options, out_shardings=(spec, tuple(of_writes), None))
+        run: Any = own_jit(self._flat, **self._options, out_shardings=(spec, tuple(of_writes), None))
+        if not isinstance(spec, tuple):
+            spec = (spec,) * (len(arrays) - len(of_writes))
+        self._requested[run] = (*cast("tuple[Any, ...]", spec), *of_writes)
+        return run
 
     def _refuse_misfits(self, paths: list[tuple[Any, ...]], requested: tuple[Any, ...], arrays: Sequence[Any]) -> None:
         """Raises for a sharding that does not divide its array: some versions of JAX do not name the output."""
