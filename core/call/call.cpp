@@ -10,6 +10,7 @@
 #include "call/cache.h"
 #include "call/call_stack.h"
 #include "call/kept_calls.h"
+#include "capture/caller_stack.h"
 #include "capture/frame_hook.h"
 #include "capture/watchers.h"
 #include "python/hooks.h"
@@ -311,8 +312,9 @@ bool choose_program(const Entry& entry, const OwnedList& leaves, PyObject* host,
 }
 
 // What this call refers to of what it was given.
-CallReferences references_of(const Walk& walk, const Owned& recording, const Owned& host) {
+CallReferences references_of(const Roots& roots, const Walk& walk, const Owned& recording, const Owned& host) {
   CallReferences out;
+  out.roots = &roots.values;
   out.each_leaf = host ? 2 : 1;  // the walk, and what is in the place of numbers
   out.nodes = &walk.nodes;
   if (recording) {
@@ -363,7 +365,11 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
                               walk, static_cast<bool>(direct)});
     CallReferences references;
     if (entry.donor) {
-      references = references_of(walk, recording, host);
+      references = references_of(roots, walk, recording, host);
+      if (stack_owns_arguments(reinterpret_cast<PyObject*>(self), args)) {
+        references.arguments = args;
+        references.argument_count = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+      }
       failed = !choose_program(entry, given, host.get(), references, direct, seen);
     }
     if (direct && !failed) {

@@ -355,7 +355,7 @@ void Direct::ask_donor(const Entry& entry, const OwnedList& leaves, PyObject* ho
   if (answer.get() != Py_None && (!read_as(answer.get(), found) || !nb::isinstance<Outcome>(found.first)))
     raise_error(PyExc_TypeError, "expected an Outcome and candidates");
   if (std::exchange(asked_donor_, true) || found.second.empty()) return;
-  Replaced replaced(entry.program(), *nb::inst_ptr<Outcome>(found.first));
+  Replaced replaced(entry.program(), *nb::inst_ptr<Outcome>(found.first), entry.arguments);
   donation_ = std::make_unique<Donation>(std::move(replaced), found.second);
   if (has_program_) donation_->keep_only(kept_);
 }
@@ -366,7 +366,11 @@ bool Direct::prepare_donation(const Entry& entry, const OwnedList& leaves, PyObj
   bool is_first_call = !has_program_;
   if (!asked_donor_) {
     ask_donor(entry, leaves, host);
-    if (donation_) donation_->count(leaves, references);
+    if (donation_) {
+      donation_->count(leaves, references);
+      donation_->leave_out_held_arguments();
+      if (donation_->candidates.empty()) donation_ = nullptr;
+    }
   }
   std::vector<uint32_t> chosen = donation_ ? donation_->worth_donating(is_first_call) : std::vector<uint32_t>();
   if (chosen.empty()) return ready();

@@ -82,7 +82,7 @@ struct Stays {
 
 }  // namespace
 
-Replaced::Replaced(const Program& inputs, const Outcome& outcome) {
+Replaced::Replaced(const Program& inputs, const Outcome& outcome, uint32_t arguments) {
   struct Open {
     uint32_t pc, child;  // the next one
     bool written;
@@ -92,24 +92,26 @@ Replaced::Replaced(const Program& inputs, const Outcome& outcome) {
   std::vector<Open> open;
   std::vector<uint32_t> places(inputs.leaves);
   std::vector<Leaf> found;
+  uint32_t roots = 0;
   for (uint32_t pc = 0; pc < inputs.code.size(); ++pc) {
     const Instr& n = inputs.code[pc];
     while (!open.empty() && inputs.code[open.back().pc].node->next <= pc) open.pop_back();
     Open* above = open.empty() ? nullptr : &open.back();
     uint32_t child = above ? above->child++ : 0;
-    bool goes = above && (above->written || above->node != NONE);
+    uint32_t root = above ? NONE : roots++;
+    bool goes = above ? above->written || above->node != NONE : root < arguments;
+    uint32_t holder = above && !above->written ? above->node : NONE;
+    bool is_passed = !above || (holder != NONE && nodes[holder].is_passed);
     if (n.op == Op::leaf && ++places[n.arg] == 1 && goes && !stays.leaves[n.arg])
-      found.push_back({n.arg, above->written ? NONE : above->node});
+      found.push_back({n.arg, holder, root, is_passed});
     if (n.op != Op::node) continue;
     uint32_t track = n.node->track;
     bool is_written = track != NONE && stays.written[track];
     Step step{Step::Kind::item, 0, {}};
     goes = goes && !is_written && (track == NONE || !stays.nodes[track]) && holds_children(*n.node->kind) &&
-           step_to(inputs, above->pc, child, step);
-    if (goes)
-      nodes.push_back({track, above->written ? NONE : above->node,
-                       above->written ? inputs.code[above->pc].node->track : NONE, n.node->kind->has_dict,
-                       std::move(step)});
+           (!above || step_to(inputs, above->pc, child, step));
+    uint32_t writes = above && above->written ? inputs.code[above->pc].node->track : NONE;
+    if (goes) nodes.push_back({track, holder, writes, root, is_passed, n.node->kind->has_dict, std::move(step)});
     open.push_back({pc, 0, is_written, goes ? static_cast<uint32_t>(nodes.size() - 1) : NONE});
   }
   for (const Leaf& leaf : found)
@@ -148,17 +150,27 @@ void Donation::order() {
   for (const Candidate& c : candidates) total_bytes_ += c.bytes;
 }
 
-constexpr Py_ssize_t one_place = 1;
+void Donation::leave_out_held_arguments() {
+  auto is_held = [](const Candidate& c) { return c.is_passed && c.holder != Holder::nobody; };
+  candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_held), candidates.end());
+  order();
+}
+
+constexpr Py_ssize_t one_place = 1, in_roots = 1;
 
 void Donation::count_nodes(const CallReferences& references) {
   node_objects_.assign(nodes_.size(), nullptr);
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const Replaced::Node& node = nodes_[i];
-    PyObject* above = node.above == NONE ? (*references.nodes)[node.writes] : node_objects_[node.above];
-    PyObject* object = above ? take_step(node.step, above) : nullptr;
-    bool is_tracked = node.track != NONE;
+    bool is_root = node.root != NONE, is_tracked = node.track != NONE;
+    PyObject* above = is_root              ? nullptr
+                      : node.above == NONE ? (*references.nodes)[node.writes]
+                                           : node_objects_[node.above];
+    PyObject* object = is_root ? (*references.roots)[node.root] : above ? take_step(node.step, above) : nullptr;
     if (!object || (is_tracked && object != (*references.nodes)[node.track])) continue;
-    if (Py_REFCNT(object) != references.to_node(object, is_tracked) + one_place) continue;
+    if (is_root && !references.is_passed_once(object)) continue;
+    Py_ssize_t own_references = references.to_node(object, is_tracked) + (is_root ? in_roots : 0);
+    if (Py_REFCNT(object) != own_references + one_place) continue;
     if (!node.has_dict || Py_REFCNT(instance_dict(object).get()) == 2) node_objects_[i] = object;  // one is ours
   }
 }
@@ -168,10 +180,13 @@ void Donation::count(const OwnedList& leaves, const CallReferences& references) 
   donated_free_ = true;
   for (Candidate& c : candidates) {
     PyObject* leaf = leaves[c.leaf];
-    c.holder = c.node != NONE && !node_objects_[c.node]                  ? Holder::container
-               : Py_REFCNT(leaf) != references.to_leaf(leaf) + one_place ? Holder::reference
-               : !buffer_users.is_only_user(leaf, c.devices)             ? Holder::buffer
-                                                                         : Holder::nobody;
+    bool is_root = c.root != NONE;
+    Py_ssize_t own_references = references.to_leaf(leaf) + (is_root ? in_roots : 0);
+    c.holder = c.node != NONE && !node_objects_[c.node]        ? Holder::container
+               : is_root && !references.is_passed_once(leaf)   ? Holder::reference
+               : Py_REFCNT(leaf) != own_references + one_place ? Holder::reference
+               : !buffer_users.is_only_user(leaf, c.devices)   ? Holder::buffer
+                                                               : Holder::nobody;
     bool is_free = c.holder == Holder::nobody;
     c.free_calls = is_free ? c.free_calls + 1 : 0;
     donated_free_ = donated_free_ && (is_free || !c.is_donated);
@@ -226,13 +241,16 @@ void bind_donation(nb::module_& m) {
   m.def(
       "replaced_leaves",
       [](nb::handle_t<Entry> entry, nb::handle_t<Outcome> outcome) {
-        std::vector<uint32_t> out;
-        for (auto place : Replaced(nb::inst_ptr<Entry>(entry)->program(), *nb::inst_ptr<Outcome>(outcome)).leaves)
-          out.push_back(place.leaf);
+        std::vector<std::pair<uint32_t, bool>> out;
+        const Entry& e = *nb::inst_ptr<Entry>(entry);
+        for (auto place : Replaced(e.program(), *nb::inst_ptr<Outcome>(outcome), e.arguments).leaves)
+          out.emplace_back(place.leaf, place.is_passed);
         return out;
       },
-      nb::arg("entry"), nb::arg("outcome"), nb::sig("def replaced_leaves(entry: Entry, outcome: Outcome) -> list[int]"),
-      "The leaves that this Outcome of the entry takes out of the caller's graph.");
+      nb::arg("entry"), nb::arg("outcome"),
+      nb::sig("def replaced_leaves(entry: Entry, outcome: Outcome) -> list[tuple[int, bool]]"),
+      "The leaves that this Outcome of the entry takes out of the caller's graph, or that go with its arguments "
+      "(True).");
   m.def(
       "find_buffer_users",
       [](const nb::list& samples, const nb::list& aliases) {

@@ -3,6 +3,8 @@
 // before the launch, and the program that donates them. See docs/internals/decisions/0011-donation-that-is-proven.md.
 #pragma once
 
+#include <algorithm>
+
 #include "call/buffer_users.h"
 #include "graph/graphdef.h"
 
@@ -11,7 +13,7 @@ namespace graftax {
 struct Outcome;
 
 // What an Outcome takes out of the caller's graph: leaves with one place each, which it overwrites or which is in a node
-// that it takes out as well, and that it puts nowhere.
+// that it takes out as well, and that it puts nowhere. So go arguments, where the caller has passed on what nobody has.
 struct Replaced {
   // How a node is reached from the one above.
   struct Step {
@@ -25,28 +27,39 @@ struct Replaced {
     uint32_t track;   // NONE: it is reached by its step
     uint32_t above;   // the one above, among these nodes; NONE: it is in a node that is written
     uint32_t writes;  // the tracked index of that one
+    uint32_t root;    // it is this argument itself; else NONE
+    bool is_passed;   // it is an argument, or in one that is not written
     bool has_dict;    // an instance dictionary, which somebody may have without the node
     Step step;
   };
   struct Leaf {
     uint32_t leaf;
-    uint32_t node;  // the one that it goes with; NONE: its place is overwritten
+    uint32_t node;   // the one that it goes with; NONE: its place is overwritten
+    uint32_t root;   // it is this argument itself; else NONE
+    bool is_passed;  // it goes with the arguments of a call, which only the caller may have
   };
   std::vector<Node> nodes;
   std::vector<Leaf> leaves;
 
-  Replaced(const Program& inputs, const Outcome& outcome);
+  Replaced(const Program& inputs, const Outcome& outcome, uint32_t arguments);
 };
 
 // The references that a call itself has to what it was given.
 struct CallReferences {
   Py_ssize_t each_leaf = 0;
+  const OwnedList* roots = nullptr;      // each holds one
+  PyObject* const* arguments = nullptr;  // those to which the caller's stack has a reference; null: not known
+  Py_ssize_t argument_count = 0;
   const OwnedList* nodes = nullptr;            // by tracked index; each holds one
   const OwnedList* recorded_leaves = nullptr;  // of a call that was recorded: what holds some of them besides
   const OwnedList* recorded_objects = nullptr;
 
   Py_ssize_t to_leaf(PyObject* leaf) const { return each_leaf + recorded(leaf); }
   Py_ssize_t to_node(PyObject* node, bool is_tracked) const { return is_tracked + recorded(node); }
+  // Is it an argument that has one place, on the caller's stack?
+  bool is_passed_once(PyObject* object) const {
+    return arguments && std::count(arguments, arguments + argument_count, object) == 1;
+  }
 
  private:
   Py_ssize_t recorded(PyObject* object) const;
@@ -59,6 +72,8 @@ class Donation {
   struct Candidate {
     uint32_t leaf;
     uint32_t node;  // among those of Replaced
+    uint32_t root;  // it is this argument itself; else NONE
+    bool is_passed;
     size_t bytes;
     uint32_t devices;                // that it lies on
     bool is_donated = false;         // by the program
@@ -67,7 +82,7 @@ class Donation {
     Owned held;                      // a weak reference to the array to which somebody referred in the last call
 
     Candidate(Replaced::Leaf place, size_t size, uint32_t on)
-        : leaf(place.leaf), node(place.node), bytes(size), devices(on) {}
+        : leaf(place.leaf), node(place.node), root(place.root), is_passed(place.is_passed), bytes(size), devices(on) {}
   };
   using Array = std::pair<uint32_t, std::pair<size_t, uint32_t>>;  // a leaf: its bytes, and how many devices it lies on
 
@@ -75,6 +90,8 @@ class Donation {
 
   // The leaves that the program takes, in order: the others are no candidates. XLA frees nothing of what it is not given.
   void keep_only(const std::vector<uint32_t>& taken);
+  // Leaves those arguments alone that somebody has: who passes variables once is likely to do so again.
+  void leave_out_held_arguments();
   // Who else has the candidates now? Runs no Python code, so that the answer holds until the interpreter is let go.
   void count(const OwnedList& leaves, const CallReferences& references);
   // Is there a program all of whose donated arrays are free?

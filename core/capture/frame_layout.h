@@ -6,6 +6,8 @@
 // found every field in its place.
 #pragma once
 
+#include <utility>
+
 #include "python/py.h"
 
 namespace graftax {
@@ -48,6 +50,14 @@ class Frame {
   PyObject* globals() const { return globals_; }
   PyObject* builtins() const { return builtins_; }
   PyObject* variable(Py_ssize_t i) const { return variables_[i].get(); }
+#if PY_VERSION_HEX < 0x030E0000
+  // Where its evaluation stack begins, and where it ends at the latest. The frame has to have a code.
+  std::pair<PyObject* const*, PyObject* const*> stack() const {
+    auto* code = reinterpret_cast<PyCodeObject*>(code_.get());
+    PyObject* const* begin = &variables_[0].object + code->co_nlocalsplus;
+    return {begin, begin + code->co_stacksize};
+  }
+#endif
   bool is_of_generator() const { return owner_ == owned_by_generator; }
 
   void set_globals(PyObject* globals) { globals_ = globals; }  // borrowed

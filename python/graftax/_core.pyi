@@ -970,8 +970,9 @@ def direct_from(leaves: int, wait: int) -> None:
     """Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` calls; 0: none does.
     """
 
-def replaced_leaves(entry: Entry, outcome: Outcome) -> list[int]:
-    """The leaves that this Outcome of the entry takes out of the caller's graph."""
+def replaced_leaves(entry: Entry, outcome: Outcome) -> list[tuple[int, bool]]:
+    """The leaves that this Outcome of the entry takes out of the caller's graph, or that go with its arguments (True).
+    """
 
 def find_buffer_users(samples: list[Any], aliases: list[Callable[[Any], Any]]) -> bool:
     """Finds where JAX counts the users of a buffer; `aliases` make another array of the buffer of one. Where that is not known, nothing is donated unasked.

@@ -161,13 +161,66 @@ def test_an_array_in_two_places_is_kept():
     assert state["a"][0] == other["a"][0] == 3
 
 
-def test_arguments_and_captured_arrays_are_kept():
+def test_captured_arrays_and_arguments_that_are_variables_are_kept():
     w = large(1)
     captured = graftax.jit(lambda x: x + w, donate="auto")
     x = large(2)
     for _ in range(3):
         assert captured(x)[0] == 3
     assert captured(large(4))[0] == 5 and w[0] == 1 and x[0] == 2
+    assert "no call has looked" in str(captured.donation())
+
+
+passes = pytest.mark.skipif(sys.version_info >= (3, 14), reason="arguments on the stack may be borrowed from variables")
+
+
+@passes
+@pytest.mark.quick(9)
+@pytest.mark.parametrize("pack", [lambda x: x, lambda x: {"w": x}, lambda x: [(x,)], SimpleNamespace], ids=str)
+def test_arguments_that_only_the_call_has_are_donated(pack):
+    f = graftax.jit(lambda part: jax.tree.map(lambda x: x * 2, graftax.flatten(part)[0]), donate="auto")
+    pack = (lambda x: SimpleNamespace(w=x)) if pack is SimpleNamespace else pack
+    for _ in range(3):
+        assert f(pack(large(1)))[0][0] == 2 and f(part=pack(large(2)))[0][0] == 4
+    assert [array.path.startswith("part") for array in f.donation().donated] == [True]
+    assert f.donation().calls_donated == 6
+    held = large(3)
+    part = pack(large(4))
+    for _ in range(2):
+        assert f(pack(held))[0][0] == 6 and f(part)[0][0] == 8
+    assert held[0] == 3 and graftax.flatten(part)[0][0][0] == 4
+    assert f.donation().calls_donated == 6
+
+
+@passes
+def test_an_argument_is_donated_where_a_result_can_take_its_memory():
+    f = graftax.jit(lambda x, y, z: (x + z.sum(), y.sum()), donate="auto")
+    for _ in range(3):
+        f(large(1), large(2), jnp.ones((8, 8)))
+    assert len(f.donation().donated) == 1 and not f.donation().kept
+
+    @graftax.jit(donate="auto")
+    def g(state, x):
+        state["w"] = state["w"] + x
+
+    state = {"w": large(1)}
+    for _ in range(3):
+        g(state, large(1))
+    assert [array.path for array in g.donation().donated] == ["state['w']"]
+
+
+@passes
+def test_an_argument_that_is_returned_or_stored_is_kept():
+    @graftax.jit(donate="auto")
+    def f(state, x, y):
+        state["x"] = x
+        return y, x + 1, y + 1
+
+    state = {"x": None}
+    f(state, large(0), large(0))
+    for i in range(3):
+        kept, x, y = f(state, large(i), large(10 + i))
+        assert [kept[0], x[0], y[0], state["x"][0]] == [10 + i, 1 + i, 11 + i, i]
 
 
 def test_objects_lists_and_slots_hold_arrays_that_are_donated():

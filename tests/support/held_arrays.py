@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import time
+import types
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftax
-from array_holders import HOLDERS, buffers, last_buffer, with_the_buffers_of
+from array_holders import HOLDERS, WORKERS, buffers, last_buffer, with_the_buffers_of
 
 SIZE = int(os.environ.get("GRAFTAX_HELD_SIZE", 1 << 14))  # elements, float32
 SLOW = {"pullback", "jit", "graftax_jit", "thread"}  # compile or start something: drawn seldom
@@ -100,6 +101,103 @@ def computes_nothing(state: Any) -> None:
 
 STEPS = [replaces_all, replaces_some, swaps, keeps_the_last, returns_one, makes_a_new_list, ties]
 STEPS += [makes_new_containers, moves_a_container, puts_one_in_two_places, returns_the_new_one, computes_nothing]
+
+
+def takes_an_array(array: Any) -> Any:
+    return array * 0.5 + 1
+
+
+def takes_containers(array: Any) -> Any:
+    return [{"w": array[0]["w"] + 1}]
+
+
+def returns_its_argument(array: Any) -> Any:
+    return [array, array + 1]
+
+
+# What is called with an array that a caller may have: how it is passed, and where the array of the result is.
+FUNCTIONS = {
+    takes_an_array: (lambda array: array, lambda result: result),
+    takes_containers: (lambda array: [{"w": array}], lambda result: result[0]["w"]),
+    returns_its_argument: (lambda array: array, lambda result: result[0]),
+}
+
+
+# Ways to call a function with what `make` makes: the result, and what has the argument still.
+def with_a_variable(f: Any, make: Any) -> Any:
+    argument = make()
+    return f(argument), argument
+
+
+def with_a_partial(f: Any, make: Any) -> Any:
+    call = functools.partial(f, make())
+    return call(), call.args[0]
+
+
+def with_an_inner_partial(f: Any, make: Any) -> Any:
+    call = functools.partial(functools.partial(functools.partial(f), make()))
+    return call(), call.args[0]
+
+
+def with_a_method(f: Any, make: Any) -> Any:
+    call = types.MethodType(f, make())
+    return call(), call.__self__
+
+
+def with_a_method_of_a_partial(f: Any, make: Any) -> Any:
+    call = types.MethodType(functools.partial(f), make())
+    return call(), call.__self__
+
+
+def with_starred_arguments(f: Any, make: Any) -> Any:
+    arguments = (make(),)
+    return f(*arguments), arguments[0]
+
+
+def with_starred_keywords(f: Any, make: Any) -> Any:
+    arguments = {"array": make()}
+    return f(**arguments), arguments["array"]
+
+
+def with_a_map(f: Any, make: Any) -> Any:
+    arguments = [make()]
+    return next(map(f, arguments)), arguments[0]
+
+
+def with_a_reduction(f: Any, make: Any) -> Any:
+    arguments = [make()]
+    return functools.reduce(lambda _, array: f(array), arguments, None), arguments[0]
+
+
+def with_the_key_of_a_sort(f: Any, make: Any) -> Any:
+    arguments, results = [make()], []
+    sorted(arguments, key=lambda array: (results.append(f(array)), 0)[1])
+    return results[0], arguments[0]
+
+
+def with_a_walrus(f: Any, make: Any) -> Any:
+    return f(argument := make()), argument
+
+
+def with_a_dict_that_is_read(f: Any, make: Any) -> Any:
+    arguments = {"array": make()}
+    return f(arguments["array"]), arguments["array"]
+
+
+def with_a_worker(f: Any, make: Any) -> Any:
+    argument = make()
+    return WORKERS.submit(f, argument).result(), argument
+
+
+CALLS = {name[5:]: value for name, value in list(globals().items()) if name.startswith("with_a")}
+CALLS |= {name[5:]: value for name, value in list(globals().items()) if name.startswith("with_star")}
+TEMPORARIES = ["a_temporary", "a_keyword", "what_is_taken_out"]
+CALLS |= {
+    "the_key_of_a_sort": with_the_key_of_a_sort,
+    "a_temporary": lambda f, make: (f(make()), None),
+    "a_keyword": lambda f, make: (f(array=make()), None),
+    "what_is_taken_out": lambda f, make: (f([make()].pop()), None),
+}
 
 # What is held besides arrays: an object of the state, and how an array is read from it.
 PARTS = {
@@ -204,7 +302,7 @@ class Program:
         self._held: list[Held] = []
         self.log: list[str] = [f"program {seed}"]
 
-    def run(self, steps: Sequence[tuple[Any, Any]]) -> None:
+    def run(self, steps: Sequence[tuple[Any, Any]], functions: Sequence[tuple[Any, Any]]) -> None:
         draw = self._draw
         for _ in range(draw.randint(2, 7)):
             for _ in range(draw.choice([0, 0, 1, 1, 2])):
@@ -215,7 +313,7 @@ class Program:
                 self._replace_array()
             if self._held and draw.random() < 0.3:
                 self._held.pop(draw.randrange(len(self._held)))
-            self._call(*draw.choice(steps))
+            self._call(*draw.choice(steps), functions)
         for name, value in places(self._state).items():
             self._check(name, value, places(self._plain)[name])
         for held in self._held:
@@ -248,10 +346,40 @@ class Program:
         if source is not None:
             self._hold(f"{name} from {origin}", lambda: source, lambda: number)
 
-    def _call(self, jitted: Any, plain: Any) -> None:
+    def _pass_array(self, function: tuple[Any, Any]) -> None:
+        """Calls a function with an array that is made for it, and which something may hold besides."""
+        jitted, plain = function
+        pack, unpack = FUNCTIONS[plain]
+        draw = self._draw
+        name, origin, call = draw.choice(PLACES), draw.choice([*ORIGINS]), draw.choice([*CALLS, *TEMPORARIES * 4])
+        holder = draw.choice(NAMES) if draw.random() < 0.5 else None
+        number = places(self._plain)[name]
+        held: list[Any] = []
+
+        def make() -> Any:
+            array, source = ORIGINS[origin](places(self._state)[name])
+            if source is not None and draw.random() < 0.5:
+                held.append(lambda: source)
+            if holder is not None and holder not in SLOW:
+                held.append(HOLDERS[holder](array))
+            return pack(array)
+
+        self.log.append(f"{plain.__name__} of {name} from {origin}, held in {holder}, by {call}")
+        result, argument = CALLS[call](jitted, make)
+        self._counts["calls"] += 1
+        expected = unpack(plain(pack(number)))
+        self._hold("result", lambda: unpack(result), lambda: expected)
+        for read in held:
+            self._hold("source or holder", read, lambda: number)
+        if argument is not None:
+            self._hold("argument", lambda: jax.tree.leaves(argument)[0], lambda: number)
+
+    def _call(self, jitted: Any, plain: Any, functions: Sequence[tuple[Any, Any]]) -> None:
         self.log.append(plain.__name__)
         result, expected = jitted(self._state), plain(self._plain)
         self._counts["calls"] += 1
+        if self._draw.random() < 0.5:
+            self._pass_array(self._draw.choice(functions))
         if result is not None and self._draw.random() < 0.5:
             self._hold("its result", lambda: result, lambda: expected)
 
@@ -269,21 +397,31 @@ class Programs:
 
     def __init__(self, count: int = len(STEPS)) -> None:
         self._steps = [(graftax.jit(step, donate="auto"), step) for step in STEPS[-count:]]
+        self._functions = [(graftax.jit(function, donate="auto"), function) for function in FUNCTIONS]
+        for jitted, function in self._functions:  # who passes a variable in the first call donates no argument
+            jitted(FUNCTIONS[function][0](_filled()[0]))
         self.counts: collections.Counter[str] = collections.Counter()
 
     def run(self, seed: int) -> None:
-        Program(seed, self.counts).run(self._steps)
+        Program(seed, self.counts).run(self._steps, self._functions)
         self.counts["programs"] += 1
 
     def calls_donated(self) -> int:
-        entries = [entry for step, _ in self._steps for entry in step._table.entries.values()]  # pyright: ignore
+        return self._calls_donated(self._steps) + self.arguments_donated()
+
+    def arguments_donated(self) -> int:
+        return self._calls_donated(self._functions)
+
+    @staticmethod
+    def _calls_donated(functions: Sequence[tuple[Any, Any]]) -> int:
+        entries = [entry for jitted, _ in functions for entry in jitted._table.entries.values()]
         return sum(donation[0] for entry in entries for donation in entry.donations())
 
     def __str__(self) -> str:
         counts = self.counts
         return (
-            f"{counts['programs']} programs, {counts['calls']} calls, of which {self.calls_donated()} donated, "
-            f"{counts['held']} holders"
+            f"{counts['programs']} programs, {counts['calls']} calls, of which {self.calls_donated()} donated "
+            f"({self.arguments_donated()} arguments), {counts['held']} holders"
         )
 
 

@@ -6,6 +6,7 @@ See docs/internals/decisions/0011-donation-that-is-proven.md.
 
 from __future__ import annotations
 
+import collections
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,10 +51,18 @@ class Donor:
         """
         if not (counts_buffer_users() and _are_together(leaves)):
             return None
-        outcome = entry.outcomes[_number(self._trace(leaves))]
-        replaced = _core.replaced_leaves(entry, outcome)
-        arrays = [(i, leaves[i]) for i in replaced if _may_be_donated(leaves[i])]
-        return outcome, [(i, (array.nbytes, len(array.sharding.device_set))) for i, array in arrays]
+        traced = self._trace(leaves)
+        outcome = entry.outcomes[_number(traced)]
+        found = [(i, is_passed) for i, is_passed in _core.replaced_leaves(entry, outcome) if _may_be_donated(leaves[i])]
+        # An argument is of use where a result takes its memory, which one that is replaced does not.
+        free = collections.Counter(map(_type_of, traced.jaxpr.out_avals))
+        free.subtract(_type_of(leaves[i]) for i, is_passed in found if not is_passed)
+        taken: list[int] = []
+        for i, is_passed in found:
+            if not is_passed or free[_type_of(leaves[i])] > 0:
+                taken.append(i)
+                free[_type_of(leaves[i])] -= is_passed
+        return outcome, [(i, (leaves[i].nbytes, len(leaves[i].sharding.device_set))) for i in taken]
 
     def program(self, leaves: tuple[object, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
         """The program with these leaves donated, as `fast_dispatch.capture` returns it; None if there is none."""
@@ -89,6 +98,10 @@ class Donor:
 
 def _number(traced: Any) -> int:
     return _core.decode(traced.out_info[2])
+
+
+def _type_of(array: Any) -> tuple[Any, ...]:
+    return array.shape, array.dtype
 
 
 def _types(jaxpr: Any) -> list[str]:
