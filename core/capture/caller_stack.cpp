@@ -5,9 +5,10 @@
 
 namespace graftax {
 
-#if PY_VERSION_HEX >= 0x030E0000
+#if PY_VERSION_HEX < 0x030C0000 || PY_VERSION_HEX >= 0x030E0000
 
-// Arguments may be borrowed from variables of the caller, and are handed over in a copy of its stack.
+// 3.11 packs the arguments into a tuple for a class that is made in Python. From 3.14 on they may be borrowed from
+// variables of the caller, and are handed over in a copy of its stack.
 bool stack_owns_arguments(PyObject*, PyObject* const*) { return false; }
 
 #else

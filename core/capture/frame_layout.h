@@ -50,7 +50,7 @@ class Frame {
   PyObject* globals() const { return globals_; }
   PyObject* builtins() const { return builtins_; }
   PyObject* variable(Py_ssize_t i) const { return variables_[i].get(); }
-#if PY_VERSION_HEX < 0x030E0000
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030E0000
   // Where its evaluation stack begins, and where it ends at the latest. The frame has to have a code.
   std::pair<PyObject* const*, PyObject* const*> stack() const {
     auto* code = reinterpret_cast<PyCodeObject*>(code_.get());
