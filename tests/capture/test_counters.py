@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import reprlib
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -277,3 +278,164 @@ def test_where_symbols_would_make_the_trace_begin_anew_the_body_runs_once_in_the
     assert OUTSIDE == ["ran"]
     f(plain)
     assert model.w.tolist() == plain.w.tolist() and model.steps == plain.steps
+
+
+class Named(NamedTuple):
+    w: jax.Array
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    w: jax.Array
+    steps: int
+
+
+def in_a_dict():
+    return {"w": jnp.ones(2), "steps": 0}
+
+
+def by_update(state):
+    state.update(steps=state["steps"] + 1)
+    return state, state["w"] * state["steps"]
+
+
+def by_a_union_in_place(state):
+    state |= {"steps": state["steps"] + 1}
+    return state, state["w"] * state["steps"]
+
+
+def by_get(state):
+    steps = state.get("steps", 0)
+    steps = steps + 1
+    state["steps"] = steps
+    return state, state["w"] * steps
+
+
+def by_a_new_dict(state):
+    return {**state, "steps": state["steps"] + 1}, state["w"] * state["steps"]
+
+
+def by_a_union(state):
+    return state | {"steps": state["steps"] + 1}, state["w"] * state["steps"]
+
+
+def by_the_dict_of_an_object(state):
+    state.__dict__.update(steps=state.steps + 1)
+    return state, state.w * state.steps
+
+
+def by_a_method_that_replaces(state):
+    state = state._replace(steps=state.steps + 1)
+    return state, state.w * state.steps
+
+
+def by_replace(state):
+    state = dataclasses.replace(
+        state,
+        w=state.w * 2,
+        steps=state.steps + 1,
+    )
+    return state, state.w * state.steps
+
+
+def by_a_named_tuple(state):
+    return Named(state.w * 2, state.steps + 1), state.w * state.steps
+
+
+def by_a_dataclass(state):
+    return Frozen(state.w * 2, steps=state.steps + 1), state.w * state.steps
+
+
+def by_a_function(state):
+    state.steps = next_one(state.steps)
+    return state, state.w * state.steps
+
+
+def next_one(n):
+    return n + 1
+
+
+def in_a_result(state):
+    w, steps = state
+    return (w * 2, steps + 1), w * steps
+
+
+def in_a_list(state):
+    return [state[0] * 2, state[1] + 1], state[0] * state[1]
+
+
+def in_an_item_with_a_number_as_its_key(state):
+    state[1] += 1
+    return state, state[0] * state[1]
+
+
+def in_a_loop(state):
+    for _ in range(3):
+        steps = state.steps
+        if steps > -1:
+            steps += 1
+        state.steps = steps
+    return state, state.w * state.steps
+
+
+SPELLINGS = [
+    *((in_a_dict, f) for f in (by_update, by_a_union_in_place, by_get, by_a_new_dict, by_a_union)),
+    *((Counted, f) for f in (by_the_dict_of_an_object, by_a_function, in_a_loop)),
+    (functools.partial(Named, jnp.ones(2), 0), by_a_method_that_replaces),
+    (functools.partial(Named, jnp.ones(2), 0), by_a_named_tuple),
+    (functools.partial(Frozen, jnp.ones(2), 0), by_replace),
+    (functools.partial(Frozen, jnp.ones(2), 0), by_a_dataclass),
+    (lambda: (jnp.ones(2), 0), in_a_result),
+    (lambda: [jnp.ones(2), 0], in_a_list),
+    (lambda: {0: jnp.ones(2), 1: 0}, in_an_item_with_a_number_as_its_key),
+]
+
+
+@pytest.mark.parametrize("make, f", SPELLINGS, ids=[f.__name__ for _, f in SPELLINGS])
+def test_a_counter_that_is_handed_on_under_its_name_compiles_once(make, f):
+    jitted, state, plain = graftax.jit(f), make(), make()
+    for _ in range(4):
+        (state, result), (plain, expected) = jitted(state), f(plain)
+        assert result.tolist() == expected.tolist()
+        assert graftax.equal(state, plain)
+    assert jitted.cache_info().traces == 1
+
+
+def test_a_parameter_that_is_returned_one_higher_compiles_once():
+    @graftax.jit
+    def step(w, n, *, total):
+        return w * n, [n + 1, {"sum": total + 3}]
+
+    w, n, total = jnp.ones(2), 1, 0
+    for expected in (1, 2, 6, 24):
+        w, (n, sums) = step(w, n, total=total)
+        total = sums["sum"]
+        assert w.tolist() == [expected] * 2 and type(n) is int and type(total) is int
+    assert (n, total) == (5, 12)
+    assert step.cache_info().traces == 1
+
+
+def test_a_parameter_that_only_scales_is_part_of_the_program():
+    jitted = graftax.jit(lambda w, rate: (w * rate, {"rate": rate}))
+    assert "symbolic" not in str(graftax.show(jitted, jnp.ones(2), 2))
+    assert jitted(jnp.ones(2), 2)[1] == {"rate": 2}
+
+
+def test_a_method_of_a_library_that_replaces_compiles_once():
+    struct = pytest.importorskip("flax.struct")
+
+    @struct.dataclass
+    class State:
+        w: jax.Array
+        steps: int
+
+    @graftax.jit
+    def step(state):
+        return state.replace(w=state.w * 2, steps=state.steps + 1)
+
+    state = State(jnp.ones(2), 0)
+    for _ in range(3):
+        state = step(state)
+    assert state.steps == 3 and state.w.tolist() == [8, 8]
+    assert step.cache_info().traces == 1

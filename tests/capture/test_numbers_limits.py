@@ -189,7 +189,7 @@ def test_numbers_that_changed_are_forwarded_by_value_too():
     for n in (1, 2, 3):
         box = {"n": n, "w": x()}
         assert f(box, x())["n"] == n + 1 and box["n"] == n
-    assert traces(f) == 2
+    assert traces(f) == 1
 
 
 def test_a_number_in_the_graph_of_an_nnx_module_and_of_a_train_state():

@@ -28,8 +28,8 @@ class Run:
 def train(run: Run, x: jax.Array) -> jax.Array:
     grads = jax.grad(lambda p: ((x * p["w"] + p["b"]) ** 2).sum())(run.p)
     run.p = jax.tree.map(lambda p, g: p - run.rate * 0.5**run.step * g, run.p, grads)
-    following = run.step + 1  # in two lines, so that nothing tells beforehand that it is a counter
-    run.step = following
+    following = [run.step + 1]  # in a list, so that nothing tells beforehand that it is a counter
+    run.step = following[0]
     run.metrics = {"norm": grads["b"]}
     return run.p["b"]
 

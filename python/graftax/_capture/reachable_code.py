@@ -18,7 +18,6 @@ from graftax._capture.bytecode import (
     cells_of,
     is_never_asked,
     is_users_class,
-    is_users_code,
     is_users_scope,
     names_of,
     nested_codes,
@@ -27,6 +26,7 @@ from graftax._capture.bytecode import (
 # A dataclass has a `__repr__` that guards the one which is made for it, and a `__replace__` that calls the class.
 _GUARDS_REPR = {each.__code__.co_filename for each in (dataclasses.field, reprlib.recursive_repr)}
 _REPLACE = getattr(dataclasses, "_replace", None)
+_REFUSE_CHANGES = ("__setattr__", "__delattr__")  # which a frozen one has, and may not define itself
 
 
 class ReachableCode:
@@ -56,10 +56,8 @@ class ReachableCode:
             return
         function = _function_in(value)
         if function is not None:
-            if is_users_code(function.__code__, function.__globals__):
+            if not is_never_asked(function.__code__.co_filename):
                 self._functions.append(function)
-            else:
-                self._expect(is_never_asked(function.__code__.co_filename))
         elif type(value) is types.ModuleType:
             self._expect(_is_of_jax(value.__name__) or is_users_scope(vars(value)))
         else:
@@ -74,9 +72,13 @@ class ReachableCode:
 
     def _add_class(self, cls: type) -> None:
         if not is_users_class(cls):
-            self._expect(not cls.__flags__ & HEAP_TYPE or _is_of_jax(cls.__module__, "dataclasses", *NEVER))
+            is_known = _is_of_jax(cls.__module__, "dataclasses", "collections", *NEVER)
+            self._expect(not cls.__flags__ & HEAP_TYPE or is_known)
             return
+        of_dataclass = _REFUSE_CHANGES if _is_frozen(cls) else ()
         for name, value in list(vars(cls).items()):
+            if name in of_dataclass:
+                continue
             parts = (value.fget, value.fset, value.fdel) if type(value) is property else (value,)
             for function in map(_method_in, parts):
                 if function is not None:
@@ -125,6 +127,10 @@ def _method_in(value: Any) -> types.FunctionType | None:
     # reprlib's guard tells of no `__wrapped__` before Python 3.12.
     guarded = vars(function).get("__wrapped__") or cells_of(function).get("user_function")
     return guarded if type(guarded) is types.FunctionType else function
+
+
+def _is_frozen(cls: type) -> bool:
+    return getattr(vars(cls).get("__dataclass_params__"), "frozen", False) is True
 
 
 def _is_of_jax(module: str | None, *others: str) -> bool:

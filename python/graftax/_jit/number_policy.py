@@ -15,7 +15,8 @@ import numpy as np
 
 from graftax import _core
 from graftax._capture.caught_errors import catching
-from graftax._capture.counters import Name, Variable, counters, name_of
+from graftax._capture.counters import counters, name_of
+from graftax._capture.number_flow import Name, Variable
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
 from graftax._capture.read_set import ReadSet
@@ -222,11 +223,10 @@ class Numbers:
 def _name(structure: Structure, row: _core.Row, path: str) -> Name | None:
     """What code may assign the number in a row to, anew; None where that is not possible."""
     if row.parent < 0:
-        return None
-    holder, name = structure.rows[row.parent].type, name_of(row.key_entry)
-    if holder is types.CellType:
+        return Variable(path)  # a parameter
+    if structure.rows[row.parent].type is types.CellType:
         return Variable(path.removeprefix("closure "))
-    return name if isinstance(name, str) or holder is list else None
+    return name_of(row.key_entry)
 
 
 def _counters(structure: Structure, names: Sequence[Name | None], function: types.FunctionType) -> list[int]:
