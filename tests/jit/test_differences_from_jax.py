@@ -64,7 +64,7 @@ def test_a_number_and_then_an_array():
     for x in 0.5, jnp.asarray(0.5):
         by_jax(x), by_graftax(x)
     assert len(traces) == 1 and by_graftax.cache_info().traces == 2
-    assert "0.5" in str(graftax.explain(by_graftax))
+    assert "number, is an array" in str(graftax.explain(by_graftax))
 
 
 @row("lowers for a number")

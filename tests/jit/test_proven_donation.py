@@ -178,7 +178,11 @@ passes = pytest.mark.skipif(
 
 @passes
 @pytest.mark.quick(9)
-@pytest.mark.parametrize("pack", [lambda x: x, lambda x: {"w": x}, lambda x: [(x,)], SimpleNamespace], ids=["array", "dict", "list", "object"])
+@pytest.mark.parametrize(
+    "pack",
+    [lambda x: x, lambda x: {"w": x}, lambda x: [(x,)], SimpleNamespace],
+    ids=["array", "dict", "list", "object"],
+)
 def test_arguments_that_only_the_call_has_are_donated(pack):
     f = graftax.jit(lambda part: jax.tree.map(lambda x: x * 2, graftax.flatten(part)[0]), donate="auto")
     pack = (lambda x: SimpleNamespace(w=x)) if pack is SimpleNamespace else pack

@@ -449,8 +449,8 @@ def test_the_drawing_in_the_docs_is_what_its_code_makes():
 def test_a_number_that_has_changed_is_shown_as_symbolic():
     @graftax.jit
     def step(state):
-        following = state["n"] + 1  # in two lines, so that nothing tells beforehand that it is a counter
-        state["n"] = following
+        following = [state["n"] + 1]  # in a list, so that nothing tells beforehand that it is a counter
+        state["n"] = following[0]
         state["w"] = state["w"] * state["n"]
 
     state = {"n": 0, "w": jnp.ones(2), "rate": 0.1}

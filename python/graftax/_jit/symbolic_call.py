@@ -57,5 +57,5 @@ def _takes_symbols(plan: Plan, table: FunctionTable) -> bool:
 
 
 def _counting(plan: Plan, function: types.FunctionType) -> types.FunctionType | None:
-    """The function, if its counters are symbolic from the first call on. A part that was named counts for itself."""
-    return function if plan.options.repeated in ((), "auto") else None
+    """The function, if its counters are symbolic from the first call on. A repeated part counts for itself."""
+    return None if plan.options.repeated else function
