@@ -134,3 +134,23 @@ def test_a_block_of_a_bound_method_is_that_of_its_recorder(tmp_path: Path):
             scaled(jnp.array([1.0, jnp.inf]))
     assert len(texts(found)) == 1 and layer.calls == 1
     jax.block_until_ready(layer.scale)
+
+
+@pytest.mark.parametrize("patterns", ["return[0]", "result.loss", ["result[2]", "layer.scale"]])
+def test_patterns_that_cover_no_result_are_told(tmp_path: Path, patterns: Any) -> None:
+    f = graftax.record(lambda x: (jnp.log(x), x * 2), nonfinite=patterns, dir=tmp_path)
+    with pytest.warns(
+        graftax.RecordedCallWarning, match=r"covers no floating result.*Name some of result\[0\], result\[1\]"
+    ):
+        f(-jnp.ones(2))
+    f.flush()
+    assert f.files == []
+
+
+def test_a_pattern_that_covers_one_result_is_enough(tmp_path: Path) -> None:
+    f = graftax.record(lambda x: (jnp.log(x), x * 2), nonfinite=["result[1]", "result[2]"], dir=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(-jnp.ones(2))
+        f.flush()
+    assert f.files == []

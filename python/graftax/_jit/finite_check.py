@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,11 +12,19 @@ import jax
 import jax.numpy as jnp
 
 from graftax import _core
+from graftax._base.errors import RecordedCallWarning
 from graftax._graph.patterns import coverage_test
-from graftax._graph.structure import RootPath
+from graftax._graph.structure import RootPath, place_name
 from graftax._jax.arrays import ref_types
+from graftax._jax.tracebacks import caller_level
 from graftax._jit.call_plan import Plan
 from graftax._jit.output_shardings import may_use_mesh
+
+COVERS_NOTHING = (
+    "{name} is recorded with nonfinite={given}, which covers no floating result, so nothing is checked. Name some of "
+    "{paths}, or leave nonfinite= out to check them all."
+)
+_MOST_PATHS = 8  # that the message lists
 
 
 @functools.lru_cache(maxsize=64)
@@ -42,8 +51,10 @@ class FiniteCheck:
 
     def result(self, outcome: _core.Outcome, outputs: Sequence[object]) -> tuple[Any, ...]:
         """(a scalar,) that tells whether all is finite; empty where nothing is checked."""
-        checked = [*self._new_outputs(outcome, outputs), *self._written_refs()]
+        floating = [*self._new_outputs(outcome, outputs), *self._written_refs()]
+        checked = [value for place, value in floating if self._is_covered(place)]
         if not checked:
+            self._warn_of_unchecked([place for place, _ in floating])
             return ()
         # A reduction of each array would be a kernel each, which takes longer than the arithmetic on a small one.
         groups: dict[Any, list[Any]] = {}
@@ -52,13 +63,25 @@ class FiniteCheck:
         both = functools.partial(functools.reduce, jnp.logical_and)
         return (both([both(group).all() for group in groups.values()]),)
 
+    def _warn_of_unchecked(self, places: list[RootPath]) -> None:
+        """The patterns cover none of the results at these places."""
+        if places:
+            given = ", ".join(map(repr, self._plan.options.finite or ()))
+            paths = ", ".join([place_name(place, self._names) for place in places[:_MOST_PATHS]])
+            more = f" and {len(places) - _MOST_PATHS} more" if len(places) > _MOST_PATHS else ""
+            message = COVERS_NOTHING.format(name=self._plan.name, given=given, paths=paths + more)
+            warnings.warn(message, RecordedCallWarning, caller_level())
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return "result", *self._recording.names
+
     def _is_covered(self, place: RootPath) -> bool:
-        names = ("result", *self._recording.names)
-        test = coverage_test(self._plan.finite_patterns, names)
+        test = coverage_test(self._plan.finite_patterns, self._names)
         return test is None or test(place)
 
-    def _new_outputs(self, outcome: _core.Outcome, outputs: Sequence[object]) -> Iterator[Any]:
-        """The floating outputs. An array that was an input is none, and neither is what an input has in its place."""
+    def _new_outputs(self, outcome: _core.Outcome, outputs: Sequence[object]) -> Iterator[tuple[RootPath, Any]]:
+        """The floating outputs, and where they are: no arrays that were inputs, nor what an input has in its place."""
         inputs, written = set(map(id, self._leaves)), outcome.inputs()[2]
         numbers = {leaf for leaf, _ in outcome.numbers}
         places = [place for i, place in enumerate(outcome.leaf_places()) if i not in numbers]
@@ -72,13 +95,12 @@ class FiniteCheck:
             else:
                 root, node_path = self._recording.graphdef._node_place(written[write - 1])  # pyright: ignore[reportPrivateUsage]
                 place = (root + 1, (*node_path, *path))
-            if self._is_covered(place):
-                yield output
+            yield place, output
 
-    def _written_refs(self) -> Iterator[Any]:
+    def _written_refs(self) -> Iterator[tuple[RootPath, Any]]:
         """What stands in the Refs now; 0 for what was not finite before."""
         places = self._recording.graphdef.leaf_places()
         for i, before in zip(self._refs, self._contents, strict=True):
             root, path = places[i]
-            if before is not None and self._is_covered((root + 1, path)):
-                yield jnp.where(jnp.isfinite(before), self._leaves[i][...], 0)
+            if before is not None:
+                yield (root + 1, path), jnp.where(jnp.isfinite(before), self._leaves[i][...], 0)
