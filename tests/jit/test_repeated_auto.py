@@ -34,7 +34,9 @@ class Logging(Block):
     def __call__(self, x):
         with open(self.path, "a") as file:
             file.write("block\n")
-        return super().__call__(x)
+        for _ in range(4):
+            x = x + jnp.tanh(x @ self.w) * 0.5
+        return x
 
 
 @jax.custom_jvp

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from graftax import _core
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import HEAP_TYPE, Names, is_open_scope, is_users_scope
 from graftax._capture.user_caches import attributes_of, holds_tracer
@@ -129,6 +130,9 @@ class LibraryGlobals:
     def note_function(self, code: types.CodeType, cells: dict[str, Any], function: object) -> Iterator[Setting]:
         """What a function of a package keeps in its variables of an enclosing call, and in its attributes."""
         if not isinstance(function, types.FunctionType) or self.has_met(function):
+            return
+        # Before Python 3.12 nobody tells which functions a trace has made: those without a name may be such ones.
+        if not _core.has_watchers and "<locals>" in function.__qualname__:
             return
         self._functions[id(function)] = weakref.ref(function)
         module = str(function.__globals__.get("__name__"))

@@ -50,6 +50,7 @@ class RecordOptions(TypedDict, total=False):
     nonfinite: bool | str | Sequence[str]
     on: type[BaseException] | tuple[type[BaseException], ...]
     copy_every: int
+    before: bool
     dir: str | os.PathLike[str]
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -54,6 +55,7 @@ NOT_WRITTEN = "{name}: {what}. The call could not be written to {path}: {error}"
 NONFINITE = "a result is not finite"
 
 _numbers = itertools.count(1)  # of the files of this process
+_running_files = set[str]()  # of calls that have begun
 
 
 class Paused:
@@ -78,6 +80,7 @@ class Policy:
     copy_every: int = 16
     on: tuple[type[BaseException], ...] = (Exception,)
     folder: str = "."
+    before: bool = False  # is each call written before it is made?
 
     def __post_init__(self) -> None:
         for name, what in (("last", "the number of calls to keep"), ("copy_every", "a number of calls")):
@@ -93,7 +96,8 @@ class History:
 
     def __init__(self, policy: Policy, name: str, reads: Callable[[], Any]) -> None:
         self.policy, self.name, self.reads = policy, name, reads
-        self.ring = _core.CallRing(policy.last, policy.copy_every, self)
+        self.ring = _core.CallRing(policy.last, 1 if policy.before else policy.copy_every, self)
+        self.ring.draws_in_calls = policy.before  # asks for `draws` when a call begins
         self.files: list[str] = []
         self.thread = threading.local()  # `random`: the states before the misses of a call
         self._lock = threading.Lock()
@@ -112,7 +116,11 @@ class History:
         copy_to_host(scalar)
 
     def draws(self, call: _core.KeptCall) -> dict[str, Random]:
-        return {"call": random_state()}
+        state = {"call": random_state()}
+        if self.policy.before:
+            call.draws = state
+            self._write_beginning(call)
+        return state
 
     def traced(self, call: _core.KeptCall) -> None:
         """Notes whether a call that was a miss has drawn random numbers. A trace makes constants of them."""
@@ -140,6 +148,20 @@ class History:
             self._report(calls[-1], type(error).__qualname__, f"its block raised {error_text(error)}")
 
     # ---- files
+
+    def _write_beginning(self, call: _core.KeptCall) -> None:
+        """Writes a call that is about to run, over the one before: it may end the process."""
+        file = f"{self.name.strip('<>')}-running-{os.getpid()}-{threading.get_native_id()}.record"
+        path = os.path.join(self.policy.folder, file)
+        try:
+            os.makedirs(self.policy.folder, exist_ok=True)
+            self._write(f"{path}.part", [call], "it had begun, and nothing is known of its end")
+            os.replace(f"{path}.part", path)
+            _running_files.add(path)
+        except Exception as error:
+            what = "a call is about to begin"
+            message = NOT_WRITTEN.format(name=self.name, what=what, path=path, error=error)
+            warnings.warn(message, RecordedCallWarning, caller_level())
 
     def _complete_calls(self) -> list[_core.KeptCall]:
         return [call for call in self.ring.calls if call.raised is not None or call.outputs is not None]
@@ -170,13 +192,16 @@ class History:
             calls = calls[: calls.index(until) + 1] if until in calls else [until]
         if not calls:
             raise ValueError(NOTHING_YET.format(name=self.name))
+        self._write(path, calls, what)
+        with self._lock:
+            self.files.append(path)
+
+    def _write(self, path: str, calls: list[_core.KeptCall], what: str) -> None:
         snapshots = snapshots_of(calls)
         for call, snapshot in zip(calls, snapshots, strict=True):
             if (trace := self._draws_of_traces.get(call.entry)) is not None:
                 snapshot.draws = {"trace": trace, **snapshot.draws}
         write_calls(path, snapshots, what, self.reads())
-        with self._lock:
-            self.files.append(path)
 
 
 _HISTORIES: weakref.WeakSet[History] = weakref.WeakSet()
@@ -186,6 +211,9 @@ _HISTORIES: weakref.WeakSet[History] = weakref.WeakSet()
 def _flush_all() -> None:
     for history in list(_HISTORIES):
         history.ring.flush()
+    for path in _running_files:  # of calls that have ended
+        with contextlib.suppress(OSError):
+            os.remove(path)
 
 
 class Recorder(Jitted[P, R]):
@@ -326,6 +354,7 @@ def record(
     on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
     copy_every: int = 16,
     dir: str | os.PathLike[str] = ".",
+    before: bool = False,
 ) -> Any:
     """Keeps what the last calls of a function were given, and writes them to a file when one goes wrong.
 
@@ -344,6 +373,9 @@ def record(
         copy_every: donated arrays are gone after a call. If the previous call returned them, they are computed again
             when a file is written, and copied only once in this many calls. Others are copied before each call.
         dir: the folder of the files.
+        before: writes each call before it is made, to `NAME-running-PID-THREAD.record`, over the one before, for calls
+            that kill the process. A process that ends normally removes the file. Each call takes as long as writing its
+            arguments does.
 
     Returns:
         a `Recorder`, which is called as the function is. `flush()` waits for the last call, `save(path)` writes the
@@ -370,7 +402,7 @@ def record(
     """
     checked = None if nonfinite is False else () if nonfinite is True else several(nonfinite)
     classes = on if isinstance(on, tuple) else (on,)
-    policy = Policy(last, copy_every, classes, os.path.abspath(dir))
+    policy = Policy(last, copy_every, classes, os.path.abspath(dir), before)
     return (
         functools.partial(_wrap, policy=policy, finite=checked)
         if function is None
