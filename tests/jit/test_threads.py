@@ -12,6 +12,7 @@ import pytest
 
 import graftax
 import threads
+from graftax._jit.same_function import Sharing
 from sizes import sized
 
 
@@ -222,3 +223,25 @@ def test_threads_that_meet_at_once_what_a_helper_reads():
                 f.clear_cache()
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_what_equal_functions_share_is_listed_while_other_threads_add_to_it():
+    class Entry:
+        pass
+
+    sharing, entries = Sharing(lambda: None), [Entry() for _ in range(4000)]
+
+    def work(i):
+        for number in range(i, len(entries), 4):
+            if i % 2:
+                sharing.add((number, None), entries[number])
+            elif number % 8 == 0:
+                sharing.entries()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        together(4, work)
+    finally:
+        sys.setswitchinterval(before)
+    assert len(sharing.entries()) == len(entries) // 2

@@ -192,7 +192,8 @@ class ImpureCalls:
         lookup_scope = _Scope(code, scope, cells, names.imports)
         reads, watch = _reads_in(lookup_scope, names), _watch()
         if reads and code not in self._reads:
-            self._reads[code] = reads
+            with _LOCK:  # a weak dict cannot be gone over while another thread adds to it
+                self._reads[code] = reads
             if watch is not None and watch.calls is self:
                 watch.tell_of_reads(code, reads)
         if code in self._suspects:

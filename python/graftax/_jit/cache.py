@@ -114,14 +114,14 @@ class FunctionTable(_core.Table):
 
     def _join(self, sharing: Sharing) -> None:
         self.sharing, self.reads, self.numbers = sharing, sharing.reads, sharing.numbers
-        self.numpy_is_constant = any(table.numpy_is_constant for table in list(sharing.tables))
-        self.inherited = list(sharing.impersonal)  # a function that replaces an equal one runs what that has compiled
-        sharing.tables.add(self)
+        # A function that replaces an equal one runs what that has compiled.
+        tables, self.inherited = sharing.join(self)
+        self.numpy_is_constant = any(table.numpy_is_constant for table in tables)
 
     def stop_sharing(self) -> None:
         """From now on the function shares nothing: neither programs nor what its code reads."""
         leave(self.sharing)
-        self.sharing.tables.discard(self)
+        self.sharing.part_from(self)
         self._join(Sharing(self._make_read_set))
 
     def check_sharing(self) -> None:
@@ -129,7 +129,7 @@ class FunctionTable(_core.Table):
         if self.sharing.is_shareable or self.reads is None:
             return
         leave(self.sharing)
-        if len(self.sharing.tables) > 1:
+        if self.sharing.has_several:
             self.generation += 1
             self.clear_entries()
             self.stop_sharing()

@@ -141,12 +141,15 @@ def _is_plain(value: Any, scope: dict[str, Any], depth: int) -> bool:
 
 
 class Sharing:
-    """What the tables of equal functions have in common. The tables own it."""
+    """What the tables of equal functions have in common. The tables own it.
+
+    A weak collection cannot be gone over while another thread adds to it, so both are done under the lock.
+    """
 
     def __init__(self, make_read_set: Callable[[], ReadSet | None]) -> None:
         self.reads = make_read_set()
         self.numbers = Numbers()
-        self.tables: weakref.WeakSet[FunctionTable] = weakref.WeakSet()
+        self._tables: weakref.WeakSet[FunctionTable] = weakref.WeakSet()
         self._entries: weakref.WeakValueDictionary[tuple[Any, ...], _core.Entry] = weakref.WeakValueDictionary()
         self.impersonal: weakref.WeakSet[_core.Entry] = weakref.WeakSet()  # they hold no more than the read set does
 
@@ -154,6 +157,23 @@ class Sharing:
     def is_shareable(self) -> bool:
         """Variables that only host functions read are found, and compared, for one function alone."""
         return self.reads is not None and not self.reads.names.hidden
+
+    def join(self, table: FunctionTable) -> tuple[list[FunctionTable], list[_core.Entry]]:
+        """Another table shares from now on. Gives those before it, and entries that it may run."""
+        with _LOCK:
+            others = list(self._tables)
+            self._tables.add(table)
+            return others, list(self.impersonal)
+
+    def part_from(self, table: FunctionTable) -> None:
+        """A table shares no more."""
+        with _LOCK:
+            self._tables.discard(table)
+
+    @property
+    def has_several(self) -> bool:
+        """Do several tables share?"""
+        return len(self._tables) > 1
 
     def add(self, key: tuple[object, ...], entry: _core.Entry) -> None:
         """An entry that a function of the sharing may run."""
@@ -174,7 +194,8 @@ class Sharing:
 
     def entries(self) -> list[_core.Entry]:
         """Those of all its functions."""
-        return list(self._entries.values())
+        with _LOCK:
+            return list(self._entries.values())
 
     def discard(self, entry: _core.Entry) -> None:
         """No other function takes over this entry from now on: a table has dropped it."""
@@ -188,7 +209,9 @@ class Sharing:
 
     def forget(self, entry: _core.Entry | None) -> None:
         """Drops an entry from every table that runs it."""
-        for table in list(self.tables):
+        with _LOCK:
+            tables = list(self._tables)
+        for table in tables:
             for key in [key for key, known in list(table.entries.items()) if known is entry]:
                 table.drop(key)
 
@@ -219,8 +242,8 @@ def entries_before_edit(function: object, options: Options) -> list[_core.Entry]
     if key is None:
         return []
     with _LOCK:
-        others = [sharing for known, sharing in list(_SHARINGS.items()) if known[1:] == key[1:] and known != key]
-    entries = {id(entry): entry for sharing in others for entry in sharing.impersonal}
+        others = [sharing for known, sharing in _SHARINGS.items() if known[1:] == key[1:] and known != key]
+        entries = {id(entry): entry for sharing in others for entry in sharing.impersonal}
     return sorted(entries.values(), key=lambda entry: entry.used, reverse=True)[:_MOST_IDLE_ENTRIES]
 
 
