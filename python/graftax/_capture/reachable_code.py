@@ -27,6 +27,7 @@ from graftax._capture.bytecode import (
 _GUARDS_REPR = {each.__code__.co_filename for each in (dataclasses.field, reprlib.recursive_repr)}
 _REPLACE = getattr(dataclasses, "_replace", None)
 _REFUSE_CHANGES = ("__setattr__", "__delattr__")  # which a frozen one has, and may not define itself
+_ANNOTATE = ("__annotate__", "__annotate_func__")  # which computes annotations on Python 3.14 and later
 
 
 class ReachableCode:
@@ -75,9 +76,9 @@ class ReachableCode:
             is_known = _is_of_jax(cls.__module__, "dataclasses", "collections", *NEVER)
             self._expect(not cls.__flags__ & HEAP_TYPE or is_known)
             return
-        of_dataclass = _REFUSE_CHANGES if _is_frozen(cls) else ()
+        never_run = (*_ANNOTATE, *(_REFUSE_CHANGES if _is_frozen(cls) else ()))
         for name, value in list(vars(cls).items()):
-            if name in of_dataclass:
+            if name in never_run:
                 continue
             parts = (value.fget, value.fset, value.fdel) if type(value) is property else (value,)
             for function in map(_method_in, parts):
