@@ -315,8 +315,16 @@ def test_no_array_of_a_trace_stays_in_a_package(package: Any):
     assert package.HOOKS == ["before"] and package.LAST == 2 and "seen" not in package.STATE
 
 
-def test_the_memo_of_a_decorator_keeps_no_array_of_a_trace(package: Any):
-    scope: dict[str, Any] = {"jnp": jnp, "__name__": "graftax_test_user"}
+@pytest.fixture
+def scope(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The globals of a module of the user's."""
+    module = types.ModuleType("graftax_test_user")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return vars(module)
+
+
+def test_the_memo_of_a_decorator_keeps_no_array_of_a_trace(package: Any, scope: dict[str, Any]):
+    scope["jnp"] = jnp
     exec("def make(package): return [package.memoized(lambda n: jnp.arange(n) * 1.0) for _ in range(2)]", scope)
     scope["first"], scope["second"] = scope["make"](package)
     exec("def scaled(x): return x * first(2) * second(2)", scope)
@@ -338,8 +346,8 @@ def test_a_memo_in_a_root_is_written_back(package: Any):
     assert [[value.tolist() for value in table.memo.values()] for table in tables] == [[[0, 1]], [[0, 1]]]
 
 
-def test_a_memo_of_a_decorator_that_is_changed_is_noticed(package: Any):
-    scope: dict[str, Any] = {"double": package.memoized(lambda key: 2.0), "__name__": "graftax_test_user"}
+def test_a_memo_of_a_decorator_that_is_changed_is_noticed(package: Any, scope: dict[str, Any]):
+    scope["double"] = package.memoized(lambda key: 2.0)
     exec("def scaled(x): return x * double('a')", scope)
     step, double = graftax.jit(scope["scaled"], warn_impure=False), scope["double"]
     double("a"), double("b")

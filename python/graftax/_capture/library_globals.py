@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from graftax import _core
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import HEAP_TYPE, Names, is_open_scope, is_users_scope
+from graftax._capture.code_by_identity import CodeSet
 from graftax._capture.user_caches import attributes_of, holds_tracer
 from graftax._jax.traces import current_trace
 
@@ -103,6 +104,7 @@ class LibraryGlobals:
         self._tables: dict[int, SettingsTable] = {}
         self._keys: dict[tuple[int, Any], tuple[SettingsTable, Any]] = {}  # names that were noted alone
         self._functions: dict[int, weakref.ref[types.FunctionType]] = {}  # of which the closures were noted
+        self._without_name = CodeSet()  # of functions that no module holds
         self.changing: set[tuple[int, Any]] = set()  # what traces have changed, by the id of its dict, and the key
 
     def note(self, code: types.CodeType, scope: dict[str, Any], names: Names) -> Iterator[Setting]:
@@ -132,7 +134,8 @@ class LibraryGlobals:
         if not isinstance(function, types.FunctionType) or self.has_met(function):
             return
         # Before Python 3.12 nobody tells which functions a trace has made: those without a name may be such ones.
-        if not _core.has_watchers and "<locals>" in function.__qualname__:
+        if not _core.has_watchers and (code in self._without_name or not _has_name(function)):
+            self._without_name.add(code)
             return
         self._functions[id(function)] = weakref.ref(function)
         module = str(function.__globals__.get("__name__"))
@@ -268,6 +271,14 @@ def _same_items(one: Any, other: Any) -> bool:
     if type(one) is set:
         return len(one) == len(other) and set(map(id, one)) == set(map(id, other))
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _has_name(function: types.FunctionType) -> bool:
+    """Does a module hold it?"""
+    if "<locals>" not in function.__qualname__:
+        return True
+    scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    return any(value is function for scope in (function.__globals__, *scopes) for value in list(scope.values()))
 
 
 def _table_of_module(scope: dict[str, Any], place: Place | None = None) -> SettingsTable:
