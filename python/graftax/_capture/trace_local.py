@@ -78,8 +78,8 @@ class Now(threading.local):
         """Has the trace changed what is there, before it was a root?"""
         if origin.name is None:
             return (state := self._states.get(id(origin.holder))) is not None and state.is_changed
-        holder, before = self._held.get(id(origin.holder), (origin.holder, names_in(origin.holder)))
-        return before.get(origin.name, MISSING) is not names_in(holder).get(origin.name, MISSING)
+        held = self._held.get(id(origin.holder))
+        return held is not None and held[1].get(origin.name, MISSING) is not origin.value()
 
     def end(self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]) -> list[Origin]:
         """Puts back what the trace has set, but for what is left to it; gives where that was.
