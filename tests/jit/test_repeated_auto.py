@@ -93,6 +93,17 @@ def both(step, *arguments, make=Model, **options):
     return list(graftax.explain(f).variants[-1].repeated)
 
 
+def logged(path):
+    """A step that writes a line beside calling its model."""
+
+    def step(model, x):
+        with open(path, "a") as file:
+            file.write("step\n")
+        return model(x)
+
+    return step
+
+
 @pytest.mark.parametrize("step", [lambda model, x: model(x), gradient])
 def test_blocks_are_shared_from_their_second_call_on(step):
     assert both(step, X) == ["Block: traced once for 5 calls"]
@@ -106,12 +117,7 @@ def test_a_model_that_is_found_while_the_trace_runs():
 
 def test_the_body_runs_once_whatever_it_does_beside_the_blocks(tmp_path):
     path = tmp_path / "log"
-
-    def step(model, x):
-        with open(path, "a") as file:
-            file.write("step\n")
-        return model(x)
-
+    step = logged(path)
     f = graftax.jit(step, repeated="auto", warn_impure=False)
     f(Model(), X)
     assert path.read_text() == "step\n"
@@ -128,12 +134,7 @@ def test_blocks_that_do_more_than_compute_are_traced_as_they_are(tmp_path):
 
 def test_a_part_that_cannot_be_shared_does_not_begin_the_trace_anew(tmp_path):
     path = tmp_path / "log"
-
-    def step(model, x):
-        with open(path, "a") as file:
-            file.write("step\n")
-        return model(x)
-
+    step = logged(path)
     told = both(step, X, make=lambda: Model(Custom), warn_impure=False)
     assert any("at each call, because it calls a function on the host, or has a derivative" in text for text in told)
     assert path.read_text() == "step\n" * 2  # the plain call and the compiled one
