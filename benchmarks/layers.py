@@ -37,13 +37,13 @@ class CompiledLayers:
             return Verdict(self.title, self.limit, None, False, "absent: graftax_jit, or the examples of a checkout")
         example = runpy.run_path(str(_EXAMPLE), run_name="imported")
         ours, one = self._measure(example, example["Transformer"])
-        theirs, other = self._measure(example, _unrolled(example["Transformer"]))
+        theirs, other = self._measure(example, unrolled(example["Transformer"]), repeated=None)
         on_round()
         equal = all(np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(one, other, strict=True))
         detail = f"{ours:.1f} s of the processor against {theirs:.1f} s; results {'equal' if equal else 'DIFFER'}"
         return Verdict(self.title, self.limit, ours / theirs, equal and ours / theirs <= self.limit, detail)
 
-    def _measure(self, example: dict[str, Any], cls: Any) -> tuple[float, list[Any]]:
+    def _measure(self, example: dict[str, Any], cls: Any, **options: Any) -> tuple[float, list[Any]]:
         import optax
 
         import graftax
@@ -52,7 +52,7 @@ class CompiledLayers:
         opt = graftax.optimizer(optax.sgd(1e-2), model)
         batch = jax.random.randint(jax.random.key(1), (16, example["CONTEXT"] + 1), 0, 95)
 
-        @graftax.jit
+        @graftax.jit(**options)
         def step(model: Any, opt: Any, batch: Any) -> Any:
             loss, grads = graftax.value_and_grad(example["loss_of"])(model, batch)
             return opt.update(model, grads), loss
@@ -110,7 +110,9 @@ class FirstCall(CompiledLayers):
         return time.process_time() - start
 
 
-def _unrolled(cls: Any) -> Any:
+def unrolled(cls: Any) -> Any:
+    """The transformer of the example with a loop over its blocks in place of the scan."""
+
     class Unrolled(cls):
         def __call__(self, tokens: Any) -> Any:
             embedding, last = self.tied()

@@ -106,7 +106,7 @@ def print_case(console: Console, name: str, rows: list[Row], names: Mapping[str,
 
 def print_growth(console: Console, rows: list[Row], names: Mapping[str, str]) -> None:
     """One table for each measure: a line for each subject, a column for each number of leaves."""
-    for measure in growth.MEASURES.values():
+    for measure in [m for m in growth.MEASURES.values() if any(row.measure == m.name for row in rows)]:
         shown = [row for row in rows if row.measure == measure.name]
         columns = {row.leaves: f"{row.leaves:,}" for row in shown}
         console.print(_table(f"leaves; {measure.title}", shown, names, columns, lambda row: row.leaves))

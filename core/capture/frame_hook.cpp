@@ -50,6 +50,8 @@ struct Session {
   Owned answer;                               // what may answer calls in the place of their frames, if anything
   std::unordered_set<PyObject*> answered;     // the code of these; not owned
   bool answers_methods = false;               // all methods are among these
+  int answers_after = -1;                     // all other functions are among these, after as many calls
+  std::unordered_map<PyObject*, int> calls;   // of code: how many there were, or not_answered; in `held`
   PyObject* unanswered = nullptr;             // the next frame of this code runs itself; not owned
   Owned noted;                                // a list that gets the code of each frame, if any
   std::unordered_set<PyObject*> noted_codes;  // what is in it
@@ -197,7 +199,8 @@ const Met* meet(Session& session, const Frame& frame) {
          session.replaced.count(code) > 0,
          session.inside.frames() && session.inside.frames()->may_be(frame),
          !ignored().count(code) && is_of_method(reinterpret_cast<PyCodeObject*>(code))};
-  met.asked = session.answered.count(code) || (session.answers_methods && met.method);
+  met.asked = session.answered.count(code) || (session.answers_methods && met.method) ||
+              (session.answers_after >= 0 && !ignored().count(code));
   return &met;
 }
 
@@ -267,6 +270,20 @@ Owned arguments_of(const Frame& frame) {
   return out;
 }
 
+constexpr int not_answered = -1;
+
+// Is a call of this code one that may be answered?
+bool may_be_answered(Session& session, PyObject* code) {
+  if (session.answered.count(code) || session.answers_after < 0) return true;
+  try {
+    auto [calls, is_new] = session.calls.emplace(code, 0);
+    if (is_new) session.held.push(code);
+    return calls->second != not_answered && calls->second++ >= session.answers_after;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 // Runs a frame that begins, unless its call is answered. Then the frame is given an exception at once, with which the
 // interpreter itself puts it away, and the answer takes the place of that.
 PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool asked) {
@@ -276,13 +293,22 @@ PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterp
     session.unanswered = nullptr;
     return evaluate(state, raw, 0);
   }
+  if (!may_be_answered(session, frame->code())) return evaluate(state, raw, 0);
   Owned arguments = arguments_of(*frame);
   if (!arguments) return evaluate(state, raw, PyErr_Occurred() ? 1 : 0);
   Owned hold = Owned::borrow(session.answer.get());
   PyObject* given[] = {frame->function(), arguments.get()};
-  Owned answer = Owned::steal(PyObject_Vectorcall(hold.get(), given, 2, nullptr));
+  Owned answer;
+  {
+    Busy busy(session.busy);  // what it runs itself is no part of the trace
+    answer = Owned::steal(PyObject_Vectorcall(hold.get(), given, 2, nullptr));
+  }
   if (!answer) return evaluate(state, raw, 1);
-  if (answer.get() == Py_NotImplemented) return evaluate(state, raw, 0);
+  if (answer.get() == Py_None) {
+    session.answered.erase(frame->code());
+    session.calls[frame->code()] = not_answered;
+  }
+  if (answer.get() == Py_None || answer.get() == Py_NotImplemented) return evaluate(state, raw, 0);
   if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 1) {
     PyErr_SetString(PyExc_SystemError, "a call was answered with no tuple");
     return evaluate(state, raw, 1);
@@ -505,31 +531,34 @@ void bind_frames(nb::module_& m) {
       "The functions with these globals that code of this thread's trace has made; None where that is not known.");
   m.def(
       "answer_calls",
-      [](nb::object answer, nb::list codes, bool methods) {
+      [](nb::object answer, nb::list codes, bool methods, int after) {
         Session* session = innermost();
         if (!session) return;
         session->answer = Owned::borrow(answer.ptr());
         session->answers_methods = methods;
+        session->answers_after = after;
         for (nb::handle code : codes) {
           session->answered.insert(code.ptr());
           session->held.push(code.ptr());
         }
         for (Met& each : session->met) each.code = nullptr;
       },
-      nb::arg("answer"), nb::arg("codes"), nb::arg("methods"),
-      nb::sig("def answer_calls(answer: Callable[[Any, tuple[Any, ...]], Any], codes: list[Any], methods: bool) -> "
-              "None"),
+      nb::arg("answer"), nb::arg("codes"), nb::arg("methods"), nb::arg("after"),
+      nb::sig("def answer_calls(answer: Callable[[Any, tuple[Any, ...]], Any], codes: list[Any], methods: bool, "
+              "after: int) -> None"),
       "For the rest of this thread's trace, answer(function, its arguments in the order of its parameters) is asked "
-      "before a frame of these codes runs, with `methods` before that of each method of an object in the graph. Its "
-      "answer is NotImplemented to let the frame run, or a tuple of the result.");
+      "before a frame of these codes runs, with `methods` before that of each method of an object in the graph, and "
+      "before that of any function from the call on that follows `after` others (-1: none). Its answer is "
+      "NotImplemented to let the frame run, None to let all frames of the code run, or a tuple of the result.");
   m.def(
       "call_unanswered",
       [](nb::handle function, nb::args arguments, nb::kwargs keywords) {
         Session* session = innermost();
         struct Scope {
           Session* session;
+          bool was_busy = session && std::exchange(session->busy, false);
           ~Scope() {
-            if (session) session->unanswered = nullptr;
+            if (session) session->unanswered = nullptr, session->busy = was_busy;
           }
         } scope{session};
         if (session && PyFunction_Check(function.ptr())) session->unanswered = PyFunction_GET_CODE(function.ptr());

@@ -320,8 +320,8 @@ def made_in_trace(function: object) -> bool:
 def made_with(scopes: Sequence[dict[str, Any]]) -> list[Any] | None:
     """The functions with these globals that code of this thread's trace has made; None where that is not known."""
 
-def answer_calls(answer: Callable[[Any, tuple[Any, ...]], Any], codes: list[Any], methods: bool) -> None:
-    """For the rest of this thread's trace, answer(function, its arguments in the order of its parameters) is asked before a frame of these codes runs, with `methods` before that of each method of an object in the graph. Its answer is NotImplemented to let the frame run, or a tuple of the result.
+def answer_calls(answer: Callable[[Any, tuple[Any, ...]], Any], codes: list[Any], methods: bool, after: int) -> None:
+    """For the rest of this thread's trace, answer(function, its arguments in the order of its parameters) is asked before a frame of these codes runs, with `methods` before that of each method of an object in the graph, and before that of any function from the call on that follows `after` others (-1: none). Its answer is NotImplemented to let the frame run, None to let all frames of the code run, or a tuple of the result.
     """
 
 def call_unanswered(function: Any, /, *args: object, **kwargs: object) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`jit(f, repeated="auto")`: what repeats is shared from its second call on, if the first has shown that it can be."""
+"""`repeated="auto"`, the default: what repeats is shared from its second call on, if the first shows that it can."""
 
 import traceback
 
@@ -19,13 +19,19 @@ X = jnp.linspace(-1.0, 1.0, 3 * WIDTH).reshape(3, WIDTH)
 class Block:
     def __init__(self, key):
         self.w = 0.1 * jax.random.normal(key, (WIDTH, WIDTH))
-        self.calls = 0
+        self.calls = jnp.zeros((), jnp.int32)
 
     def __call__(self, x):
         self.calls += 1
         for _ in range(4):
             x = x + jnp.tanh(x @ self.w) * 0.5
         return x
+
+
+class Counting(Block):
+    def __init__(self, key):
+        super().__init__(key)
+        self.calls = 0
 
 
 class Logging(Block):
@@ -153,6 +159,32 @@ def test_few_parts_are_not_worth_it():
     assert both(lambda model, x: model(x), X, make=few) == []
 
 
+def test_blocks_that_count_in_python_are_traced_as_they_are_and_compile_once():
+    model, plain = Model(Counting), Model(Counting)
+    f = graftax.jit(lambda model, x: model(x))
+    for _ in range(3):
+        np.testing.assert_allclose(f(model, X), plain(X), rtol=1e-5)
+    assert [block.calls for block in model.blocks] == [3] * COUNT
+    assert f.cache_info().traces == 1
+
+
+def test_a_counter_beside_the_blocks_costs_no_second_compilation():
+    class Trainer:
+        def __init__(self):
+            self.model, self.steps = Model(), 0
+
+    @graftax.jit
+    def f(trainer, x):
+        trainer.steps += 1
+        return trainer.model(x) * trainer.steps
+
+    trainer, plain = Trainer(), Model()
+    for i in range(3):
+        np.testing.assert_allclose(f(trainer, X), plain(X) * (i + 1), rtol=1e-5)
+    assert trainer.steps == 3 and f.cache_info().traces == 1
+    assert list(graftax.explain(f).variants[-1].repeated) == ["Block: traced once for 5 calls"]
+
+
 def test_an_error_in_a_later_block_is_raised_where_it_happens():
     model = Model(Failing)
     model.blocks[3].w = jnp.ones((WIDTH + 1, WIDTH + 1))
@@ -165,3 +197,64 @@ def test_an_error_in_a_later_block_is_raised_where_it_happens():
 def test_a_word_that_is_none():
     with pytest.raises(TypeError, match="repeated='all'"):
         graftax.jit(lambda x: x, repeated="all")
+
+
+def rough(x, k):
+    for _ in range(6):
+        x = x + jnp.tanh(x * k) * 0.5
+    return x
+
+
+class Springs:
+    def __init__(self):
+        self.k, self.calls = jnp.ones(()), jnp.zeros((), jnp.int32)
+
+    def step(self, x):
+        self.calls += 1
+        return rough(rough(x, self.k), self.k)
+
+
+def test_functions_and_methods_of_one_object_are_shared_from_their_fourth_call_on():
+    def simulate(springs, x):
+        for _ in range(8):
+            x = springs.step(x)
+        return x
+
+    springs, f = Springs(), graftax.jit(simulate)
+    np.testing.assert_allclose(f(springs, X), simulate(Springs(), X), rtol=1e-5)
+    assert springs.calls == 8
+    told = list(graftax.explain(f).variants[-1].repeated)
+    assert "Springs.step: traced once for 5 calls" in told
+
+
+def test_a_function_that_changes_what_it_captures_is_not_shared():
+    def program(wrap):
+        state = {"w": jnp.ones(3)}
+
+        def accumulate(x):
+            state["w"] = state["w"] + x
+            return rough(state["w"], 2.0)
+
+        def run(x):
+            for _ in range(6):
+                x = accumulate(x)
+            return x
+
+        return wrap(run)(jnp.ones(3)), state["w"]
+
+    for one, other in zip(program(graftax.jit), program(lambda f: f), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_function_that_is_given_shared_arrays_still_tells_of_their_copies():
+    w = jnp.ones((2, 3))
+    f = graftax.jit(lambda m: (0, jax.tree.map(lambda w: rough(w, 2.0), m)))
+    with pytest.warns(graftax.UntiedWarning):
+        f({"a": w, "b": w, "c": w + 1, "d": w + 2, "e": w + 3})
+
+
+def test_what_is_searched_for_leaks_has_no_parts():
+    f = graftax.jit(lambda model, x: model(x))
+    with jax.checking_leaks():
+        f(Model(), X)
+    assert list(graftax.explain(f).variants[-1].repeated) == []

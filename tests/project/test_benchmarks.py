@@ -50,7 +50,7 @@ def test_parts_share_one_file(tmp_path, monkeypatch):
     found = json.loads(out.read_text())
     assert found["table"] == 1
     assert {(r["measure"], r["leaves"]) for r in found["growth"]["rows"]} == {
-        (m, n) for m in growth.MEASURES for n in (1, 10)
+        (m.name, n) for m in growth.SERIES for n in (1, 10)
     }
     assert all(row["equal"] for row in found["growth"]["rows"])
 

@@ -192,6 +192,31 @@ class Tower(nnx.Module):
         return x
 
 
+class Deep:
+    def __init__(self, w: float) -> None:
+        self.w = jnp.asarray(w)
+
+    def __call__(self, x: Any) -> Any:
+        for _ in range(12):
+            x = x + jnp.tanh(x * self.w)
+        return jnp.log(self.w) * x
+
+
+def test_a_layer_that_shares_its_program_is_named():
+    layers = [Deep(w) for w in (1.0, 1.0, 1.0, 1.0, -1.0, 1.0)]
+
+    @graftax.jit
+    def run(layers: list[Deep], x: Any) -> Any:
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    run(layers, jnp.ones(3))
+    assert graftax.explain(run).variants[0].repeated == ("Deep: traced once for 5 calls",)
+    cause = graftax.nonfinite(run, layers, jnp.ones(3)).cause
+    assert cause is not None and cause.path == "layers[4]"
+
+
 @pytest.mark.quick(0)  # the table above has Equinox modules, too
 def test_equinox_modules_are_named():
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))

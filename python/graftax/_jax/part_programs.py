@@ -43,6 +43,11 @@ def jit_of_calls(flat: Callable[..., Any], jaxpr: Any) -> Any:
     return own_jit(flat, inline=_INLINE if is_loop_free else False)
 
 
+def count_equations(jaxpr: Any) -> int:
+    """How many it has, with those of the jaxprs in it."""
+    return sum(1 for _ in _equations(jaxpr))
+
+
 def _equations(jaxpr: Any) -> Iterator[Any]:
     """Its equations, and those of the jaxprs in it."""
     todo: list[Any] = [jaxpr]

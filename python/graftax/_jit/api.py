@@ -93,7 +93,7 @@ def jit(
     background: bool = False,
     warn_impure: bool = True,
     numbers: NumberPolicy | Mapping[str, NumberPolicy] = "symbolic",
-    repeated: Any = None,
+    repeated: Any = "auto",
     record: bool | RecordOptions = False,
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """Compiles a function of ordinary Python objects with XLA.
@@ -143,10 +143,12 @@ def jit(
             shape, gets its own program. With "static", each new value compiles again. A dict gives one of the two for
             patterns of key paths (`{"model.steps": "symbolic", "**.width": "static"}`), from the first call on, so that
             a number that is known to change costs no second compilation. All others are treated as with "symbolic".
-        repeated: classes, methods or functions whose calls repeat, such as `repeated=Block` for the blocks of a deep
-            model: they are traced and lowered once for all objects of one structure with arguments of the same shapes.
-            True: all methods of classes with several objects in the arguments. "auto": those whose first call does
-            nothing that a program cannot repeat, and that are large and many enough to pay.
+        repeated: which calls that repeat, such as those of the blocks of a deep model, are traced and lowered once for
+            all objects of one structure with arguments of the same shapes. "auto": methods of classes with four or more
+            objects, and other functions from their fourth call on, if a call before does nothing that a program cannot
+            repeat, and is large enough to pay. Operations of the calls that share a program then have no key path of
+            their own in profiles. Or classes, methods or functions (`repeated=Block`); True for all methods of classes
+            with several objects; None for no call.
         record: keeps what the last calls were given, and writes a file when one goes wrong. True, or a dict of the
             options of `graftax.record`: `{"last": 5, "dir": "runs"}`.
 

@@ -584,9 +584,14 @@ class Jitted(_core.Caller, Generic[P, R]):
     @property
     def _unchecked(self) -> Jitted[P, R]:
         """The same function without the check of a recorder, which is one more output of its program."""
-        if self._options.finite is None and type(self).trace is Jitted.trace:
+        return self._with_options(finite=None)
+
+    def _with_options(self, **options: Any) -> Jitted[P, R]:
+        """The same function with other options, and without a recorder."""
+        changed = dataclasses.replace(self._options, **options)
+        if changed == self._options and type(self).trace is Jitted.trace:
             return self
-        jitted = Jitted(self.__wrapped__, dataclasses.replace(self._options, finite=None))
+        jitted = Jitted(self.__wrapped__, changed)
         return jitted.__get__(self.__self__) if self._is_bound else jitted
 
     @property

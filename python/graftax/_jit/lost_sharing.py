@@ -95,6 +95,11 @@ def warn_of_lost_sharing(
     return False
 
 
+def has_alias_pairs(recording: _core.Recording) -> bool:
+    """May a trace with this recording be one to warn of?"""
+    return next(_alias_pairs(recording), None) is not None
+
+
 def _alias_groups(outcome: _core.Outcome, leaves: Sequence[object]) -> dict[int, Any]:
     """For output leaves that the call returns as one array, a value that is equal for the leaves of one array."""
     groups = enumerate(outcome.alike)

@@ -8,6 +8,8 @@ import types
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from graftax._capture.bytecode import is_users_code
+
 NOT_CALLED = (
     "repeated={given!r}: objects of {given.__qualname__} are not called. Name the method that repeats, as in "
     "repeated={given.__name__}.{method}."
@@ -22,7 +24,8 @@ class Selection:
     """Which calls are meant: of these classes, methods and functions, or of each class with several objects.
 
     Args:
-        repeated: a tuple of classes, methods and functions; True for all; or "auto" for those that pay.
+        repeated: a tuple of classes, methods and functions; True for all of classes; or "auto" for those that pay, and
+            for the user's functions.
 
     Raises:
         TypeError: for anything else.
@@ -58,7 +61,9 @@ class Selection:
         if not arguments:
             return False
         if self.is_all or self.is_auto:
-            return type(arguments[0]) in instances
+            if type(arguments[0]) in instances or not self.is_auto:
+                return type(arguments[0]) in instances
+            return _is_plain(function.__name__) and is_users_code(function.__code__, function.__globals__)
         return id(function.__code__) in self._codes or isinstance(arguments[0], tuple(self._classes))
 
     @staticmethod
@@ -70,8 +75,13 @@ class Selection:
 def _methods(cls: type) -> Iterator[types.FunctionType]:
     for base in cls.__mro__:
         for name, member in list(vars(base).items()):
-            if isinstance(member, types.FunctionType) and (name == "__call__" or not name.startswith("__")):
+            if isinstance(member, types.FunctionType) and _is_plain(name):
                 yield member
+
+
+def _is_plain(name: str) -> bool:
+    """Python itself calls most methods of other names, and some before the object is complete."""
+    return name == "__call__" or not name.startswith("__")
 
 
 def _function(given: object) -> types.FunctionType | None:

@@ -29,19 +29,23 @@ from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import Source, merge_aliases, recording_aliases
 from graftax._jax.arrays import ref_types
 from graftax._jax.nested_jit import tracing_part
-from graftax._jax.part_programs import jit_of_calls, jit_of_part, runs_foreign_code
+from graftax._jax.part_programs import count_equations, jit_of_calls, jit_of_part, runs_foreign_code
 from graftax._jax.traces import current_trace, equations, is_of_trace, trace_context
 from graftax._jit.cache import FunctionTable
+from graftax._jit.lost_sharing import has_alias_pairs
 from graftax._jit.repeated_option import Selection
 
 _MOST_MISSES = 4  # of a function none of whose calls has taken the program of another one
+_MOST_OBSERVED = 64  # calls in one trace: each costs a comparison of what the trace reads
 # What pays without being asked for: a program costs about as much as this many equations, for each of the calls.
 _FEWEST_EQUATIONS, _FEWEST_CALLS = 12, 4
+_CALLS_BEFORE = 2  # of a function of which nothing says beforehand that it is called often, before it is asked about
 
 
 class _Outside(NamedTuple):
-    """What a part reads besides its arguments, at one moment."""
+    """What a part reads besides its arguments, at one moment: of these origins, and of the closure of its function."""
 
+    function: Callable[..., Any] | None
     graphdef: _core.GraphDef
     leaves: list[Any]
     nodes: list[Any]
@@ -59,11 +63,11 @@ class _Refused(Exception):
 
 
 class _Observation(NamedTuple):
-    """The state of a trace when a call began that was traced as it is."""
+    """The state of a trace when a call began that was traced as it is; `size` as of `RepeatedParts`."""
 
     outside: _Outside
     impure_calls: int | None
-    equations: int
+    size: int
 
 
 class _Part:
@@ -71,10 +75,11 @@ class _Part:
 
     Attributes:
         calls: how many have taken it, the first one included.
+        size: how many equations its program has.
     """
 
     def __init__(self, function: types.FunctionType, name: str, arguments: tuple[object, ...]) -> None:
-        self.function, self.name, self.calls = function, name, 1
+        self.function, self.name, self.calls, self.size = function, name, 1, 0
         names = function.__code__.co_varnames[: len(arguments)]
         self.recording = _core.Recording(arguments, names, [0] * len(names))
         self.graphdef, self.context = self.recording.graphdef, trace_context()
@@ -177,7 +182,7 @@ class RepeatedParts:
         repeated: the option.
         table: of the traced function.
         graph: what code under the trace may ask. From now on its calls are answered.
-        graphdef: gives that of the roots.
+        recording: gives that of the roots.
         run_trace: traces a call.
     """
 
@@ -186,14 +191,18 @@ class RepeatedParts:
         repeated: object,
         table: FunctionTable,
         graph: Rebuilt,
-        graphdef: Callable[[], _core.GraphDef],
+        recording: Callable[[], _core.Recording],
         run_trace: Callable[..., object],
     ) -> None:
         assert table.reads is not None
         self._selection, self._table, self._reads = Selection(repeated), table, table.reads
-        self._graph, self._graphdef, self._run_trace = graph, graphdef, run_trace
+        self._graph, self._recording, self._run_trace = graph, recording, run_trace
         self._instances = dict[type, int]()  # the classes with several objects, and how many
+        self._named = set[int]()  # the ids of code that is asked about from its first call on
         self._skipped = CodeSet()  # not worth it, or not clean, in this trace
+        self._unfit = Counter[int]()  # calls with arguments that no program takes, by the id of a function in `_parts`
+        self._observed = 0  # how many calls were
+        self._size_of_parts = 0  # the equations of all parts that were called
         self._parts: dict[int, list[_Part]] = {}  # by the id of the function, which they hold
         self._running: list[list[_Outside]] = []  # of each part that is traced: what was there before, innermost last
         graph.answer_calls = self.begin
@@ -203,10 +212,15 @@ class RepeatedParts:
     def begin(self) -> None:
         """From now on calls are answered."""
         self._count_instances()
-        _core.answer_calls(self.answer, self._selection.codes(self._instances.keys()), self._selection.is_all)
+        # One function applied to both of two shared arrays is found by its equations, which parts would hide.
+        asks_all = self._selection.is_auto and not has_alias_pairs(self._recording())
+        selection, after = self._selection, _CALLS_BEFORE if asks_all else -1
+        codes = selection.codes(self._instances.keys())
+        self._named = set(map(id, codes))
+        _core.answer_calls(self.answer, codes, selection.is_all, after)
 
     def _count_instances(self) -> None:
-        counts = Counter(row.type for row in self._graphdef().rows() if row.op is _core.Op.node)
+        counts = Counter(row.type for row in self._recording().graphdef.rows() if row.op is _core.Op.node)
         least = _FEWEST_CALLS if self._selection.is_auto else 2
         self._instances = {
             c: count for c, count in counts.items() if c is not None and count >= least and c.__flags__ & HEAP_TYPE
@@ -223,22 +237,23 @@ class RepeatedParts:
         ]
 
     def answer(self, function: types.FunctionType, arguments: tuple[object, ...]) -> Any:
-        """(what the call returns,), or NotImplemented where it has to be traced as it is."""
+        """(what the call returns,); NotImplemented where it is traced as it is, None where all such calls are."""
         code, selection = function.__code__, self._selection
-        if code in self._table.unrepeated or code in self._skipped:
-            return NotImplemented
-        if not selection.selects(function, arguments, self._instances.keys()) or code.co_flags & _NEVER:
-            return NotImplemented
+        if code in self._table.unrepeated or code in self._skipped or code.co_flags & _NEVER:
+            return None
+        if not selection.selects(function, arguments, self._instances.keys()):
+            return NotImplemented if selection.is_all or id(code) in self._named else None
         if function.__closure__ and _core.made_in_trace(function):
             return NotImplemented
         parts = self._parts.setdefault(id(function), [])
         found = self._find(parts, arguments)
         if found is None and len(parts) >= _MOST_MISSES and all(part.calls == 1 for part in parts):
-            return NotImplemented
+            self._skipped.add(function.__code__)
+            return None
         if found is None:
             try:
                 part = _Part(function, selection.name(function, arguments), arguments)
-            except GraftaxError:
+            except Exception:  # also of a registered class whose object is not complete yet
                 return NotImplemented
             # A walk knows the types alone that were recorded: this may be the first tracer of its kind.
             found = self._find(parts, arguments)
@@ -246,33 +261,43 @@ class RepeatedParts:
                 return self._observe(part, parts) if selection.is_auto else self._trace(part, arguments, parts)
         part, leaves, nodes = found
         if part.program is None:
-            return self._trace(part, arguments, parts) if self._pays(part, arguments) else NotImplemented
+            return self._trace(part, arguments, parts) if self._pays(part) else NotImplemented
         part.calls += 1
         self._note_codes(part)
         return (self._apply(part, leaves, nodes),)
 
     def _observe(self, part: _Part, parts: list[_Part]) -> Any:
         """The first call is traced as it is, so that a part which cannot be shared costs and changes nothing."""
-        if self._running or not part.can_be_shared():
+        if self._running:
             return NotImplemented
-        outside = self._outside(self._keys_apart_from(part.recording.nodes))
+        if self._observed >= _MOST_OBSERVED:
+            return None
+        if not part.can_be_shared():
+            return self._skip_if_often_unfit(part.function)
+        self._observed += 1
+        outside = self._outside(self._keys_apart_from(part.recording.nodes), part.function)
         if outside is not None:
             heard = self._reads.impure.count_heard()
-            part.observed = _Observation(outside, heard, len(equations()))
+            part.observed = _Observation(outside, heard, self._size)
             parts.append(part)
         return NotImplemented
 
-    def _pays(self, part: _Part, arguments: tuple[object, ...]) -> bool:
+    def _skip_if_often_unfit(self, function: types.FunctionType) -> Any:
+        self._unfit[id(function)] += 1
+        if self._unfit[id(function)] < _MOST_MISSES:
+            return NotImplemented
+        self._skipped.add(function.__code__)
+        return None
+
+    def _pays(self, part: _Part) -> bool:
         """Is it worth while to share a part, as far as its first call has shown, and was that without other effects?"""
         observed = part.observed
         if observed is None or self._running:
             return False
-        is_large = len(equations()) - observed.equations >= _FEWEST_EQUATIONS
-        count = self._instances.get(type(arguments[0]), 0)
-        outside = self._outside(observed.outside.keys)
-        is_clean = outside is not None and observed.outside.is_same(outside)
+        is_large = self._size - observed.size >= _FEWEST_EQUATIONS
+        is_clean = self._is_unchanged(observed.outside)
         heard = self._reads.impure.count_heard()
-        if is_large and count >= _FEWEST_CALLS and is_clean and heard is not None and heard == observed.impure_calls:
+        if is_large and is_clean and heard is not None and heard == observed.impure_calls:
             return True
         self._skipped.add(part.function.__code__)
         return False
@@ -289,7 +314,7 @@ class RepeatedParts:
         """Is what the part reads besides what it was, and no part of what it is given?"""
         if part.outside is None:
             return True
-        now = self._outside(part.outside.keys)
+        now = self._outside(part.outside.keys, part.function)
         return now is not None and part.outside.is_same(now) and not _overlap(part.rebuilt, nodes, now)
 
     def _trace(self, part: _Part, arguments: tuple[object, ...], parts: list[_Part]) -> Any:
@@ -298,7 +323,7 @@ class RepeatedParts:
         if part.observed is not None:  # its arrays are those of the first call
             parts.remove(part)
             part = _Part(part.function, part.name, arguments)
-        leaves, before = part.recording.leaves, self._outside(None)
+        leaves, before = part.recording.leaves, self._outside(None, part.function)
         if before is None:
             return NotImplemented
         around, heard = _core.note_codes(part.codes), self._reads.impure.count_heard()
@@ -308,7 +333,8 @@ class RepeatedParts:
             walked = _core.walk(part.graphdef, arguments)
             if walked is None:
                 raise _Refused("it changes its arguments other than through the copies that it is given")
-            if self._selection.is_auto and len(jaxpr.eqns) < _FEWEST_EQUATIONS:
+            part.size = count_equations(jaxpr)
+            if self._selection.is_auto and part.size < _FEWEST_EQUATIONS:
                 raise _Refused("it is small")
             if reason := self._reason_against(part, jaxpr, walked[1]):
                 raise _Refused(reason)
@@ -328,11 +354,16 @@ class RepeatedParts:
 
     def _left_nothing(self, part: _Part, arguments: tuple[object, ...], before: _Outside, heard: int | None) -> bool:
         """Has a trace of a part that is not taken changed nothing? Then the call may be traced as it is."""
-        after = self._outside(before.keys)
-        is_same = after is not None and before.is_same(after) and _core.walk(part.graphdef, arguments) is not None
+        is_same = self._is_unchanged(before) and _core.walk(part.graphdef, arguments) is not None
         return is_same and self._reads.impure.count_heard() == heard
 
+    @property
+    def _size(self) -> int:
+        """How many equations the running trace has, those of the parts included."""
+        return len(equations()) + self._size_of_parts
+
     def _apply(self, part: _Part, leaves: list[Any], nodes: list[Any]) -> Any:
+        self._size_of_parts += part.size
         try:
             return part.apply(leaves, nodes)
         except _Refused:
@@ -353,7 +384,7 @@ class RepeatedParts:
         if self._selection.is_auto:
             self.begin()
         added = [origin.key for origin, _ in views.values_now()[known:]] if views is not None else []
-        outside = self._outside(added)
+        outside = self._outside(added, None)
         for befores in self._running:
             befores += [outside] if outside is not None else []
         return True
@@ -368,15 +399,13 @@ class RepeatedParts:
 
     def _reason_against(self, part: _Part, jaxpr: object, nodes: list[Any]) -> str:
         """Why a later call may not take this program; empty where it may."""
-        for before in self._running[-1]:
-            after = self._outside(before.keys)
-            if after is None or not before.is_same(after):
-                return "it changes what is not among its arguments"
+        if not all(map(self._is_unchanged, self._running[-1])):
+            return "it changes what is not among its arguments"
         if self._reads.impure.were_made_by(part.codes):
             return "it makes calls that a program cannot repeat"
         if runs_foreign_code(jaxpr):
             return "it calls a function on the host, or has a derivative rule of its own"
-        part.outside = self._outside(self._keys_read_by(part.codes))
+        part.outside = self._outside(self._keys_read_by(part.codes), part.function)
         if part.outside is None or _overlap(part.rebuilt, nodes, part.outside):
             return "what it reads by name leads to its arguments"
         handed_over = {id(node) for i, node in enumerate(nodes) if i not in set(part.rebuilt)}
@@ -407,18 +436,25 @@ class RepeatedParts:
                     apart.append(origin.key)
         return apart
 
-    def _outside(self, keys: list[tuple[int, str | None]] | None) -> _Outside | None:
-        """What these origins hold now; of all without `keys`. None where that cannot be compared."""
+    def _is_unchanged(self, before: _Outside) -> bool:
+        after = self._outside(before.keys, before.function)
+        return after is not None and before.is_same(after)
+
+    def _outside(
+        self, keys: list[tuple[int, str | None]] | None, function: Callable[..., Any] | None
+    ) -> _Outside | None:
+        """What these origins hold now, of all without `keys`, and a function. None where that cannot be compared."""
         views = self._graph.views
         found: list[tuple[Origin, Any]] = views.values_now() if views is not None else []
         if keys is not None:
             found = [pair for pair in found if pair[0].key in keys]
-        values = tuple(value for _, value in found)
+        values, names = (function, *(value for _, value in found)), ("", *(origin.text() for origin, _ in found))
         try:
-            recording = _core.Recording(values, tuple(origin.text() for origin, _ in found), ())
+            recording = _core.Recording(values, names, ())
         except GraftaxError:
             return None
-        return _Outside(recording.graphdef, recording.leaves, recording.nodes, [origin.key for origin, _ in found])
+        keys = [origin.key for origin, _ in found]
+        return _Outside(function, recording.graphdef, recording.leaves, recording.nodes, keys)
 
 
 def _overlap(rebuilt: Sequence[int], nodes: Sequence[object], outside: _Outside) -> bool:

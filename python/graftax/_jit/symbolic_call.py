@@ -57,5 +57,8 @@ def _takes_symbols(plan: Plan, table: FunctionTable) -> bool:
 
 
 def _counting(plan: Plan, function: types.FunctionType) -> types.FunctionType | None:
-    """The function, if its counters are symbolic from the first call on. A repeated part counts for itself."""
-    return None if plan.options.repeated else function
+    """The function, if its counters are symbolic from the first call on.
+
+    They are not where the user has named parts that repeat: a call that is given a symbol is traced by itself.
+    """
+    return None if plan.options.repeated not in ((), "auto") else function

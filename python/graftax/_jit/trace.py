@@ -10,7 +10,7 @@ import inspect
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -127,21 +127,21 @@ def flat_function(
             finished = take_finished(caller._table, recording, leaves)
             if finished is not None:
                 outcome, outputs = finished.outcome, finished.repeat(leaves)
-            elif numbers is None:
-                growth = None
-                if grows and not running_traces() and Growth.is_possible(plan, caller._table):
-                    growth = Growth(plan, caller._table, roots, recording, layout, leaves, donated, shapes)
-                run_arguments = (plan, caller, roots, recording, layout)
-                outcome, outputs = trace(*run_arguments, leaves, donated, by_value, growth=growth)
             else:
-                run_arguments = (plan, caller, roots, recording, layout)
-                outcome, outputs = numbers.run(
-                    caller._table.reads,
-                    recording,
-                    leaves,
-                    computed,
-                    lambda values: trace(*run_arguments, values, donated, by_value, True),
-                )
+                traced = _TracedCall(plan, caller, roots, recording, layout, leaves, donated, by_value)
+                if numbers is not None:
+                    outcome, outputs = numbers.run(
+                        caller._table.reads,
+                        recording,
+                        leaves,
+                        computed,
+                        lambda values: _trace(traced._replace(leaves=values, has_symbols=True)),
+                    )
+                else:
+                    if grows and not running_traces() and Growth.is_possible(plan, caller._table):
+                        growth = Growth(plan, caller._table, roots, recording, layout, leaves, donated, shapes)
+                        traced = traced._replace(growth=growth)
+                    outcome, outputs = _trace(traced)
         caller._table.has_warned |= count_warnings() != warnings_before
         number = add_outcome(outcomes, outcome)
         if not shapes:
@@ -157,6 +157,34 @@ def flat_function(
     return flat
 
 
+class _TracedCall(NamedTuple):
+    """What one trace runs, and on what.
+
+    Attributes:
+        leaves: what the objects of `recording` are rebuilt around.
+        donated: one flag a leaf.
+        by_value: changes are not written back.
+        has_symbols: some numbers among the leaves are symbolic.
+        growth: takes in what the trace turns out to read, if it can.
+    """
+
+    plan: Plan
+    caller: _core.Caller
+    roots: tuple[object, ...]
+    recording: _core.Recording
+    layout: Layout
+    leaves: Sequence[object]
+    donated: Sequence[bool]
+    by_value: bool
+    has_symbols: bool = False
+    growth: Growth | None = None
+
+    @property
+    def recording_now(self) -> _core.Recording:
+        """The recording with what the trace has taken in."""
+        return self.growth.recording if self.growth else self.recording
+
+
 def add_outcome(outcomes: list[_core.Outcome], outcome: _core.Outcome) -> int:
     """Adds an Outcome to those of an entry. Returns its number."""
     with _OUTCOME_LOCK:  # two threads may trace one entry at once
@@ -164,78 +192,55 @@ def add_outcome(outcomes: list[_core.Outcome], outcome: _core.Outcome) -> int:
         return len(outcomes) - 1
 
 
-def trace(
-    plan: Plan,
-    caller: _core.Caller,
-    roots: tuple[object, ...],
-    recording: _core.Recording,
-    layout: Layout,
-    leaves: Sequence[object],
-    donated: Sequence[bool],
-    by_value: bool,
-    numbers: bool = False,
-    growth: Growth | None = None,
-) -> tuple[_core.Outcome, list[Any]]:
-    """Runs the caller's function on its objects rebuilt around `leaves`. Returns the Outcome and its output leaves.
+def _trace(call: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
+    """Runs the caller's function on its objects rebuilt around the leaves. Returns the Outcome and its output leaves.
 
     Raises:
         NewReads: the function reads a global or capture that is not a root yet. It is raised even if the function's
             own code has caught it.
         TraceFinished: it does, and has run to its end all the same. The next trace of the call repeats what it did.
     """
-    reads = caller._table.reads
+    reads, recording = call.caller._table.reads, call.recording
     locks = Locks(recording.instances(LOCKS))
-    has_constants = plan.signature.numpy_is_constant or plan.options.static
+    has_constants = call.plan.signature.numpy_is_constant or call.plan.options.static
     constants = recording.instances((np.ndarray,)) if has_constants else ()
     try:
         with read_only(constants), contextlib.nullcontext() if reads is None else reads.begun(locks):
-            return _trace_once(plan, caller, roots, recording, layout, leaves, donated, by_value, numbers, growth)
+            return _trace_once(call)
     except TraceFinished as ending:
         keep(ending.args[0])
         raise
     except BaseException as error:
-        if numbers or isinstance(error, NewReads):  # this trace will be repeated
+        if call.has_symbols or isinstance(error, NewReads):  # this trace will be repeated
             locks.give_back()
         raise
 
 
-def _trace_once(
-    plan: Plan,
-    caller: _core.Caller,
-    roots: tuple[object, ...],
-    recording: _core.Recording,
-    layout: Layout,
-    leaves: Sequence[object],
-    donated: Sequence[bool],
-    by_value: bool,
-    numbers: bool,
-    growth: Growth | None,
-) -> tuple[_core.Outcome, list[Any]]:
+def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
+    plan, caller, roots, recording, layout, leaves, donated, by_value, has_symbols, growth = traced
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))  # what the code sets on its own jitted function is put back, and refused
     uses_up = options.mutation == "propagate"
-    graph = growth.rebuilt if growth is not None else Rebuilt(numbers)
+    graph = growth.rebuilt if growth is not None else Rebuilt(has_symbols)
     equations_before, defaults = len(equations()), plan.defaults_among(roots, layout)
     # What the caller gave: of the other NumPy arrays, code may ask for values, which are constants then.
     given = {*range(signature.skip, signature.arguments(layout))} - defaults
     parts = None
-    if options.repeated and caller._table.reads is not None:
-
-        def graphdef() -> _core.GraphDef:
-            return (growth.recording if growth else recording).graphdef
-
-        parts = RepeatedParts(options.repeated, caller._table, graph, graphdef, run_trace)
+    # Parts hold tracers until the trace ends: JAX would call that a leak.
+    is_searched = options.repeated == "auto" and jax.config.jax_check_tracer_leaks
+    if options.repeated and caller._table.reads is not None and not is_searched:
+        parts = RepeatedParts(options.repeated, caller._table, graph, lambda: traced.recording_now, run_trace)
 
     def call(values: list[Any]) -> Any:
         reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
         signals_before = 0 if reads is None else reads.signals.count
         if reads is not None:
-            reads.builtins.now.symbolic = numbers
+            reads.builtins.now.symbolic = has_symbols
         call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
         caches = private_caches(reads is not None and reads.has_inner_jit)
 
         def make_numpy_constant() -> bool:
-            if caller._table.make_numpy_constant(growth.recording if growth else recording, given):
+            if caller._table.make_numpy_constant(traced.recording_now, given):
                 return True
             current: Plan = cast("Any", caller)._plan
             return caller._table.make_defaults_constant(recording, current.defaults_among(roots, layout) - defaults)
@@ -296,7 +301,7 @@ def _trace_once(
             share=share,
             donated=() if options.as_jax else donated,  # under `jax.jit` the caller's objects hold deleted arrays
             arrays=not options.captured,
-            numbers=numbers,
+            numbers=has_symbols,
             graph=graph,
             keeps=not options.captured,
             growth=growth,

@@ -104,7 +104,7 @@ def nonfinite(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Non
         ('-1',)
     """
     jitted = cast("Jitted[..., Any]", function if isinstance(function, Jitted) else jit(function))
-    return find_origins(trace_call(jitted, args, kwargs))[1]
+    return find_origins(trace_call(jitted, args, kwargs, repeated=()))[1]
 
 
 class TracedCall(NamedTuple):
@@ -115,9 +115,11 @@ class TracedCall(NamedTuple):
     leaves: list[Any]
 
 
-def trace_call(jitted: Jitted[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
+def trace_call(jitted: Jitted[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> TracedCall:
+    """The program of a call with other options of `jit`. Without shared parts, equations have the paths of objects."""
     # Whatever jit has found out about the function's reads is in the stage by now.
-    traced = jitted._unchecked.trace(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+    unchecked = jitted._with_options(finite=None, **options)  # pyright: ignore[reportPrivateUsage]
+    traced = unchecked.trace(*args, **kwargs)
     staging = traced._staging  # pyright: ignore[reportPrivateUsage]
     return TracedCall(traced, staging, _leaves(staging, args, kwargs))
 
