@@ -423,7 +423,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
     result = finish(returned, outcomes.get(), walk, entry, host.get());
     if (recorded)
       ring_of(self->ring)
-          ->end(recorded.get(), returned.outputs.get(), returned.outcome, host, returned.are_finite, !!recording);
+          ->end(recorded.get(), returned.outputs.get(), returned.outcome, host, returned.are_finite, traced);
   } catch (nb::python_error& e) {
     if (!donated) throw;
     e.restore();
@@ -446,7 +446,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     if (as_plain || now->as_plain) return call_unjitted(self, args, nargs, kwnames);
     Owned recorded, ring = Owned::borrow(self->ring);
     try {
-      if (ring) ring_of(ring.get())->make_room();
+      if (ring) ring_of(ring.get())->read_known();
       return call_once(self, now, args, nargs, kwnames, recorded);
     } catch (nb::python_error& e) {
       bool begins_anew = new_reads && e.matches(new_reads);

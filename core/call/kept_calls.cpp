@@ -110,14 +110,18 @@ bool CallRing::read(PyObject* obj, bool waits) {
   return true;
 }
 
-void CallRing::make_room() {
+void CallRing::read_known() {
   for (size_t i = 0; i < calls.size(); ++i) {
     Owned call = calls[i];
     bool waits = i + last <= calls.size(), is_in_flight = is_copied_ && i + 1 == calls.size();
     if (!waits && is_in_flight) break;  // the copy of the newest scalar may have just begun
     if (!read(call.get(), waits)) break;
   }
-  while (calls.size() >= last && !calls.empty()) {
+}
+
+void CallRing::make_room() {
+  // One that is not read yet has ended in another thread meanwhile: the next call reads it.
+  while (calls.size() >= last && !calls.empty() && !kept_call(calls.front().get()).are_finite) {
     Owned oldest = std::move(calls.front());
     calls.pop_front();
     if (Py_REFCNT(oldest.get()) != 1) continue;  // a file is being written of it, or it is what a later call was given
@@ -196,6 +200,7 @@ void CallRing::copy_what_may_change(KeptCall& kept, const Entry& entry) {
 
 Owned CallRing::begin(const Beginning& call) {
   if (is_paused || (!call.is_direct && hooks::outside_of_traces().get() != Py_True)) return {};
+  make_room();
   Owned out = take_spare();
   KeptCall& kept = kept_call(out.get());
   fill(kept, call);
@@ -206,7 +211,7 @@ Owned CallRing::begin(const Beginning& call) {
 }
 
 void CallRing::end(PyObject* obj, PyObject* outputs, size_t outcome, const Owned& host, PyObject* are_finite,
-                   bool missed) {
+                   bool traced) {
   KeptCall& kept = kept_call(obj);
   kept.outcome = outcome;
   kept.host = host;
@@ -214,10 +219,9 @@ void CallRing::end(PyObject* obj, PyObject* outputs, size_t outcome, const Owned
   kept.are_finite = Owned::borrow(are_finite);
   if (are_finite && is_copied_) ask("copy_to_host", are_finite);
   if (kept.refs) kept.refs = ask("copies", kept.refs.get());
-  bool is_kept = calls.back().get() == obj ||
-                 std::any_of(calls.begin(), calls.end(), [&](const Owned& call) { return call.get() == obj; });
+  bool is_kept = std::any_of(calls.rbegin(), calls.rend(), [&](const Owned& call) { return call.get() == obj; });
   if (!is_kept) calls.push_back(Owned::borrow(obj));  // other threads have made many calls meanwhile
-  if (missed) ask("traced", obj);
+  if (traced) ask("traced", obj);
 }
 
 void CallRing::fail(PyObject* obj, PyObject* error) {

@@ -49,11 +49,11 @@ class CallRing {
   CallRing(Py_ssize_t last, Py_ssize_t copy_every, nb::object observer)
       : last(static_cast<size_t>(last)), copy_every(copy_every), observer(Owned::borrow(observer.ptr())) {}
 
-  // Before a call: reads what is known by now of the calls before, and makes room.
-  void make_room();
-  // A KeptCall; null inside of a trace, and while recorders are paused.
+  // Before a call: reads what is known by now of the calls before, and waits for that of one to be forgotten.
+  void read_known();
+  // A KeptCall, in the place of the oldest; null inside of a trace, and while recorders are paused.
   Owned begin(const Beginning& call);
-  void end(PyObject* kept, PyObject* outputs, size_t outcome, const Owned& host, PyObject* are_finite, bool missed);
+  void end(PyObject* kept, PyObject* outputs, size_t outcome, const Owned& host, PyObject* are_finite, bool traced);
   // The call has raised; without an error it is made again.
   void fail(PyObject* kept, PyObject* error);
   // Reads whether the results are finite, where that is known by now or `waits`. False where it is not known.
@@ -66,6 +66,7 @@ class CallRing {
   std::deque<Owned> calls;
 
  private:
+  void make_room();
   Owned take_spare();
   void fill(KeptCall& kept, const Beginning& call);
   void copy_what_may_change(KeptCall& kept, const Entry& entry);

@@ -428,3 +428,26 @@ def test_arrays_that_a_recorder_holds_are_not_donated_by_themselves(tmp_path: Pa
     recorded = RecordedCalls(tmp_path / "calls")
     assert [recorded.run(i).differences for i in range(3)] == [[], [], []]
     assert [float(recorded.prepare(i).args[0]["w"][0, 0]) for i in range(3)] == [0.5, 0.25, 0.125]
+
+
+# ---- calls within calls
+
+
+def test_calls_in_a_trace_leave_those_that_are_kept(tmp_path: Path):
+    f = graftax.record(lambda x: x * 2, last=2, dir=tmp_path)
+    for i in range(2):
+        f(jnp.float32(i))
+    assert jax.jit(lambda x: f(x) + f(x))(jnp.ones(2)).tolist() == [4.0, 4.0]
+    f.save(tmp_path / "call.record")
+    assert len(RecordedCalls(tmp_path / "call.record")) == 2
+
+
+@graftax.record(last=1)
+def power(x: Any, n: int) -> Any:
+    return x if n == 1 else x * power(x, n - 1)
+
+
+def test_a_function_that_calls_itself(tmp_path: Path):
+    assert power(jnp.float32(2), 5) == 32
+    power.save(tmp_path / "call.record")
+    assert RecordedCalls(tmp_path / "call.record").run(0).differences == []

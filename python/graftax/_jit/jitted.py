@@ -210,6 +210,9 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     # ---- a miss
 
+    def _begin_trace(self) -> None:
+        """A recorder notes the random states that a trace begins with, and a replay restores them."""
+
     @boundary
     def _entry(
         self,

@@ -200,6 +200,7 @@ def _trace(call: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
             own code has caught it.
         TraceFinished: it does, and has run to its end all the same. The next trace of the call repeats what it did.
     """
+    cast("Any", call.caller)._begin_trace()
     reads, recording = call.caller._table.reads, call.recording
     locks = Locks(recording.instances(LOCKS))
     has_constants = call.plan.signature.numpy_is_constant or call.plan.options.static

@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from graftax import _core
 from graftax._base.errors import RecordedCallWarning
-from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import call_opaque, call_partial
 from graftax._jax.tracebacks import boundary, caller_level
 from graftax._jax.traces import outside_of_traces
@@ -99,10 +98,11 @@ class History:
         self.ring = _core.CallRing(policy.last, 1 if policy.before else policy.copy_every, self)
         self.ring.draws_in_calls = policy.before  # asks for `draws` when a call begins
         self.files: list[str] = []
-        self.thread = threading.local()  # `random`: the states before the misses of a call
+        self.thread = threading.local()  # `random`: the states before the newest trace
         self._lock = threading.Lock()
         self._reported: set[str] = set()
-        self._draws_of_traces: weakref.WeakKeyDictionary[_core.Entry, Random] = weakref.WeakKeyDictionary()
+        # By the number of the Outcome: each trace makes constants of what it draws.
+        self._draws_of_traces: weakref.WeakKeyDictionary[_core.Entry, dict[int, Random]] = weakref.WeakKeyDictionary()
 
     # ---- what the core asks and tells
 
@@ -123,21 +123,26 @@ class History:
         return state
 
     def traced(self, call: _core.KeptCall) -> None:
-        """Notes whether a call that was a miss has drawn random numbers. A trace makes constants of them."""
-        before: Random | None = self.thread.__dict__.pop("random", None)
-        if before is None:
-            return
-        if not is_same_random_state(before, random_state()):
-            self.ring.draws_in_calls = True
-        if self.ring.draws_in_calls:
-            self._draws_of_traces[call.entry] = before
+        """Notes whether a call that was traced has drawn random numbers. A trace makes constants of them."""
+        before = self._state_before_trace()
+        if before is not None and self.ring.draws_in_calls:
+            self._draws_of_traces.setdefault(call.entry, {})[call.outcome] = before
             call.draws = {"trace": before, "call": before}
+
+    def _state_before_trace(self) -> Random | None:
+        """The random states that the newest trace of this thread began with."""
+        before: Random | None = self.thread.__dict__.pop("random", None)
+        if before is not None and not is_same_random_state(before, random_state()):
+            self.ring.draws_in_calls = True
+        return before
 
     def found(self, call: _core.KeptCall) -> None:
         self._report(call, "nonfinite", NONFINITE)
 
     def failed(self, call: _core.KeptCall, error: BaseException) -> None:
-        self.thread.__dict__.pop("random", None)
+        before = self._state_before_trace()
+        if before is not None and self.ring.draws_in_calls:
+            call.draws = {"trace": before, "call": before}
         call.raised = error_text(error)
         if isinstance(error, self.policy.on):
             self._report(call, type(error).__qualname__, f"it raised {call.raised}")
@@ -199,7 +204,7 @@ class History:
     def _write(self, path: str, calls: list[_core.KeptCall], what: str) -> None:
         snapshots = snapshots_of(calls)
         for call, snapshot in zip(calls, snapshots, strict=True):
-            if (trace := self._draws_of_traces.get(call.entry)) is not None:
+            if (trace := self._draws_of_traces.get(call.entry, {}).get(call.outcome)) is not None:
                 snapshot.draws = {"trace": trace, **snapshot.draws}
         write_calls(path, snapshots, what, self.reads())
 
@@ -306,18 +311,14 @@ class Recorder(Jitted[P, R]):
         opened: _core.Opened,
         binding: _core.Binding,
     ) -> tuple[_core.Entry, _core.Recording]:
-        """A miss, which may draw random numbers while it is traced."""
-        thread = self._history.thread.__dict__
+        """A miss."""
         if not Paused.now and outside_of_traces():
-            thread.setdefault("random", random_state())
             follow_script()
-        try:
-            return super()._entry(roots, layout, context, opened, binding)
-        except NewReads:
-            raise
-        except BaseException:
-            thread.pop("random", None)
-            raise
+        return super()._entry(roots, layout, context, opened, binding)
+
+    def _begin_trace(self) -> None:
+        """A trace, which may draw random numbers."""
+        self._history.thread.random = random_state()
 
     def __reduce__(self) -> Any:
         reduced = super().__reduce__()

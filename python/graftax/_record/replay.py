@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -14,7 +15,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -40,7 +41,7 @@ from graftax._record.nonfinite import NonfiniteReport, nonfinite
 from graftax._record.origin_marks import are_finite
 from graftax._record.recorder import Paused
 from graftax._record.script_module import load_script
-from graftax._record.snapshot import error_text, graph_after, kept_leaf, set_random_state
+from graftax._record.snapshot import Random, error_text, graph_after, kept_leaf, random_state, set_random_state
 
 NOT_A_RECORDING = "{path} has no recorded calls: graftax.record writes such files when a call goes wrong"
 LATER = "{path} was written by a later version of graftax ({version}), and this one is {own}: update graftax"
@@ -76,6 +77,16 @@ class Outcome:
         return "\n  ".join(["; ".join(parts), *self.differences])
 
 
+class Replayed(Jitted[..., Any]):
+    """The recorded function. Each trace begins with the random states that the recorded one began with."""
+
+    state_before_trace: Random | None = None
+
+    def _begin_trace(self) -> None:
+        if self.state_before_trace is not None:
+            set_random_state(self.state_before_trace)
+
+
 class Prepared:
     """A recorded call whose inputs are where the function finds them.
 
@@ -84,7 +95,7 @@ class Prepared:
         args, kwargs: of the call.
     """
 
-    def __init__(self, jitted: Jitted[..., Any], plain: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]):
+    def __init__(self, jitted: Replayed, plain: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]):
         self.jitted, self.plain, self.args, self.kwargs = jitted, plain, args, kwargs
         self.current: Callable[[], tuple[Any, ...]] = tuple  # the roots as they are now
         self.undo: list[Callable[[], Any]] = []  # what gives the names that the code reads their own values again
@@ -158,11 +169,12 @@ class RecordedCalls:
             give_back()
         self._undo.clear()
 
-    def prepare(self, number: int, plain: bool = False) -> Prepared:
+    def prepare(self, number: int, plain: bool = False, checked: bool = False) -> Prepared:
         """Rebuilds the inputs of a call, and puts what the function captures into its place.
 
         Args:
             plain: the plain function will run, which draws its random numbers in the call.
+            checked: the program has the check of its results that the recorded one had.
         """
         call = self._data["calls"][number]
         try:
@@ -181,7 +193,9 @@ class RecordedCalls:
         captured = list(zip(places, rest, strict=True))
         undo = [step for origin, value in captured for step in _install(origin, value)]
         prefix, own = arguments[: self._data["prefix"]], list(arguments[self._data["prefix"] :])
-        jitted, function = _callables(self._data["way"], function, prefix, self._data["options"])
+        options = self._data["options"]
+        options = options if checked else dataclasses.replace(options, finite=None)
+        jitted, function = _callables(self._data["way"], function, prefix, options)
         positional = jitted._plan.signature.positional + sum(call["layout"][:1]) - len(prefix)  # pyright: ignore[reportPrivateUsage]
         keywords = call["names"][len(prefix) + positional : count]
         prepared = Prepared(jitted, function, own[:positional], dict(zip(keywords, own[positional:], strict=True)))
@@ -203,7 +217,7 @@ class RecordedCalls:
 
     def run(self, number: int, plain: bool = False) -> Outcome:
         """Runs a call again, and compares what it does with what was recorded."""
-        prepared = self.prepare(number, plain)
+        prepared = self.prepare(number, plain, checked=True)
         try:
             return self._compare(prepared, number, plain)
         finally:
@@ -381,8 +395,11 @@ def _set_state(
 
 def _restore_random(prepared: Prepared, draws: dict[str, Any], plain: bool) -> None:
     """Puts the random generators where they were before the call, or before the trace whose numbers it repeats."""
-    if draws:
-        set_random_state(draws.get("trace") or draws["call"])
+    if not draws:
+        return
+    prepared.undo.append(functools.partial(set_random_state, random_state()))
+    set_random_state(draws.get("trace") or draws["call"])
+    prepared.jitted.state_before_trace = draws.get("trace")
     if "trace" in draws and draws["trace"] is not draws["call"] and not plain:
         prepared.jitted.trace(*prepared.args, **prepared.kwargs)
         set_random_state(draws["call"])
@@ -397,7 +414,7 @@ def _now(origin: Origin | None, value: Any) -> Any:
 
 def _callables(
     way: str, function: types.FunctionType, prefix: Sequence[Any], options: Any
-) -> tuple[Jitted[..., Any], Callable[..., Any]]:
+) -> tuple[Replayed, Callable[..., Any]]:
     """(the jitted function, the plain one), bound to what they bring along."""
     plain: Any = function
     if way in ("bound", "method"):
@@ -407,8 +424,8 @@ def _callables(
     elif way == "partial":
         plain = functools.partial(prefix[0], *prefix[1], **prefix[2])
     if way == "bound":
-        return Jitted(function, options).__get__(prefix[0]), plain
-    return Jitted(plain, options), plain
+        return cast(Replayed, Replayed(function, options).__get__(prefix[0])), plain
+    return Replayed(plain, options), plain
 
 
 # ---- the results

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded calls whose traces or callbacks draw from `random` and `np.random`: a replay draws the same numbers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+from graftax._record.replay import RecordedCalls
+
+SETTINGS = {"order": 0}
+
+
+def jittered(x: Any) -> Any:
+    return x * random.random() + np.random.rand()
+
+
+def jittered_before_a_read(x: Any) -> Any:
+    jitter = random.random()
+    return x * jitter + read_late()
+
+
+def read_late() -> Any:
+    return SETTINGS["order"]
+
+
+def jittered_on_the_host(x: Any) -> Any:
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    noise = jax.pure_callback(lambda: np.float32(np.random.rand()) + np.zeros(shape.shape, shape.dtype), shape)
+    return x * random.random() + noise
+
+
+def too_far(x: Any) -> Any:
+    raise ValueError(f"drawn: {random.random()}")
+
+
+def saved(function: Any, folder: Path, sizes: list[int]) -> RecordedCalls:
+    recorder = graftax.record(graftax.jit(function, warn_impure=False), last=len(sizes), dir=folder)
+    for size in sizes:
+        recorder(jnp.ones(size))
+    recorder.save(folder / "call.record")
+    return RecordedCalls(folder / "call.record")
+
+
+@pytest.mark.parametrize("function", [jittered, jittered_before_a_read, jittered_on_the_host])
+def test_each_shape_has_the_numbers_that_its_own_trace_has_drawn(function: Any, tmp_path: Path):
+    recorded = saved(function, tmp_path, [2, 2, 3, 2, 3])
+    state = random.getstate()
+    for number in range(len(recorded)):
+        assert recorded.run(number).differences == []
+    assert random.getstate() == state  # that of this process
+
+
+def test_a_trace_that_raises_draws_the_same_numbers(tmp_path: Path):
+    recorder = graftax.record(graftax.jit(too_far, warn_impure=False), dir=tmp_path)
+    with pytest.warns(graftax.RecordedCallWarning), pytest.raises(ValueError, match="drawn"):
+        recorder(jnp.ones(2))
+    outcome = RecordedCalls(recorder.files[0]).run(0)
+    assert outcome.differences == [] and outcome.raised.startswith("ValueError: drawn")
