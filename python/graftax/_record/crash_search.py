@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,7 +28,8 @@ from graftax._record.snapshot import error_text
 
 CrashName = Literal["crash", "hang"]
 
-START = "import sys; from graftax._record.crash_search import answer_questions; answer_questions(*sys.argv[1:])"
+START = "import sys; from graftax._record.crash_search import watch; watch(*sys.argv[1:])"
+JOURNAL, RESULT, OUTPUT = "journal", "result", "output"  # files
 ASKED = "asked"
 ENDED, TOO_LONG, RAISED, FINE = "ended", "took too long", "raised", "fine"
 TIMEOUT = "Timeout ("  # what faulthandler writes
@@ -165,51 +169,53 @@ def answer_questions(path: str, fails: CrashName, timeout: str, journal: str, re
     os.replace(result + ".part", result)
 
 
-# ---- in the process of the user
+# ---- in the process that watches
 
 
-def search_in_processes(path: str, fails: CrashName, timeout: float) -> Found:
-    """The same as `search`, in other processes: each goes on where the one before it has ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        journal, result = os.path.join(folder, "journal"), os.path.join(folder, "result")
-        open(journal, "x").close()
-        while not os.path.exists(result):
-            before = os.path.getsize(journal)
-            output = _run_process([path, fails, str(timeout), journal, result], os.path.join(folder, "output"))
-            if not os.path.exists(result) and os.path.getsize(journal) == before:
-                raise GraftaxError(ENDED_EARLY.format(path=path, output=output))
-        with open(result, encoding="utf-8") as file:
-            found = json.load(file)
-    if "error" in found:
-        raise GraftaxError(found["error"])
-    return Found(**found)
+def watch(path: str, fails: CrashName, timeout: str, folder: str) -> None:
+    """Lets process after process search, each from where the one before it has ended, until one has found something."""
+    journal, result, log = (os.path.join(folder, name) for name in (JOURNAL, RESULT, OUTPUT))
+    open(journal, "x").close()
+    while not os.path.exists(result):
+        before = os.path.getsize(journal)
+        _run_process((path, fails, timeout, journal, result), log)
+        if os.path.getsize(journal) == before:
+            break
 
 
-def _run_process(arguments: list[str], log: str) -> str:
-    """Runs one process until it ends or a question takes too long; notes that, and returns what it has written."""
+# This process has imported JAX and has not looked for devices, so a copy of it is a new one that need not import.
+# Elsewhere, what the system has loaded into it may not be copied.
+_CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+
+def _run_process(arguments: tuple[str, CrashName, str, str, str], log: str) -> None:
+    """Runs one process until it ends or a question takes too long, and notes that."""
     timeout, journal = float(arguments[2]), arguments[3]
-    # Sets of texts have the same order in each process, so that the program is traced alike.
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    with open(log, "w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", START, *arguments], env=environment, stdout=output, stderr=output
-        )
-        try:
-            is_in_time = _wait(process, journal, timeout)
-        finally:
-            process.kill()
-            process.wait()
-    with open(log, errors="replace") as file:
-        text = file.read()
+    process = _CONTEXT.Process(target=_run_logged, args=(log, arguments))
+    with warnings.catch_warnings():
+        # Of threads: NumPy's are the only ones, and wait for work.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    is_in_time = _wait(process, journal, timeout)
+    process.kill()
+    process.join()
     if _is_asked(journal):
-        append(journal, Answer(ENDED, _end_text(process.returncode, text)) if is_in_time else Answer(TOO_LONG))
-    return text[-2000:]
+        with open(log, errors="replace") as file:
+            end = _end_text(process.exitcode or 0, file.read())
+        append(journal, Answer(ENDED, end) if is_in_time else Answer(TOO_LONG))
 
 
-def _wait(process: subprocess.Popen[Any], journal: str, timeout: float) -> bool:
+def _run_logged(log: str, arguments: tuple[str, CrashName, str, str, str]) -> None:
+    with open(log, "w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    answer_questions(*arguments)
+
+
+def _wait(process: BaseProcess, journal: str, timeout: float) -> bool:
     """Waits until the process ends; False if it waits for the same answer for too long."""
     size, since = -1, time.monotonic()
-    while process.poll() is None:
+    while process.is_alive():
         if os.path.getsize(journal) != size:
             size, since = os.path.getsize(journal), time.monotonic()
         elif time.monotonic() - since > timeout and _is_asked(journal):
@@ -228,3 +234,46 @@ def _end_text(status: int, output: str) -> str:
     """How a process ended, with the last line that it wrote."""
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     return f"{name}. {next((line for line in reversed(output.splitlines()) if line.strip()), '')}".strip()
+
+
+# ---- in the process of the user
+
+
+def search_in_processes(path: str, fails: CrashName, timeout: float) -> Found:
+    """The same as `search`, in other processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        result, log = os.path.join(folder, RESULT), os.path.join(folder, OUTPUT)
+        output = _watched([path, fails, str(timeout), folder], log)
+        if not os.path.exists(result):
+            raise GraftaxError(ENDED_EARLY.format(path=path, output=output[-2000:]))
+        with open(result, encoding="utf-8") as file:
+            found = json.load(file)
+    if "error" in found:
+        raise GraftaxError(found["error"])
+    return Found(**found)
+
+
+def _watched(arguments: list[str], log: str) -> str:
+    """Runs the process that watches; returns what it, or the last one that it has watched, has written."""
+    # Sets of texts have the same order in each process, so that the program is traced alike.
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        process.wait()
+    finally:
+        if process.poll() is None:  # interrupted: the one that it watches may hang
+            if sys.platform == "win32":
+                process.kill()
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    with open(log, errors="replace") as file:
+        return file.read()
