@@ -53,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("hang", "look for what takes longer than the time limit, in other processes"),
     ):
         smaller.add_argument(f"--{fails}", dest="fails", action="store_const", const=fails, help=what)
+    smaller.add_argument(
+        "--tolerance",
+        type=float,
+        help="with --wrong, how far a result may be off, relative to its largest element; by default by its type",
+    )
     smaller.add_argument("--timeout", type=float, default=60, help="seconds for each part, with --crash and --hang")
     smaller.add_argument("--out", type=Path, help="the script; by default beside the file, as .py")
 
@@ -76,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "minimize":
         from graftax._cli.replay import minimize
 
-        return minimize(options.file, options.out, options.fails or "nonfinite", options.timeout)
+        return minimize(options.file, options.out, options.fails or "nonfinite", options.tolerance, options.timeout)
     if options.command == "explain":
         return explain_logs(options.log, options.out)
     from graftax._cli.demo import main as run_demo

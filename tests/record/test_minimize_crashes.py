@@ -202,5 +202,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     script = tmp_path / "small.py"
     assert main(["minimize", path, "--wrong", "--out", str(script)]) == 0
     assert capsys.readouterr().out.startswith(f"{script}: twice, of ") and script.exists()
+    assert main(["minimize", path, "--wrong", "--tolerance", "9"]) == 2
+    assert "does not fail here: compiled and one operation after the other" in capsys.readouterr().err
     assert main(["minimize", path]) == 2
     assert "graftax minimize: the last call in" in capsys.readouterr().err

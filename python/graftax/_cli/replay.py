@@ -42,11 +42,11 @@ def replay(path: Path, plain: bool = False, where: bool = False) -> int:
         return 2
 
 
-def minimize(path: Path, script: Path | None, fails: Any, timeout: float) -> int:
+def minimize(path: Path, script: Path | None, fails: Any, tolerance: float | None, timeout: float) -> int:
     """Writes the smallest part of the last call of a file that fails; returns the exit status: 0, or 2 if none does."""
     try:
-        made = minimize_file(path, script, fails=fails, timeout=timeout)
-    except (GraftaxError, OSError) as error:
+        made = minimize_file(path, script, fails=fails, tolerance=tolerance, timeout=timeout)
+    except (GraftaxError, OSError, ValueError) as error:
         print(f"graftax minimize: {error}", file=sys.stderr)
         return 2
     print(f"{made.path}: {', '.join(made.operations)}, of {made.equations} equations. {made.cause}")

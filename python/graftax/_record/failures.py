@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import abc
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ NOT_FINITE = "a result is not finite, and all inputs are"
 DIFFERENT = "a result is not what its operations return one by one"
 
 
-class Failure:
+class Failure(abc.ABC):
     """What is looked for.
 
     Attributes:
@@ -46,8 +47,9 @@ class Failure:
         except Exception:
             return False
 
+    @abc.abstractmethod
     def fails(self, part: Part) -> bool:
-        raise NotImplementedError
+        """Does the part fail? Whatever running it raises is raised."""
 
     def cause(self, part: Part) -> str:
         """What goes wrong, in a line."""

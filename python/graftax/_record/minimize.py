@@ -19,6 +19,7 @@ FAILURES = ("nonfinite", "wrong", "crash", "hang")
 UNKNOWN = "fails={fails!r}: expected one of {names}, or a function of the program and its arguments"
 NOT_WRITTEN = "what fails in {name}, {operations}, cannot be written as a script of plain JAX: {error}. {cause}"
 NOT_PROVEN = "the script {path} did not fail as expected when it ran:\n{output}"
+NO_TOLERANCE = "tolerance={tolerance}: only fails='wrong' compares results with a tolerance"
 FALSE = "`fails` is false of its program"
 
 
@@ -75,6 +76,7 @@ def minimize(
 
     Raises:
         GraftaxError: if the call does not fail in this way, fails in Python code, or is given what is not finite.
+        ValueError: for a `tolerance` with another kind of failure than `"wrong"`.
 
     Example:
         >>> f = graftax.record(lambda x: jnp.log(x * 2 - 3).sum(), nonfinite=False)
@@ -83,6 +85,8 @@ def minimize(
         >>> graftax.minimize(folder / "call.record").operations
         ['log']
     """
+    if tolerance is not None and fails != "wrong":
+        raise ValueError(NO_TOLERANCE.format(tolerance=tolerance))
     path = os.fspath(path)
     script = os.fspath(script) if script is not None else str(Path(path).with_suffix(".py"))
     if not callable(fails) and fails in ("crash", "hang"):
