@@ -451,3 +451,22 @@ def test_a_function_that_calls_itself(tmp_path: Path):
     assert power(jnp.float32(2), 5) == 32
     power.save(tmp_path / "call.record")
     assert RecordedCalls(tmp_path / "call.record").run(0).differences == []
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"last": 0}, "last=0: expected at least 1, the number of calls to keep"),
+        ({"copy_every": 0}, "copy_every=0: expected at least 1, a number of calls"),
+        ({"on": 3}, "on=3: expected an exception class"),
+        ({"nonfinite": 3}, "nonfinite=3: expected True, False, or patterns of key paths"),
+        ({"nonfinite": []}, r"nonfinite=\[\]: expected True"),
+    ],
+    ids=str,
+)
+def test_what_is_no_option_is_named(options: dict[str, Any], error: str):
+    with pytest.raises((TypeError, ValueError), match=error):
+        graftax.record(abs, **options)

@@ -13,6 +13,8 @@ from graftax._record.minimize import minimize as minimize_file
 from graftax._record.replay import RecordedCalls
 from graftax.errors import GraftaxError, ImpureCallWarning
 
+ROUNDING = "note: without jit each operation rounds on its own, so the last digits of floating results may differ"
+
 
 def replay(path: Path, plain: bool = False, where: bool = False) -> int:
     """Runs the calls of a file.
@@ -59,6 +61,8 @@ def _run(recorded: RecordedCalls, plain: bool) -> int:
         outcome = recorded.run(number, plain)
         status |= bool(outcome.differences)
         print(f"call {number + 1} of {len(recorded)}: {outcome}")
+    if plain and status:
+        print(ROUNDING)
     return status
 
 

@@ -48,6 +48,9 @@ CHECKED = (
     "the recorded call with `python -m graftax replay FILE --plain`."
 )
 NOTHING_YET = "{name} has made no call that could be saved"
+NO_PATTERNS = (
+    "nonfinite={nonfinite!r}: expected True, False, or patterns of key paths such as 'result[0]' or 'model.**'"
+)
 WRITTEN = "{name}: {what}. The call is in {path}: run it again with `python -m graftax replay {path}`{hint}"
 WHERE = ", and find the operation with --where"
 NOT_WRITTEN = "{name}: {what}. The call could not be written to {path}: {error}"
@@ -329,6 +332,16 @@ class Recorder(Jitted[P, R]):
         return super().__repr__().replace("graftax.jit", "graftax.record", 1)
 
 
+def _checked_patterns(nonfinite: object) -> tuple[str, ...] | None:
+    """The patterns of the results that are checked; empty for all of them, None for none."""
+    if isinstance(nonfinite, bool):
+        return () if nonfinite else None
+    patterns = several(nonfinite)
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(NO_PATTERNS.format(nonfinite=nonfinite))
+    return patterns
+
+
 def _wrap(function: Any, policy: Policy, finite: tuple[str, ...] | None) -> Any:
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_wrap(function.__func__, policy, finite))
@@ -384,7 +397,8 @@ def record(
         that ends the block writes a file, too.
 
     Raises:
-        ValueError: for a function of `jit(check=True)`.
+        ValueError: for a function of `jit(check=True)`, or a number of calls below 1.
+        TypeError: for `on` or `nonfinite` of another type.
 
     Example:
         >>> @graftax.record(dir=folder)
@@ -401,7 +415,7 @@ def record(
         >>> with graftax.record(graftax.jit(lambda x: x + 1), dir=folder) as step:
         ...     y = step(jnp.ones(2))
     """
-    checked = None if nonfinite is False else () if nonfinite is True else several(nonfinite)
+    checked = _checked_patterns(nonfinite)
     classes = on if isinstance(on, tuple) else (on,)
     policy = Policy(last, copy_every, classes, os.path.abspath(dir), before)
     return (
