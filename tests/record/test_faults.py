@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sixty-three planted faults, from a recorded call that goes wrong to the object and the line that its file names."""
+"""Ninety planted faults, from a recorded call that goes wrong to the object and the line that its file names."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ def halved(x: Any) -> Any:
 
 
 halved.defvjp(lambda x: (x * 0.5, x), lambda x, g: (0.5 * g * (x / x),))
+
+
+@jax.custom_jvp
+def sinc(x: Any) -> Any:
+    return jnp.where(x == 0, 1.0, jnp.sin(x) / jnp.where(x == 0, 1.0, x))
+
+
+@sinc.defjvp
+def sinc_rule(primals: Any, tangents: Any) -> Any:
+    (x,), (dx,) = primals, tangents
+    return sinc(x), dx * (jnp.cos(x) / x)  # HERE pushed
 
 
 class Faults:
@@ -73,6 +84,28 @@ class Faults:
         rules = [lambda y: y, lambda y: y + 1, lambda y: jnp.sqrt(y * self.w - 9)]  # HERE chosen
         return lax.switch(x[0].astype(int) - 1, rules, x)
 
+    def nested(self, x: Any) -> Any:
+        def outer(c: Any, _: Any) -> Any:
+            return c, lax.scan(lambda d, _: (d - 1, jnp.log(d * self.w)), c, None, length=4)[1]  # HERE nested
+
+        return lax.scan(outer, 6 - x, None, length=2)[1]
+
+    def late(self, x: Any) -> Any:
+        def body(c: Any, i: Any) -> Any:
+            return lax.cond(i > 2, lambda y: jnp.arctanh(y * self.w), lambda y: y, c), None  # HERE late
+
+        return lax.scan(body, x / 2.5, jnp.arange(5))[0]
+
+    def turned(self, x: Any) -> Any:
+        def body(c: Any) -> Any:
+            rules = [lambda y: y, lambda y: jnp.sqrt(2 - y * self.w), lambda y: -y]  # HERE turned
+            return c[0] + 1, lax.switch(c[0], rules, c[1])
+
+        return lax.while_loop(lambda c: c[0] < 3, body, (0, x))[1]
+
+    def factored(self, x: Any) -> Any:
+        return jnp.linalg.cholesky(jnp.eye(3) * (2 - x * self.w))  # HERE factored
+
     def mapped(self, x: Any) -> Any:
         return jax.vmap(lambda y: jnp.log(2 - y * self.w))(x)  # HERE mapped
 
@@ -97,6 +130,21 @@ class Faults:
 
     def ruled(self, x: Any) -> Any:
         return halved((3 - x) * self.w)  # HERE ruled
+
+    def pushed(self, x: Any) -> Any:
+        return sinc((3 - x) * self.w)
+
+    def repeated(self, x: Any) -> Any:
+        return lax.scan(lambda c, _: (jnp.sqrt(c) * self.w, c), 3 - x, None, length=3)[1]  # HERE repeated
+
+    def counted(self, x: Any) -> Any:
+        return lax.fori_loop(0, 2, lambda _, c: jnp.sqrt(c) * self.w, 3 - x)  # HERE counted
+
+    def taken(self, x: Any) -> Any:
+        return lax.cond(x[0] > 2, lambda y: jnp.arccos(y / 3 * self.w), lambda y: y, x)  # HERE taken
+
+    def again(self, x: Any) -> Any:
+        return jax.checkpoint(lambda y: jnp.sqrt(jnp.sin(y * self.w)))(3 - x)  # HERE again
 
 
 class Layer(Faults):
@@ -128,6 +176,7 @@ class Fault(NamedTuple):
     is_backward: bool = False
     loops: int = 0
     masked: tuple[str, ...] = ()
+    place: Any = Faults
 
 
 FAULTS = {
@@ -143,6 +192,10 @@ FAULTS = {
     "until": Fault("integer_pow square", loops=1),
     "either": Fault("log", loops=1),
     "chosen": Fault("sqrt", loops=1),
+    "nested": Fault("log", loops=2),
+    "late": Fault("atanh", loops=2),
+    "turned": Fault("sqrt", loops=2),
+    "factored": Fault("cholesky"),
     "mapped": Fault("log"),
     "remade": Fault("sqrt"),
     "guarded": Fault("sqrt", masked=("log",)),
@@ -150,6 +203,11 @@ FAULTS = {
     "root": Fault("div mul", is_backward=True),
     "ratio": Fault("div mul integer_pow", is_backward=True, masked=("div",)),
     "ruled": Fault("div", is_backward=True),  # the line is the one that calls the function with the rule
+    "pushed": Fault("div", is_backward=True, place=sinc_rule),
+    "repeated": Fault("div mul", is_backward=True, loops=1),
+    "counted": Fault("div mul", is_backward=True, loops=1),
+    "taken": Fault("rsqrt div mul", is_backward=True, loops=1),
+    "again": Fault("div mul", is_backward=True),
 }
 
 
@@ -190,7 +248,7 @@ def test_a_fault_of_a_layer_is_named_by_object_and_line(name: str, kind: str, tm
     net = Net(KINDS[kind])
     report = found_in_file(graftax.record(call, dir=tmp_path), [(net, jnp.full(3, x)) for x in (1.0, 3.0)])
     cause = report.cause
-    assert cause is not None and cause.path == "net.layers[1]" and cause.line == line_of(name, Faults)
+    assert cause is not None and cause.path == "net.layers[1]" and cause.line == line_of(name, fault.place)
     assert cause.operation in fault.operations.split() and cause.is_backward == fault.is_backward
     assert len(cause.loops) == fault.loops
     assert set(fault.masked) <= {origin.operation for origin in report.masked}
