@@ -41,6 +41,22 @@ def too_far(x: Any) -> Any:
     raise ValueError(f"drawn: {random.random()}")
 
 
+def log_of_drawn(x: Any) -> Any:
+    return jnp.log(random.random() - x)
+
+
+FAILS = {"now": False}
+
+
+def fails_on_the_host(x: Any) -> Any:
+    def host(x: Any) -> Any:
+        if FAILS["now"]:
+            raise ValueError(f"given {x[0]}")
+        return x
+
+    return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x * random.random())
+
+
 def saved(function: Any, folder: Path, sizes: list[int]) -> RecordedCalls:
     recorder = graftax.record(graftax.jit(function, warn_impure=False), last=len(sizes), dir=folder)
     for size in sizes:
@@ -56,6 +72,33 @@ def test_each_shape_has_the_numbers_that_its_own_trace_has_drawn(function: Any, 
     for number in range(len(recorded)):
         assert recorded.run(number).differences == []
     assert random.getstate() == state  # that of this process
+
+
+@pytest.mark.filterwarnings("ignore::graftax.RecordedCallWarning")
+def test_the_cause_has_the_number_that_was_drawn(tmp_path: Path):
+    recorded = saved(log_of_drawn, tmp_path, [2, 3, 2])
+    first, second, again = (recorded.where(i).cause for i in range(3))
+    assert first is not None and second is not None and again is not None
+    assert first.operands == again.operands != second.operands
+
+
+def test_a_callback_that_raises_is_given_what_the_newest_trace_has_drawn(tmp_path: Path):
+    function = graftax.jit(fails_on_the_host, warn_impure=False)
+    recorder = graftax.record(function, nonfinite=False, dir=tmp_path)
+    for size in (2, 3):
+        jax.block_until_ready(recorder(jnp.ones(size)))
+    FAILS["now"] = True
+    try:
+        with (
+            pytest.warns(graftax.RecordedCallWarning),
+            pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="given"),
+        ):
+            jax.block_until_ready(recorder(jnp.ones(3)))
+            recorder.flush()
+        outcome = RecordedCalls(recorder.files[0]).run(2)
+    finally:
+        FAILS["now"] = False
+    assert outcome.differences == [] and "given" in outcome.raised
 
 
 def test_a_trace_that_raises_draws_the_same_numbers(tmp_path: Path):

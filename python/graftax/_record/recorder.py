@@ -207,7 +207,10 @@ class History:
     def _write(self, path: str, calls: list[_core.KeptCall], what: str) -> None:
         snapshots = snapshots_of(calls)
         for call, snapshot in zip(calls, snapshots, strict=True):
-            if (trace := self._draws_of_traces.get(call.entry, {}).get(call.outcome)) is not None:
+            traces = self._draws_of_traces.get(call.entry, {})
+            # Of a call that has not come to its end nobody knows which trace it runs: most likely the newest.
+            newest = next(reversed(traces.values()), None)
+            if (trace := newest if call.outputs is None else traces.get(call.outcome)) is not None:
                 snapshot.draws = {"trace": trace, **snapshot.draws}
         write_calls(path, snapshots, what, self.reads())
 
