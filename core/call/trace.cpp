@@ -122,11 +122,11 @@ nb::list Trace::build_roots(uint32_t first_root) {
     const Instr& n = p.code[p.track_pc[t]];
     // Where unflatten makes an instance of another class there is nothing to compare.
     if (n.node->kind->node->is_registered && Py_TYPE(expected(p.track_pc[t])) == n.node->type)
-      raw_.set(t, raw_snapshot(expected(p.track_pc[t]), *n.node->kind).get());
+      raw_.set(t, attributes_of(expected(p.track_pc[t]), *n.node->kind).get());
   }
   behind_.resize(p.track_pc.size());
   for (uint32_t t = first_track; t < p.track_pc.size(); ++t)
-    if (raw_[t]) behind_.replace(t, behind(p.track_pc[t], PyTuple_GET_ITEM(raw_[t], 0)));
+    if (raw_[t]) behind_.replace(t, behind(p.track_pc[t], raw_[t]));
   unflattened_.resize(p.code.size());
   for (uint32_t c = first_pc; c < p.code.size(); ++c) unflattened_.set(c, unflattened(c).get());
   return out;
@@ -455,6 +455,10 @@ void bind_trace(nb::module_& m) {
            "be.")
       .def("has_changed", &Trace::has_changed, nb::sig("def has_changed(self) -> bool"),
            "Has the function changed anything so far?")
+      .def(
+          "left_out", &Trace::left_out, nb::sig("def left_out(self) -> list[tuple[str, type[Any], str, bool]]"),
+          "What the function has changed by now and the flatten of a registered class leaves out: path, class, name of "
+          "the attribute, and whether what is behind it was changed in place.")
       .def("begins", &Trace::begins, nb::arg("recording"), nb::sig("def begins(self, recording: Recording) -> bool"),
            "Is it the recording of the same roots, of which nothing has changed, and of more behind them?")
       .def("extend", &Trace::extend, nb::arg("recording"), nb::arg("leaves"),

@@ -96,6 +96,9 @@ class Trace {
   // Without `numpy`, an untouched NumPy leaf is an output, also with `forward`, and what functions capture is none.
   nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays,
                    bool numbers, bool share, bool numpy);
+  // What the function changed in registered nodes and their classes' flatten leaves out: (path, class, name of the
+  // attribute, is it what is behind it that was changed?).
+  nb::list left_out() const;
   // Puts handed-over nodes back to what they were.
   void restore();
   // Do the caller's own objects still look as they did when the trace began?
@@ -114,10 +117,13 @@ class Trace {
   Touched touched_parts(uint32_t pc, Recorder& recorder) const;
   bool holds_donated(uint32_t pc) const;
   bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
-  Owned raw_snapshot(PyObject* obj, const Kind& kind) const;
+  Owned attributes_of(PyObject* obj, const Kind& kind) const;
   bool is_part(uint32_t pc, PyObject* value) const;  // one of the children, or the aux data, of the node at `pc`?
   Owned behind(uint32_t pc, PyObject* attributes) const;
-  bool flattens_otherwise(uint32_t pc, PyObject* obj, PyObject* attributes, PyObject* before);
+  PyObject* changed_behind(uint32_t track) const;
+  bool flattens_otherwise(uint32_t pc, const Cursor& now) const;
+  Cursor opened_with(uint32_t pc, PyObject* names) const;
+  nb::dict left_out_of(uint32_t track) const;
   void refuse_changed_frozen();
   Owned unflattened(uint32_t pc) const;
   void refuse_changed_registered(uint32_t pc, PyObject* before);
@@ -138,8 +144,8 @@ class Trace {
   const Recording* recording_;  // in `held_`, or an empty one
   OwnedList tracers_;
   OwnedList built_;
-  OwnedList raw_;                   // by tracked index: registered nodes as rebuilt
-  OwnedList behind_;                // by tracked index, of these: what is behind their attributes
+  OwnedList raw_;                   // by tracked index: attributes of registered nodes, as rebuilt
+  OwnedList behind_;                // by tracked index, of these: what is behind their attributes, by name
   OwnedList unflattened_;           // by instruction: attributes of immutable registered nodes, as rebuilt
   Opened opened_;                   // rebuilt registered nodes, as the function left them
   std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted

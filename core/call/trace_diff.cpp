@@ -64,7 +64,7 @@ bool Trace::is_key(PyObject* key, uint32_t at) const {
 Owned Trace::unflattened(uint32_t pc) const {
   const Instr& n = recording_->program().code[pc];
   if (n.op != Op::node || n.node->track != NONE || !n.node->kind->node->is_registered) return {};
-  return Py_TYPE(expected(pc)) == n.node->type ? raw_snapshot(expected(pc), *n.node->kind) : Owned();
+  return Py_TYPE(expected(pc)) == n.node->type ? attributes_of(expected(pc), *n.node->kind) : Owned();
 }
 
 // An attribute of a name that the class has too is a cache (cached_property): it is dropped, and computed again.
@@ -83,25 +83,17 @@ void Trace::refuse_new_attributes(uint32_t pc, PyObject* dict, const std::functi
 // The same for an attribute that a registered class has already, unless it flattens to what it was made of: then it is
 // a cache, too.
 void Trace::refuse_changed_registered(uint32_t pc, PyObject* before) {
-  const Kind& kind = *recording_->program().code[pc].node->kind;
-  Owned now = raw_snapshot(expected(pc), kind);
-  auto part = [](PyObject* snapshot, Py_ssize_t i) { return PyTuple_GET_ITEM(snapshot, i); };
-  refuse_new_attributes(pc, part(now.get(), 0),
-                        [&](PyObject* name) { return dict_get(part(before, 0), name) != nullptr; });
-  auto look = [&](PyObject* name, PyObject* was, PyObject* is) {
-    if (was == is || (!(is_part(pc, was) && kind_of(was).is_node()) && !is_made_otherwise(pc))) return;
+  Owned now = attributes_of(expected(pc), *recording_->program().code[pc].node->kind);
+  refuse_new_attributes(pc, now.get(), [&](PyObject* name) { return dict_get(before, name) != nullptr; });
+  PyObject *name, *was;
+  for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &was);) {
+    if (was == dict_get(now.get(), name)) continue;
+    if (!(is_part(pc, was) && kind_of(was).is_node()) && !is_made_otherwise(pc)) continue;
     raise_graftax("MutationError", path_text(recording_->program(), pc, root_names()) + ": the attribute " +
                                        short_repr(name) + " of an immutable " + Py_TYPE(expected(pc))->tp_name +
                                        " was changed inside the traced function. It has no identity that the change "
                                        "could be brought back to: make the class mutable, or return the changed "
                                        "object.");
-  };
-  PyObject *name, *value;
-  for (Py_ssize_t at = 0; PyDict_Next(part(before, 0), &at, &name, &value);)
-    look(name, value, dict_get(part(now.get(), 0), name));
-  for (size_t i = 0; i < kind.slots.size(); ++i) {
-    auto at = static_cast<Py_ssize_t>(i);
-    look(kind.slots[i].name, part(part(before, 1), at), part(part(now.get(), 1), at));
   }
 }
 
@@ -264,15 +256,12 @@ Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
 
 // ---- nodes that are registered with JAX: their raw attributes are compared with a snapshot
 
-// (instance dict, slot values) of a registered node, to see later what changed.
-Owned Trace::raw_snapshot(PyObject* obj, const Kind& kind) const {
-  Owned dict = kind.has_dict ? own(PyDict_Copy(instance_dict(obj).get())) : own(PyDict_New());
-  Owned slots = own(PyTuple_New(static_cast<Py_ssize_t>(kind.slots.size())));
-  for (size_t i = 0; i < kind.slots.size(); ++i) {
-    PyObject* value = slot_value(obj, kind.slots[i]);
-    PyTuple_SET_ITEM(slots.get(), static_cast<Py_ssize_t>(i), Py_NewRef(value ? value : Py_NotImplemented));
-  }
-  return own(PyTuple_Pack(2, dict.get(), slots.get()));
+// A dict of the attributes and slots of a registered node, to see later what changed.
+Owned Trace::attributes_of(PyObject* obj, const Kind& kind) const {
+  Owned out = kind.has_dict ? own(PyDict_Copy(instance_dict(obj).get())) : own(PyDict_New());
+  for (const Slot& slot : kind.slots)
+    if (PyObject* value = slot_value(obj, slot)) check(PyDict_SetItem(out.get(), slot.name, value));
+  return out;
 }
 
 bool Trace::is_part(uint32_t pc, PyObject* value) const {
@@ -283,105 +272,127 @@ bool Trace::is_part(uint32_t pc, PyObject* value) const {
   return false;
 }
 
-// What is behind the attributes of a registered node as it was rebuilt, where its class's flatten may look: a list of
-// what containers hold that are none of its children. Where other objects are there, the flatten says (a tuple). Null
-// where nothing is.
-Owned Trace::behind(uint32_t pc, PyObject* attributes) const {
-  constexpr Py_ssize_t most = 10000;
-  Owned out = own(PyList_New(0));
-  std::vector<PyObject*> todo;
-  std::unordered_set<PyObject*> seen;
-  PyObject *name, *value, *key;
-  for (Py_ssize_t pos = 0; PyDict_Next(attributes, &pos, &name, &value);) todo.push_back(value);
-  bool any = false, listed = true;
-  while (listed && !todo.empty()) {
-    PyObject* obj = todo.back();
-    todo.pop_back();
-    bool builtin = PyList_CheckExact(obj) || PyTuple_CheckExact(obj) || PyDict_CheckExact(obj);
-    const Kind* kind = builtin ? &kind_of(obj) : known_kind(Py_TYPE(obj));
-    if ((kind && !kind->is_node()) || is_part(pc, obj) || !seen.insert(obj).second) continue;
-    any = any || !PyTuple_CheckExact(obj);  // a tuple itself does not change
-    listed = builtin && PyList_GET_SIZE(out.get()) < most;
-    if (!listed) break;
-    Cursor cursor(obj, *kind);
-    while (cursor.next(value, key)) {
-      if (key) check(PyList_Append(out.get(), key));
-      check(PyList_Append(out.get(), value));
-      todo.push_back(value);
-    }
-  }
-  if (!any) return {};
-  if (listed) return out;
-  Cursor cursor(expected(pc), *recording_->program().code[pc].node->kind);
-  return own(PySequence_Tuple(cursor.materialised()));
+namespace {
+
+// The bytes of a buffer, where they are few.
+void add_bytes(PyObject* list, PyObject* obj) {
+  constexpr Py_ssize_t most = 1000000;
+  Py_buffer view;
+  if (PyObject_GetBuffer(obj, &view, PyBUF_CONTIG_RO)) return PyErr_Clear();
+  Owned bytes = view.len <= most ? Owned::steal(PyBytes_FromStringAndSize(static_cast<const char*>(view.buf), view.len))
+                                 : Owned::borrow(Py_None);
+  PyBuffer_Release(&view);
+  check(PyList_Append(list, check(bytes.get())));
 }
 
-// Does a registered node flatten to other leaves than when it was rebuilt? Usually those that it was made of say so;
-// where its unflatten makes others of them, `before` does.
-bool Trace::flattens_otherwise(uint32_t pc, PyObject* obj, PyObject* attributes, PyObject* before) {
+// Is each object of one list that of the other? Bytes and sets stand for what held them.
+bool holds_the_same(PyObject* before, PyObject* now) {
+  if (!now || PyList_GET_SIZE(before) != PyList_GET_SIZE(now)) return false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(before); ++i) {
+    PyObject *was = PyList_GET_ITEM(before, i), *is = PyList_GET_ITEM(now, i);
+    if (was == is) continue;
+    bool is_content = Py_TYPE(was) == Py_TYPE(is) && (PyBytes_CheckExact(was) || PyFrozenSet_CheckExact(was));
+    if (!is_content || !equal(was, is)) return false;
+  }
+  return true;
+}
+
+bool flattens_alike(const Cursor& one, const Cursor& other) {
+  if (one.items() != other.items() || !equal(one.extra(), other.extra())) return false;
+  PyObject **items = PySequence_Fast_ITEMS(one.materialised()), **others = PySequence_Fast_ITEMS(other.materialised());
+  return std::equal(items, items + one.items(), others);
+}
+
+}  // namespace
+
+// What is behind the attributes of a registered node as it was rebuilt: by name, a list of what containers and objects
+// hold that are no nodes of their own. Null where nothing is.
+Owned Trace::behind(uint32_t pc, PyObject* attributes) const {
+  constexpr Py_ssize_t most = 10000;
+  const Program& p = recording_->program();
+  std::unordered_set<PyObject*> nodes;  // that are compared by themselves
+  Owned out;
+  PyObject *name, *attribute, *value, *key;
+  for (Py_ssize_t at = 0; PyDict_Next(attributes, &at, &name, &attribute);) {
+    if (!(kind_of(attribute).is_node() || kind_of(attribute).leaf == Leaf::numpy) || is_part(pc, attribute)) continue;
+    for (uint32_t c = nodes.empty() ? 0 : static_cast<uint32_t>(p.code.size()); c < p.code.size(); ++c)
+      if (p.code[c].op == Op::node && expected(c)) nodes.insert(expected(c));
+    Owned held = own(PyList_New(0));
+    std::vector<PyObject*> todo{attribute};
+    std::unordered_set<PyObject*> seen;
+    bool changes = false;  // can anything behind it change?
+    while (!todo.empty() && PyList_GET_SIZE(held.get()) < most) {
+      PyObject* obj = todo.back();
+      todo.pop_back();
+      const Kind& kind = kind_of(obj);
+      if (kind.leaf == Leaf::numpy || PyByteArray_Check(obj)) {
+        changes = true;
+        add_bytes(held.get(), obj);
+      }
+      if (!kind.is_node() || kind.node->is_registered || nodes.count(obj) || !seen.insert(obj).second) continue;
+      changes = changes || !PyTuple_CheckExact(obj);
+      if (PySet_Check(obj)) check(PyList_Append(held.get(), own(PyFrozenSet_New(obj)).get()));
+      Cursor cursor(obj, kind);
+      while (cursor.next(value, key)) {
+        if (key) check(PyList_Append(held.get(), key));
+        check(PyList_Append(held.get(), value));
+        todo.push_back(value);
+      }
+    }
+    if (!changes) continue;
+    if (!out) out = own(PyDict_New());
+    check(PyDict_SetItem(out.get(), name, held.get()));
+  }
+  return out;
+}
+
+// The name of an attribute behind which something was changed in place; null where there is none.
+PyObject* Trace::changed_behind(uint32_t track) const {
+  uint32_t pc = recording_->program().track_pc[track];
+  if (!behind_[track]) return nullptr;
+  Owned now = behind(pc, raw_[track]);
+  PyObject *name, *held;
+  for (Py_ssize_t at = 0; PyDict_Next(behind_[track], &at, &name, &held);)
+    if (!holds_the_same(held, now ? dict_get(now.get(), name) : nullptr)) return name;
+  return nullptr;
+}
+
+// Does a registered node flatten to other leaves, or with other aux data, than those that it was made of?
+bool Trace::flattens_otherwise(uint32_t pc, const Cursor& now) const {
   const Program& p = recording_->program();
   const Instr& n = p.code[pc];
-  Cursor now(obj, *n.node->kind, &opened_);
   if (now.items() != static_cast<Py_ssize_t>(n.node->items)) return true;
-  auto is_other = [](PyObject* was, PyObject* is) { return was != is && kind_of(was).is_leaf(); };
-  auto item = [&](Py_ssize_t i) { return PySequence_Fast_GET_ITEM(now.materialised(), i); };
-  bool other = false;
   uint32_t child = p.after(pc + 1);
-  for (uint32_t i = 0; i < n.node->items; ++i, child = p.after(child))
-    other = other || is_other(expected(child), item(i));
-  if (!other) return false;
-  if (PyTuple_Check(before)) {
-    other = PyTuple_GET_SIZE(before) != now.items();
-    for (Py_ssize_t i = 0; !other && i < now.items(); ++i) other = is_other(PyTuple_GET_ITEM(before, i), item(i));
-    return other;
+  for (uint32_t i = 0; i < n.node->items; ++i, child = p.after(child)) {
+    PyObject *was = expected(child), *is = PySequence_Fast_GET_ITEM(now.materialised(), i);
+    if (was != is && kind_of(was).is_leaf()) return true;
   }
-  Owned held = behind(pc, attributes);
-  if (!held || !PyList_Check(held.get())) return true;
-  if (PyList_GET_SIZE(held.get()) != PyList_GET_SIZE(before)) return true;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(before); ++i)
-    if (PyList_GET_ITEM(held.get(), i) != PyList_GET_ITEM(before, i)) return true;
-  return false;
+  return !equal(now.extra(), expected(pc + 1));
 }
 
 bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted) {
   uint32_t pc = recording_->program().track_pc[track];
   const Kind& kind = kind_of(obj);
-  Owned now = raw_snapshot(obj, kind);
-  PyObject* before = raw_[track];
-  auto part = [](PyObject* snapshot, Py_ssize_t i) { return PyTuple_GET_ITEM(snapshot, i); };
+  Owned now = attributes_of(obj, kind);
+  PyObject *before = raw_[track], *name, *value;
+  bool any = false;
   auto note = [&](PyObject* name, PyObject* value) {
     if (value) check(PyDict_SetItem(delta, name, value));
     else check(PyList_Append(deleted, name));
+    any = true;
   };
-  PyObject *name, *value;
-  Py_ssize_t pos = 0;
-  bool any = false;
-  while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
-    if (dict_get(part(before, 0), name) != value) note(name, value), any = true;
-  pos = 0;
-  while (PyDict_Next(part(before, 0), &pos, &name, &value))
-    if (!dict_get(part(now.get(), 0), name)) note(name, nullptr), any = true;
-  for (size_t i = 0; i < kind.slots.size(); ++i) {
-    PyObject* a = PyTuple_GET_ITEM(part(before, 1), static_cast<Py_ssize_t>(i));
-    PyObject* b = PyTuple_GET_ITEM(part(now.get(), 1), static_cast<Py_ssize_t>(i));
-    if (a != b) note(kind.slots[i].name, b == Py_NotImplemented ? nullptr : b), any = true;
-  }
-  if (!donated_.empty()) {  // an attribute that holds a donated array is written, although it did not change
-    auto held = [&](PyObject* v) {
-      return v && (PyTuple_Check(v) || std::binary_search(donated_.begin(), donated_.end(), v));
-    };
-    pos = 0;
-    while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
-      if (held(value)) note(name, value), any = true;
-    for (const Slot& slot : kind.slots)
-      if (held(slot_value(obj, slot))) note(slot.name, slot_value(obj, slot)), any = true;
-  }
-  if (any) return true;
+  auto held = [&](PyObject* v) {  // an attribute that holds a donated array is written, although it did not change
+    return !donated_.empty() && (PyTuple_Check(v) || std::binary_search(donated_.begin(), donated_.end(), v));
+  };
+  for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &name, &value);)
+    if (dict_get(before, name) != value || held(value)) note(name, value);
+  for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &value);)
+    if (!dict_get(now.get(), name)) note(name, nullptr);
   // The same attributes, yet the class flattens to something else: a container behind an attribute was changed.
-  if (!behind_[track] || !flattens_otherwise(pc, obj, part(now.get(), 0), behind_[track])) return false;
-  pos = 0;
-  while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
-    if (kind_of(value).is_node()) note(name, value), any = true;
+  if (any || !changed_behind(track)) return any;
+  if (!flattens_otherwise(pc, Cursor(obj, kind, &opened_))) return false;
+  for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &name, &value);)
+    if (kind_of(value).is_node()) note(name, value);
   return any;
 }
 
@@ -390,20 +401,66 @@ void Trace::restore_raw(uint32_t pc, Commit& commit) {
   PyObject* obj = recording_->live[pc];
   const Kind& kind = kind_of(obj);
   uint32_t track = recording_->program().code[pc].node->track;
-  PyObject* snapshot = track != NONE ? raw_[track] : unflattened_[pc];
-  PyObject *before = PyTuple_GET_ITEM(snapshot, 0), *name, *value;
-  if (kind.has_dict) {
-    Owned now = own(PyDict_Copy(instance_dict(obj).get()));
-    Py_ssize_t pos = 0;
-    while (PyDict_Next(now.get(), &pos, &name, &value))
-      if (!dict_get(before, name)) commit.field(obj, kind, name, nullptr);
-    pos = 0;
-    while (PyDict_Next(before, &pos, &name, &value)) commit.field(obj, kind, name, value);
+  PyObject *before = track != NONE ? raw_[track] : unflattened_[pc], *name, *value;
+  Owned now = attributes_of(obj, kind);
+  for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &name, &value);)
+    if (!dict_get(before, name)) commit.field(obj, kind, name, nullptr);
+  for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &value);) commit.field(obj, kind, name, value);
+}
+
+// What a registered node flattens to with these of its attributes as they were when it was rebuilt.
+Cursor Trace::opened_with(uint32_t pc, PyObject* names) const {
+  PyObject *obj = expected(pc), *before = raw_[recording_->program().code[pc].node->track], *name, *ignored;
+  const Kind& kind = kind_of(obj);
+  Commit commit;
+  for (Py_ssize_t at = 0; PyDict_Next(names, &at, &name, &ignored);)
+    commit.field(obj, kind, name, dict_get(before, name));
+  commit.run();
+  try {
+    Cursor out(obj, kind);
+    commit.take_back();
+    return out;
+  } catch (...) {
+    commit.take_back();
+    throw;
   }
-  for (size_t i = 0; i < kind.slots.size(); ++i) {
-    PyObject* old = PyTuple_GET_ITEM(PyTuple_GET_ITEM(snapshot, 1), static_cast<Py_ssize_t>(i));
-    commit.field(obj, kind, kind.slots[i].name, old == Py_NotImplemented ? nullptr : old);
+}
+
+// The attributes of one node that `left_out` gives: name -> is it what is behind it that was changed?
+nb::dict Trace::left_out_of(uint32_t track) const {
+  uint32_t pc = recording_->program().track_pc[track];
+  PyObject *obj = expected(pc), *before = raw_[track], *name, *was;
+  const Kind& kind = kind_of(obj);
+  Owned now = attributes_of(obj, kind);
+  nb::dict out;
+  auto look = [&](PyObject* name) {
+    Owned one = own(PyDict_New());
+    check(PyDict_SetItem(one.get(), name, Py_None));
+    if (flattens_alike(Cursor(obj, kind), opened_with(pc, one.get()))) out[name] = false;
+  };
+  for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &was);)
+    if (dict_get(now.get(), name) != was && !is_part(pc, was)) look(name);
+  for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &name, &was);)  // a cached_property computes it anew
+    if (!dict_get(before, name) && !_PyType_Lookup(Py_TYPE(obj), name)) look(name);
+  name = changed_behind(track);
+  if (name && !flattens_otherwise(pc, opened_with(pc, before))) out[name] = true;
+  return out;
+}
+
+nb::list Trace::left_out() const {
+  const Program& p = recording_->program();
+  nb::list out;
+  for (uint32_t t = 0; t < raw_.size(); ++t) {
+    uint32_t pc = p.track_pc[t];
+    if (!raw_[t] || Py_TYPE(expected(pc)) != p.code[pc].node->type) continue;
+    try {
+      for (auto [name, in_place] : left_out_of(t))
+        out.append(nb::make_tuple(path_text(p, pc, root_names()), nb::borrow(expected(pc)).type(), name, in_place));
+    } catch (nb::python_error&) {  // the class cannot be opened as it was
+      continue;
+    }
   }
+  return out;
 }
 
 }  // namespace graftax

@@ -468,6 +468,10 @@ class Trace:
     def has_changed(self) -> bool:
         """Has the function changed anything so far?"""
 
+    def left_out(self) -> list[tuple[str, type[Any], str, bool]]:
+        """What the function has changed by now and the flatten of a registered class leaves out: path, class, name of the attribute, and whether what is behind it was changed in place.
+        """
+
     def begins(self, recording: Recording) -> bool:
         """Is it the recording of the same roots, of which nothing has changed, and of more behind them?"""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -243,7 +244,76 @@ def it_is_made_in_a_trace_that_begins_anew(jit: Any, deco: Deco) -> Any:
         settings.cache_clear()
 
 
+class Table:
+    def __init__(self, k: Any) -> None:
+        self.k = k
+
+    @functools.lru_cache(8)  # noqa: B019
+    def rows(self, n: int = 1, *, start: int = 0) -> Any:
+        return {"n": n * start}
+
+    @property
+    @functools.cache  # noqa: B019
+    def first(self) -> Any:
+        return [self.k]
+
+
+def of_instances_without_arrays(jit: Any, deco: Deco) -> Any:
+    table, other = Table("a"), Table("b")
+
+    def step(x: Any) -> Any:
+        table.rows()["n"] += 1
+        other.rows(2, start=3)["n"] += 10
+        table.first.append(1)
+        return x * table.rows()["n"] * other.rows(2, start=3)["n"], len(table.first)
+
+    f = jit(step)
+    table.rows()["n"] = 5
+    for _ in range(3):
+        yield f(jnp.ones(2)), table.rows()["n"], other.rows(2, start=3)["n"]
+    Table.rows.cache_clear()
+    yield f(jnp.ones(2)), table.rows()["n"]
+
+
+class Holder:
+    def __init__(self, get: Any) -> None:
+        self.get = get
+
+
+def it_is_given(jit: Any, deco: Deco) -> Any:
+    record = deco(lambda n, m=1: [n])
+    holder, listed = Holder(record), [functools.partial(record, 5)]
+
+    def step(get: Any, holder: Any, x: Any) -> Any:
+        get(2).append(1)
+        holder.get(3).append(1)
+        listed[0](6).append(1)
+        return x * len(get(2)) * len(holder.get(3)) * len(listed[0](6))
+
+    f = jit(step)
+    for _ in range(3):
+        yield f(record, holder, jnp.ones(2))
+    record.cache_clear()
+    yield f(record, holder, jnp.ones(2)), record(2), record(3), record(5, 6)
+
+
+class Slotted:
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        self.rate = 2.0
+
+
+def an_object_with_slots_changes(jit: Any, deco: Deco) -> Any:
+    settings = deco(lambda: Slotted())
+    f = jit(lambda x: x * settings().rate)
+    for rate in (2.0, 3.0, 5.0):
+        settings().rate = rate
+        yield f(jnp.ones(2))
+
+
 PROGRAMS = [
+    *(of_instances_without_arrays, it_is_given, an_object_with_slots_changes),
     *(it_is_made_after_a_change_and_written, it_is_made_in_a_trace_that_begins_anew),
     *(numbers_change, it_is_returned, it_fails_at_first),
     *(a_setting_changes, a_counter_counts, items_by_key, an_attribute_of_a_net_is_replaced, of_methods),
@@ -322,3 +392,67 @@ def test_what_it_gave_in_a_trace_whose_end_the_function_caught_is_made_again():
         return [(f(jnp.ones(1)).tolist(), m.settings().steps, m.log[0]) for _ in range(3)]
 
     assert counts(graftax.jit) == counts(plain)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.w = jnp.ones(2)
+
+    @functools.cache  # noqa: B019
+    def state(self) -> dict[str, int]:
+        return {"n": 0}
+
+    @functools.cache  # noqa: B019
+    def double(self) -> Any:
+        return self.w * 2
+
+
+def test_the_cache_of_a_method_is_told_of_where_the_object_is_a_copy():
+    def step(model: Any) -> Any:
+        model.state()["n"] += 1
+        return model.w * model.state()["n"]
+
+    model = Model()
+    with pytest.warns(graftax.ImpureCallWarning, match=r"calls Model.state\(\) .*goes by the object, which is a copy"):
+        graftax.jit(step)(model)
+    assert Model.state.cache_info().currsize == 0
+    model.double()
+    with pytest.warns(graftax.ImpureCallWarning, match=r"calls Model.double\(\)"):
+        graftax.jit(lambda model: model.double())(model)
+    assert Model.double.cache_info().currsize == 1  # that of the caller's
+    assert graftax.jit(lambda model: model.double())(Model()).tolist() == [2.0, 2.0]  # nothing is lost
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="methods of C code are heard of from 3.12 on")
+def test_what_a_function_asks_a_cache_itself_is_told():
+    record = functools.cache(lambda n: [n])
+
+    def clear(x: Any) -> Any:
+        size = len(record(1))
+        record.cache_clear()
+        return x * size
+
+    def ask(cache: Any, x: Any) -> Any:
+        return x * cache.cache_info().currsize
+
+    with pytest.warns(graftax.ImpureCallWarning, match=r"clear calls cache_clear\(\) .*leave the cache alone"):
+        graftax.jit(clear)(jnp.ones(2))
+    with pytest.warns(graftax.ImpureCallWarning, match=r"ask calls cache_info\(\) .*do not ask it again"):
+        graftax.jit(ask)(record, jnp.ones(2))
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_a_cache_that_drops_what_the_function_asks_for_again_is_refused(size: int):
+    calls: list[int] = []
+
+    @functools.lru_cache(size)
+    def double(n: int) -> int:
+        calls.append(n)
+        return n * 2
+
+    def step(x: Any) -> Any:
+        return x * sum(double(n) for n in (1, 2, 3, 1))
+
+    with pytest.raises(graftax.MutationError, match=r"asks for .*double\(\d\), and its cache drops .*maxsize"):
+        graftax.jit(step)(jnp.ones(2))
+    assert double(1) == 2

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that a compiled function cannot repeat are named, once for each place, by the trace that sees them."""
 
+import asyncio
 import builtins
 import datetime
 import decimal
@@ -18,6 +19,7 @@ import uuid
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime as moment
+from multiprocessing.pool import ThreadPool
 from time import perf_counter as clock
 
 import jax
@@ -53,6 +55,21 @@ def thread(x):
 def pool(x):
     with ThreadPoolExecutor(1) as workers:
         list(workers.map(abs, [1]))
+
+
+def other_pool(x):
+    with ThreadPool(1) as workers:
+        workers.map(abs, [1])
+
+
+def in_a_loop(x):
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(loop.run_in_executor(None, abs, 1))
+    loop.close()
+
+
+def to_a_thread(x):
+    asyncio.run(asyncio.to_thread(abs, 1))
 
 
 def quiet_print(x):
@@ -113,6 +130,9 @@ KINDS = [
     (console, "calls sys.stdout.write()", "jax.debug.print"),
     (thread, "calls Thread.start()", "call the function directly"),
     (pool, "calls ThreadPoolExecutor.map()", "call the function directly"),
+    (other_pool, "calls Pool.map()", "call the function directly"),
+    (in_a_loop, "calls BaseEventLoop.run_in_executor()", "call the function directly"),
+    (to_a_thread, "calls asyncio.to_thread()", "call the function directly"),
     (lambda x: threading.current_thread().name, "calls threading.current_thread()", "as an argument"),
     (lambda x: threading.get_ident(), "calls threading.get_ident()", "as an argument"),
     (lambda x: stoppable.stop.is_set(), "calls Event.is_set()", "as an argument"),

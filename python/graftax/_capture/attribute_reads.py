@@ -56,6 +56,7 @@ class AttributeReads:
         self._sets_names = False  # is there code that sets attributes by names that it computes?
         self._matches = False  # is there code that matches classes?
         self._stored: set[str] = set()  # attributes that code sets
+        self._read: set[str] = set()  # attributes that it does more with than to set them
         self._of_super: set[str] = set()
         self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
         self._texts: set[str] = set()  # attributes that code may name by texts
@@ -79,6 +80,7 @@ class AttributeReads:
         self.attributes |= names.attributes
         self._of_super |= names.of_super
         self._stored |= names.stored_attributes
+        self._read |= names.read_attributes
         self._sets_names = self._sets_names or names.sets
 
     def note_library(self, names: Names) -> None:
@@ -97,6 +99,10 @@ class AttributeReads:
     def sets(self, name: str | None) -> bool:
         """Does code set an attribute of this name?"""
         return self._sets_names or name in self._stored
+
+    def reads(self, name: str) -> bool:
+        """May code ask for the value of an attribute of this name?"""
+        return self.reads_names or name in self._read
 
     def parents(self) -> list[type]:
         """The classes that code may ask for their subclasses."""

@@ -130,6 +130,7 @@ class Names(NamedTuple):
     assigned: frozenset[str]  # variables of an enclosing call that it assigns
     attributes: frozenset[str]
     stored_attributes: frozenset[str]
+    read_attributes: frozenset[str]
     of_super: frozenset[str]  # attributes that it may ask `super()` for
     texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
     literals: frozenset[str]  # its short texts: keys, perhaps
@@ -175,6 +176,7 @@ class _Scan:
         self.assigned: set[str] = set()
         self.attributes: set[str] = set()
         self.stored_attributes: set[str] = set()
+        self.read_attributes: set[str] = set()
         self._chain: tuple[str, ...] = ()
         self._module = ""  # that was imported last, or
         self._from = ""  # of which names were
@@ -190,7 +192,9 @@ class _Scan:
         if matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
             texts = {text for text in texts_in(self.code.co_consts) if text.isidentifier()}
             self.attributes |= texts
-            self.stored_attributes |= texts if not _SETS_BY_TEXT.isdisjoint(self.loaded) else set()
+            by_text = {*self.loaded, *self.attributes} & _BY_TEXT
+            self.stored_attributes |= texts if by_text & _SETS_BY_TEXT else set()
+            self.read_attributes |= texts if by_text - _SETS_BY_TEXT or matches else set()
         chains = self.chains
         longest = [c for c in chains if len(c) > 1 or not any(d[: len(c)] == c for d in chains if len(d) > len(c))]
         return Names(
@@ -202,6 +206,7 @@ class _Scan:
             frozenset(self.assigned),
             frozenset(self.attributes),
             frozenset(self.stored_attributes),
+            frozenset(self.read_attributes),
             frozenset(self.attributes if "super" in self.loaded else ()),
             frozenset(texts),
             frozenset(text for text in texts_in(self.code.co_consts) if len(text) <= _LONGEST_KEY),
@@ -225,6 +230,7 @@ class _Scan:
         chain: tuple[str, ...] = ()
         if op.startswith("LOAD_SUPER"):
             self.attributes.add(name)
+            self.read_attributes.add(name)
         elif op in _LOADS:
             chain = (name,)
             self.chains[chain] = None
@@ -257,8 +263,7 @@ class _Scan:
 
     def _attribute(self, name: str, is_stored: bool) -> None:
         self.attributes.add(name)
-        if is_stored:
-            self.stored_attributes.add(name)
+        (self.stored_attributes if is_stored else self.read_attributes).add(name)
         self._chain = (*self._chain, name) if self._chain else ()
         if self._chain:
             self.chains[self._chain] = None

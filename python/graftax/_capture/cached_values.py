@@ -11,28 +11,63 @@ A cache that a trace would fill is filled before it, by plain Python: otherwise 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import types
 import weakref
-from collections.abc import Generator
-from typing import Any
+from collections import Counter
+from collections.abc import Container, Generator, Iterator
+from typing import Any, NamedTuple
 
 import jax
 
+from graftax._base.class_lookup import in_mro
+from graftax._base.errors import MutationError
 from graftax._base.missing import MISSING
-from graftax._capture.cache_layout import Cache, is_known, results_in, table_of
+from graftax._capture.cache_layout import Cache, is_known, results_in, table_of, take_out
 from graftax._capture.library_reads import Held, can_be_root, watch_attributes
 from graftax._capture.origin import Origin
-from graftax._capture.user_caches import attributes_of, values_in
+from graftax._capture.retrace_signals import NewReads
+from graftax._capture.user_caches import attributes_of, is_object, values_in
 
 _SIMPLE = int, float, complex, bool, str, bytes, type(None)
+_CONTAINERS = list, dict, set
+_MOST_FILLS = 3  # of a cache with one result, in one call
 _MOST_KEYS = 64  # of a cache that is looked at
 
 Binding = tuple[Any, Any]
 
+DROPPED = (
+    "The function asks for {call}, and the cache drops the result before the call has ended: there is no room for it, "
+    "or the function clears the cache. A compiled function cannot compute it again in each call, as plain Python does. "
+    "Give the cache a larger maxsize, clear it outside, or take it away."
+)
+
+
+class CachedCall(NamedTuple):
+    """Where code calls the function of a cache."""
+
+    name: str
+    code: types.CodeType
+    line: int
+    module: str | None
+
+
+class _OfCopy(NamedTuple):
+    """A cache that the trace fills for a copy of an object of the caller's."""
+
+    cache: Any
+    copy: object
+    is_known: bool  # has it a result for the caller's object?
+    call: CachedCall
+
+    def is_of(self, key: object) -> bool:
+        return any(part is self.copy for part in _parts(key))
+
 
 class _Now(threading.local):
     def __init__(self) -> None:
+        self.copies: list[_OfCopy] = []
         self.given: dict[int, dict[Any, Any]] | None = None  # what each cache gave out when the trace began
 
 
@@ -47,19 +82,45 @@ class CachedValues:
         self._to_fill: list[tuple[Any, tuple[Any, ...]]] = []
         self._errors: dict[tuple[int, tuple[Any, ...]], Exception] = {}
         self._filled: set[tuple[int, tuple[Any, ...]]] = set()
+        self._times: Counter[tuple[int, tuple[Any, ...]]] = Counter()  # how often each was filled in this call
         self._now = _Now()
 
     @contextlib.contextmanager
     def begun(self) -> Generator[None]:
         """While entered, a trace runs. What it puts into a cache is its own, and no root of it."""
         around, self._now.given = self._now.given, {}
+        copies_around, self._now.copies = self._now.copies, []
         try:
             for reference in list(self._caches.values()):
                 if (cache := reference()) is not None:
                     self._now.given[id(cache)] = results_in(cache)
             yield
+        except NewReads:
+            raise
+        except BaseException:
+            self._times.clear()
+            raise
+        else:
+            self._times.clear()
         finally:
-            self._now.given = around
+            for each in self._now.copies:
+                for key in filter(each.is_of, results_in(each.cache)):
+                    take_out(each.cache, key)
+            self._now.given, self._now.copies = around, copies_around
+
+    def note_copy(self, function: types.FunctionType, copy: object, original: int, frame: types.FrameType) -> None:
+        """The trace computes a result for a copy of the caller's object, which no call will ask the cache for."""
+        if (cache := self._functions[id(function)]()) is not None:
+            is_known = any(id(part) == original for key in results_in(cache) for part in _parts(key))
+            place = frame.f_code, frame.f_lineno, frame.f_globals.get("__name__")
+            self._now.copies.append(_OfCopy(cache, copy, is_known, CachedCall(function.__qualname__, *place)))
+
+    def lost(self) -> Iterator[CachedCall]:
+        """The calls of this trace for copies that plain Python had a result for, or keeps an object of."""
+        for each in self._now.copies:
+            made = [result for key, result in results_in(each.cache).items() if each.is_of(key)]
+            if each.is_known or any(type(x) in _CONTAINERS or is_object(x) for x in made):
+                yield each.call
 
     def note(self, cache: object) -> types.CodeType | None:
         """Notes a cache that code names. Gives the code of its function where that is new."""
@@ -111,6 +172,10 @@ class CachedValues:
         """Calls what traces would have filled caches with. False where that is nothing."""
         calls, self._to_fill = self._to_fill, []
         for cache, arguments in calls:
+            self._times[id(cache), arguments] += 1
+            if self._times[id(cache), arguments] > _MOST_FILLS:
+                self._times.clear()
+                raise MutationError(DROPPED.format(call=_text(cache, arguments, ())))
             try:
                 with jax.ensure_compile_time_eval():
                     cache(*arguments)
@@ -132,7 +197,7 @@ class CachedValues:
             cache = reference()
             if cache is None or not 0 < cache.cache_info().currsize <= _MOST_KEYS:
                 continue
-            results = {key: value for key, value in results_in(cache).items() if _is_simple(key)}
+            results = {key: value for key, value in results_in(cache).items() if _is_watched(key)}
             if self._now.given is not None:
                 given = self._now.given.setdefault(id(cache), results)  # another thread may have noted it
                 results = {key: value for key, value in results.items() if given.get(key, MISSING) is value}
@@ -140,7 +205,7 @@ class CachedValues:
             bindings += [(table, key) for key in results]
             for key, result in results.items():
                 if _can_be_root(result):
-                    name = _text(cache, key)
+                    name = _text(cache, key, objects)
                     known = self.objects.get(name)
                     objects[name] = known if known is not None and known.value is result else Held(result)
                 else:
@@ -153,20 +218,33 @@ class CachedValues:
 
 
 def _is_simple(key: object) -> bool:
-    parts: tuple[Any, ...] = key if type(key) is tuple else (key,)
-    return all(type(part) in _SIMPLE or isinstance(part, type) for part in parts)
+    return all(type(part) in _SIMPLE or isinstance(part, type) for part in _parts(key))
 
 
-def _text(cache: Any, key: object) -> str:
-    arguments = key if type(key) is tuple else (key,)
-    return f"{cache.__module__}.{cache.__qualname__}({', '.join(map(repr, arguments))})"
+def _parts(key: object) -> tuple[Any, ...]:
+    """The arguments in a key."""
+    return key if type(key) is tuple else (key,)
+
+
+def _is_watched(key: object) -> bool:
+    """Can it be looked up without code of the user's? So can an object that is compared by identity."""
+    return all(_is_simple(part) or _is_by_identity(type(part)) for part in _parts(key))
+
+
+def _is_by_identity(cls: type) -> bool:
+    return all(in_mro(cls, name) is vars(object)[name] for name in ("__hash__", "__eq__"))
+
+
+def _text(cache: Any, key: object, taken: Container[str]) -> str:
+    """What messages call a result of the cache."""
+    shown = [repr(part) if _is_simple(part) else type(part).__qualname__ for part in _parts(key)]
+    text = f"{cache.__module__}.{cache.__qualname__}({', '.join(shown)})"
+    return next(each for i in itertools.count() if (each := f"{text} ({i})" if i else text) not in taken)
 
 
 def _can_be_root(result: object) -> bool:
     """Is it an object that can change, with no array in it?"""
-    if type(result) not in (list, dict, set) and attributes_of(result) is None:
-        return False
-    return can_be_root(result)
+    return (type(result) in _CONTAINERS or is_object(result)) and can_be_root(result)
 
 
 def _bindings_of(result: object, watched: set[int]) -> list[Binding]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from graftax._base.errors import ImpureCallWarning
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names, cells_of, is_never_asked, is_users_code, names_of
+from graftax._capture.cached_values import CachedCall
 from graftax._capture.caught_errors import FrameEvents
 from graftax._capture.code_by_identity import MetCode
 from graftax._capture.impure_functions import (
@@ -33,6 +34,7 @@ from graftax._capture.impure_functions import (
     Call,
     Table,
     call_of,
+    call_of_instance,
     handing_over,
     is_console,
     is_date,
@@ -227,6 +229,12 @@ class ImpureCalls:
         lines = {f"{code.co_filename}:{line}" for code in suspects for _, _, line in code.co_lines()}
         return any(not lines.isdisjoint(places) for places in self.heard.values())
 
+    def tell_of_copies(self, calls: Iterable[CachedCall]) -> None:
+        """Tells of results that a cache keeps for an object, where the trace has a copy of that."""
+        if (watch := _watch()) is not None:
+            for call in calls:
+                watch.tell_of_cache(call)
+
     @contextlib.contextmanager
     def named(self, name: str, wanted: bool, opaque: Sequence[object] = (), warns: bool = True) -> Generator[None]:
         """While a trace of the function `name` runs in this thread: its calls are `heard`, where that is wanted.
@@ -343,6 +351,10 @@ class _Watch:
             way=call.kind.way,
         )
         self._warnings[key] = message, module
+
+    def tell_of_cache(self, call: CachedCall) -> None:
+        if is_users_code(call.code, vars(sys.modules.get(call.module or "", builtins))):
+            self._tell(call_of_instance(call.name), *call[1:])
 
     def tell_of_environ(self, frame: types.FrameType | None) -> None:  # unmeasured: in an event
         """`frame` is of the environment itself."""

@@ -44,6 +44,15 @@ _SIGNAL = Kind(
     "do not do it again",
     "Read or set it outside and pass what the function needs as an argument.",
 )
+_CACHE = Kind(
+    "leave the cache alone, and do not ask it again",
+    "Do it outside, and pass what the function needs as an argument.",
+)
+_CACHE_OF_INSTANCE = Kind(
+    "compute nothing, and neither find a result in the cache nor put one there",
+    "The cache goes by the object, which is a copy while the function is traced. Use functools.cached_property, or "
+    "pass the result to the function as an argument.",
+)
 _WARN = Kind("warn of nothing", "jax.debug.callback and jax.experimental.io_callback call a function on every run.")
 _HANDED = Kind(
     "leave the object alone",
@@ -79,6 +88,8 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
     "io": ((_FILE, ("open",)),),
     "numpy": ((_FILE, ("load", "save", "savez", "savez_compressed", "loadtxt", "savetxt", "genfromtxt", "fromfile")),),
     "decimal": ((_SETTING, ("getcontext", "setcontext", "localcontext")),),
+    "asyncio.threads": ((_THREADS, ("to_thread",)),),
+    "_thread": ((_THREADS, ("start_new_thread",)),),
     "threading": ((_THREAD, ("current_thread", "get_ident", "get_native_id", "active_count", "enumerate")),),
     "warnings": ((_WARN, ("warn", "warn_explicit")),),
     "logging": ((_LOG, _LOGS),),
@@ -97,6 +108,12 @@ _METHODS: dict[tuple[str, str], tuple[Kind, tuple[str, ...]]] = {
     ("concurrent.futures._base", "Future"): (_SIGNAL, ("done", "running", "cancel", "result", "exception")),
     ("concurrent.futures.thread", "ThreadPoolExecutor"): (_THREADS, ("submit", "map")),
     ("concurrent.futures.process", "ProcessPoolExecutor"): (_THREADS, ("submit", "map")),
+    ("multiprocessing.pool", "Pool"): (
+        _THREADS,
+        ("apply", "apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered"),
+    ),
+    ("asyncio.base_events", "BaseEventLoop"): (_THREADS, ("run_in_executor",)),
+    ("functools", "_lru_cache_wrapper"): (_CACHE, ("cache_clear", "cache_info")),
     ("pathlib", "Path"): (
         _FILE,
         (
@@ -164,7 +181,13 @@ def _table(modules: tuple[str, ...], classes: tuple[tuple[str, str], ...]) -> Ta
         names = vars(sys.modules[module])
         if module in ("random", "numpy.random"):
             states[id(names["random"].__self__)] = module
-        shown = {"posixpath": "os.path.", "ntpath": "os.path.", "builtins": "", "io": ""}.get(module, f"{module}.")
+        shown = {
+            "posixpath": "os.path.",
+            "ntpath": "os.path.",
+            "asyncio.threads": "asyncio.",
+            "builtins": "",
+            "io": "",
+        }.get(module, f"{module}.")
         unseeded, chosen = _UNSEEDED.get(module, (_RANDOM, ()))[1], _FUNCTIONS[module]
         for advice, name in [
             (advice, name) for advice, chosen_names in chosen for name in chosen_names or names["__all__"]
@@ -177,7 +200,8 @@ def _table(modules: tuple[str, ...], classes: tuple[tuple[str, str], ...]) -> Ta
     for module, name in classes:
         cls, (advice, chosen) = getattr(sys.modules[module], name), _METHODS[module, name]
         functions = [(method, getattr(cls, method, None)) for method in chosen]
-        methods.update((getattr(f, "__func__", f), Call(f"{name}.{method}", advice)) for method, f in functions if f)
+        shown = "" if name == "_lru_cache_wrapper" else f"{name}."
+        methods.update((getattr(f, "__func__", f), Call(f"{shown}{method}", advice)) for method, f in functions if f)
     codes = {id(f.__code__): call for f, call in methods.items() if isinstance(f, types.FunctionType)}
     codes.update((id(code), ENVIRON) for code in ENVIRON_CODES)
     last_names = {call.name.rpartition(".")[2] for call in (*calls.values(), *methods.values())}
@@ -239,6 +263,11 @@ def call_of(function: Any, first: Any = MISSING) -> Call | None:
     if call is None and id(first) in table.states and hasattr(function, "__name__"):
         return Call(f"{table.states[id(first)]}.{function.__name__}", _RANDOM)
     return call
+
+
+def call_of_instance(method: str) -> Call:
+    """A method under `functools.cache` that fills it for an object which is a copy of the caller's."""
+    return Call(method, _CACHE_OF_INSTANCE)
 
 
 def is_console(value: object) -> bool:

@@ -133,6 +133,7 @@ class Rebuilt:
         self.take_in: Callable[[], bool] | None = None  # gives the trace the roots that its read set has found
         self.answer_calls: Callable[[], None] | None = None  # begins to answer calls in place of their frames
         self.has_changed: Callable[[], bool] = lambda: False  # has the trace changed what was rebuilt?
+        self.left_out: Callable[[], list[tuple[str, type, str, bool]]] = list  # as `Trace.left_out`
         self.made: list[tuple[types.FunctionType, dict[str, Any]]] = []  # by its frames; the globals of their module
         self._trace: _core.Trace | None = None
         self._ids: dict[int, tuple[int, int]] = {}
@@ -140,11 +141,11 @@ class Rebuilt:
     def begin(self, trace: _core.Trace) -> None:
         """The trace has rebuilt its roots, or more of them."""
         self.functions.update(map(id, trace.functions()))
-        self._trace, self.has_changed = trace, trace.has_changed
+        self._trace, self.has_changed, self.left_out = trace, trace.has_changed, trace.left_out
 
     def end(self) -> None:
         self._trace = self.views = self.take_in = self.answer_calls = None
-        self.has_changed = lambda: False
+        self.has_changed, self.left_out = lambda: False, list
         self._ids = {}
         self.raised.clear()
         self.made.clear()
@@ -157,11 +158,20 @@ class Rebuilt:
                 _core.give_parts(function, scope, function.__closure__)
         self.made.clear()
 
-    def id(self, obj: object, /) -> int:
-        """What `id` is for code under the trace: of a copy, that of the caller's object."""
+    def _identity(self, obj: object) -> tuple[int, int] | None:
+        """Of a copy: the tracked index and the id of the caller's object."""
         if self._trace is not None:
             self._ids, self._trace = self._trace.identities(), None
-        identity = self._ids.get(builtins.id(obj))
+        return self._ids.get(builtins.id(obj))
+
+    def copied(self, obj: object) -> int | None:
+        """Of a copy: the id of the caller's object."""
+        identity = self._identity(obj)
+        return None if identity is None or identity[1] == builtins.id(obj) else identity[1]
+
+    def id(self, obj: object, /) -> int:
+        """What `id` is for code under the trace: of a copy, that of the caller's object."""
+        identity = self._identity(obj)
         if identity is None:
             return builtins.id(obj)
         self.asked[identity[0]] = identity[1]
@@ -365,7 +375,8 @@ class Views:
 
     def _run(self, function: Callable[[], object], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
-        reads.begin({origin.key for origin, _ in self._shown}, self._rebuilt.take_in, self._has_changed)
+        shown, rebuilt = {origin.key for origin, _ in self._shown}, self._rebuilt
+        reads.begin(shown, rebuilt.take_in, self._has_changed, rebuilt.copied)
         self._begun = {i: dict(frame_scope) for i, (_, frame_scope) in self._scopes.items()}
         self._patch(list(self._classes.values()))
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable
@@ -107,6 +108,8 @@ class ReadSet(CodeReads):
                 with self.lock:  # a program on disk depends on its code
                     self._meet(present, code, scope, function, first)
                 return self.signals.give()
+            if (original := self._now.copied(first)) is not None:
+                self.cached.note_copy(function, first, original, sys._getframe(1))
         if self.known.has(code, scope):
             return False
         if code in self._own_codes and function is self._itself():
@@ -255,13 +258,14 @@ class ReadSet(CodeReads):
         shown: set[tuple[int, str | None]],
         take_in: Callable[[], bool] | None,
         has_changed: Callable[[], bool],
+        copied: Callable[[object], int | None],
     ) -> None:
         """A trace begins: notes what the names hold that code may set, and does not see rebuilt.
 
         `take_in` gives it the roots that are found while it runs; it is False where the trace has to begin anew.
-        `has_changed` says whether it has changed anything so far.
+        `has_changed` says whether it has changed anything so far, `copied` gives the id of what an object is a copy of.
         """
-        self._now.begin(shown, take_in, has_changed)
+        self._now.begin(shown, take_in, has_changed, copied)
         self._note_before()
 
     def end(self) -> bool:
@@ -308,6 +312,13 @@ class ReadSet(CodeReads):
                 self.attributes.add_module(value)
         self._look_up()
         return self._size != size_before
+
+    @alone
+    def see_given(self, caches: Iterable[object]) -> bool:
+        """Notes the caches among a call's roots. True where what they give out is a new root."""
+        for cache in caches:
+            self._note_cache(cache)
+        return self.see_caches()
 
     # ---- between calls
 

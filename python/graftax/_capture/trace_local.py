@@ -46,15 +46,17 @@ class Now(threading.local):
         self.locks = Locks(())  # of the trace that runs
         self.take_in: Callable[[], bool] | None = None  # takes in new roots while it runs, where it can
         self.has_changed: Callable[[], bool] = lambda: False  # has it changed anything so far?
+        self.copied: Callable[[object], int | None] = lambda obj: None  # of a copy: the id of the caller's object
 
     def begin(
         self,
         shown: set[tuple[int, str | None]],
         take_in: Callable[[], bool] | None,
         has_changed: Callable[[], bool],
+        copied: Callable[[object], int | None],
     ) -> None:
         self.shown, self.trace, self.noted, self.runs = shown, current_trace(), (), False
-        self.take_in, self.has_changed = take_in, has_changed
+        self.take_in, self.has_changed, self.copied = take_in, has_changed, copied
         self._held, self._states = {}, {}
 
     def show(self, keys: Iterable[tuple[int, str | None]]) -> None:
@@ -97,7 +99,7 @@ class Now(threading.local):
                     changed.append((Origin(holder, name, True), was))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
         self.shown, self.trace, self.take_in, self._held, self._states = None, None, None, {}, {}
-        self.has_changed = lambda: False
+        self.has_changed, self.copied = lambda: False, lambda obj: None
         for origin, was in changed:
             origin.put(was)
         for state in states:

@@ -66,6 +66,8 @@ def note_cache(value: object) -> Any:
     """Notes a cache that code under a trace names, and gives it; None of any other value."""
     if isinstance(value, (staticmethod, classmethod)):
         value = cast("Any", value).__func__
+    elif isinstance(value, property):
+        value = value.fget
     if type(value) is not Cache:
         return None
     ref = weakref.ref(value, _forget)
@@ -86,9 +88,14 @@ def _hold(cache: object) -> None:
             _now.held[id(held)] = held, held.copy(), cache
 
 
+def is_object(value: object) -> bool:
+    """Is it an instance of a class that a class statement made?"""
+    return not issubclass(type(value), _NO_HOLDERS) and bool(type(value).__flags__ & HEAP_TYPE)
+
+
 def attributes_of(value: object) -> dict[str, Any] | None:
     """The attributes of an instance of a class that a class statement made. No code of the class runs for it."""
-    if issubclass(type(value), _NO_HOLDERS) or not type(value).__flags__ & HEAP_TYPE:
+    if not is_object(value):
         return None
     try:
         found = object.__getattribute__(value, "__dict__")

@@ -23,6 +23,7 @@ import jax.numpy
 import numpy as np
 
 from graftax import interop
+from graftax._base.class_lookup import in_mro
 from graftax._base.trace_markers import Dynamic, Static
 from graftax._graph.module import Module
 from graftax._graph.path import Graph
@@ -168,7 +169,7 @@ def is_known_class(cls: type) -> bool:
     if cls in by_fields or cls in static_classes or issubclass(cls, (Module, np.generic)) or is_tree_node(cls):
         return True
     # Named tuples are built by `tuple.__new__`, which runs no code of theirs.
-    if issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple):
+    if issubclass(cls, tuple) and isinstance(in_mro(cls, "_fields"), tuple):
         return True
     if cls.__module__ == "jax.numpy" or issubclass(cls, enum.Enum):
         return True

@@ -27,6 +27,7 @@ from graftax import _core
 from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError
 from graftax._base.given_warnings import note_warning
 from graftax._base.handles import is_handle
+from graftax._capture.cache_layout import Cache
 from graftax._capture.retrace_signals import MOST_RESTARTS, NewReads
 from graftax._capture.signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
@@ -330,7 +331,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         reads.note_itself(self._function)
         grown |= reads.refresh() | reads.see_named(recording.named)
         if not is_kept(self._table):  # what it has put into caches is no root of this call
-            grown |= reads.see_caches()
+            grown |= reads.see_given(recording.instances((Cache,)))
         if grown or not signature.has_roots_of(reads) or signature.code is not code:
             raise NewReads
 

@@ -24,6 +24,7 @@ from graftax._capture.host_callbacks import codes as host_codes
 from graftax._capture.host_callbacks import give_own, host_functions, rule_codes, warn_of_changes
 from graftax._capture.leaked_classes import refuse_tracers_in_classes
 from graftax._capture.leaked_tracers import ended_among, is_unexpected, refuse_ended, refuse_text
+from graftax._capture.left_out_fields import refuse_left_out
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.numpy_in_place import watching_numpy
@@ -254,6 +255,8 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
                 if reads is not None or _core.is_watched() or not options.warns_impure:
                     result = signature.call(*call_arguments)
+                    if reads is not None:
+                        reads.impure.tell_of_copies(reads.cached.lost())
                 else:
                     run = functools.partial(signature.call, *call_arguments)
                     result = _core.run_watched(
@@ -277,6 +280,8 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
             raise NewReads  # found in host callbacks of this trace, or meanwhile by a trace in another thread
         if options.warns_impure:
             tell_of_caught(plan.name, graph.raised)
+        if uses_up and not by_value:
+            refuse_left_out(plan.name, graph.left_out(), None if reads is None else reads.attributes.reads)
         if options.captured and restore_attributes(caller, attributes):
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
         return as_jax_returns(result, growth.leaves if growth else leaves) if options.as_jax else result

@@ -15,6 +15,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from graftax._base.class_lookup import in_mro
 from graftax._graph.types.describe import plain
 
 _LONG = 60  # characters of a value
@@ -46,7 +47,7 @@ def type_text(value: Any) -> str:
         return f"method {getattr(value.__func__, '__qualname__', '')}"
     if isinstance(value, functools.partial):
         return f"partial of {_callable_name(cast('Any', value).func)}"
-    if isinstance(value, _CONTAINERS) and not hasattr(type(value), "_fields"):
+    if isinstance(value, _CONTAINERS) and in_mro(type(value), "_fields") is None:
         return f"{name} of {_length(value)}"
     return name
 

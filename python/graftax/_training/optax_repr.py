@@ -7,13 +7,15 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from graftax._base.class_lookup import in_mro
+
 _DEPTH = 8  # of transformations in each other
 _WRAPPER = "with_extra_args_support"  # what Optax puts around others to pass arguments on
 
 
 def is_transformation(value: Any) -> bool:
     """Is this the pair of functions that Optax calls a GradientTransformation?"""
-    return isinstance(value, tuple) and getattr(type(value), "_fields", ()) == ("init", "update")
+    return isinstance(value, tuple) and in_mro(type(value), "_fields") == ("init", "update")
 
 
 def transformation_text(tx: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from jax import tree_util
 
 from graftax import _core, interop
+from graftax._base.class_lookup import in_mro
 from graftax._base.key_path import keystr
 from graftax._base.type_record import TreeDescription
 from graftax._graph.node_text import keys_of, list_text, node_text, value_text
@@ -37,8 +38,8 @@ def describe(cls: Any) -> TreeDescription:
         return TreeDescription("node")
     functions = tree_functions(cls)
     if functions is None:
-        names: Any = getattr(cls, "_fields", None)
-        if hasattr(cls, "_fields") and issubclass(cls, tuple):
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):  # JAX asks the metaclass, too
+            names: Any = in_mro(cls, "_fields")
             children = tuple(map(str, names)) if isinstance(names, tuple) else ()
             return TreeDescription("node", None, _is_plain_namedtuple(cls), children)
         # The functions that it was registered with cannot be read, so JAX's public API opens it.

@@ -9,6 +9,8 @@ import types
 from collections.abc import Sequence
 from typing import Any, cast
 
+from graftax._base.class_lookup import in_mro
+
 _DEPTH = 4  # immutable values within each other
 
 
@@ -35,7 +37,7 @@ def put_in_place(symbols: list[Any], numbers: Sequence[object]) -> None:
 
 
 def _is_immutable(holder: object) -> bool:
-    of_fields = issubclass(type(holder), tuple) and hasattr(type(holder), "_fields")
+    of_fields = issubclass(type(holder), tuple) and in_mro(type(holder), "_fields") is not None
     return type(holder) in (tuple, slice) or (of_fields and not hasattr(holder, "__dict__"))
 
 

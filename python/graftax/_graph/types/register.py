@@ -17,6 +17,7 @@ from jax.tree_util import GetAttrKey
 from jax.typing import DTypeLike
 
 from graftax import _core
+from graftax._base.class_lookup import in_mro
 from graftax._base.errors import UnsupportedValueError
 from graftax._base.trace_markers import Static
 from graftax._base.type_record import Description
@@ -243,7 +244,7 @@ class _Fields:
     """Flattens and unflattens the instances of a class. `name in fields` tells whether an attribute is static."""
 
     def __init__(self, cls: type, static: frozenset[str], dynamic: frozenset[str] | None, numbers: bool) -> None:
-        declared: dict[str, Any] = getattr(cls, "__dataclass_fields__", {})
+        declared: dict[str, Any] = in_mro(cls, "__dataclass_fields__") or {}
         declared_static = frozenset(name for name, field in declared.items() if field.metadata.get("static", False))
         # `Cls[int](...)` sets this attribute on an instance of a generic class.
         generic = frozenset({"__orig_class__"} if issubclass(cls, Generic) else ())  # type: ignore[arg-type]

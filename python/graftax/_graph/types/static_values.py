@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from graftax._base.class_lookup import in_mro
 from graftax._base.errors import UnsupportedValueError
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -113,7 +114,7 @@ def write_text_array(array: np.ndarray[Any, Any], content: tuple[str, tuple[int,
 
 
 def is_structseq(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields") and not hasattr(cls, "_fields")
+    return issubclass(cls, tuple) and in_mro(cls, "n_sequence_fields") is not None and in_mro(cls, "_fields") is None
 
 
 def structseq_value(obj: Any) -> tuple[Any, ...]:
