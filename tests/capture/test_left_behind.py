@@ -35,6 +35,8 @@ PUTS = {
     "by a computed name": "setattr(mod, name(), x)",
     "through a helper": "put(mod, 'last', [x])",
     "in the module's dict": "vars(mod)['last'] = (x, 1)",
+    "in the module's __dict__": "mod.__dict__['last'] = x * 3",
+    "by an update of it": "mod.__dict__.update(last=x, held=[x])",
     "a class": "setattr(A, 'last', x)",
     "a class by a computed name": "setattr(A, name(), {'k': x})",
     "a class that counts": "A.last = getattr(A, 'last', 0) + 1",

@@ -159,3 +159,32 @@ def test_a_name_that_is_given_to_getattribute_is_read():
     assert float(step(jnp.ones(()), Scale())) == 3
     Scale.rate = 2.0
     assert float(step(jnp.ones(()), Scale())) == 6
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_a_subclass_gets_a_name_that_the_function_sets_in_a_base(by_text):
+    class Base:
+        rate = 2.0
+
+    class Child(Base):
+        pass
+
+    def f(y):
+        rate = Child().rate
+        if by_text:
+            setattr(Base, "rate", rate + 1.0)  # noqa: B010
+        else:
+            Base.rate = rate + 1.0
+        return y * rate
+
+    def after(changes, call):
+        Base.rate = 2.0
+        for change in changes:
+            if change is None:
+                del Child.rate
+            elif change != ():
+                Child.rate = change
+            yield call(x).tolist(), Base.rate
+
+    changes = ((), (), 55.0, property(lambda self: 57.0), 3.0, None, ())
+    assert list(after(changes, graftax.jit(f))) == list(after(changes, f))

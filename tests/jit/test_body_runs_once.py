@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import types
 from collections.abc import Callable
@@ -239,6 +240,36 @@ def test_what_must_not_be_done_twice_is_refused_a_second_time(
     assert path.read_text() == "x" and Counted.n == 0  # the objects are as they were
     np.testing.assert_array_equal(jitted(x), [2, 0, 1] if helper is by_values else x)
     assert path.read_text() == "xx"
+
+
+def make_folder(path: Path) -> None:
+    os.mkdir(path)
+
+
+def make_folder_of_path(path: Path) -> None:
+    path.mkdir()
+
+
+def make_where_there_is_none(path: Path) -> None:
+    path.mkdir(exist_ok=True)
+
+
+@pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
+@pytest.mark.parametrize("act", [make_folder, make_folder_of_path, make_where_there_is_none])
+def test_a_folder_is_made_once(act: Callable[[Path], None], tmp_path: Path):
+    Counted.n = 0
+
+    @graftax.jit
+    def f(x: jax.Array) -> jax.Array:
+        act(tmp_path / "folder")
+        return by_class(x)
+
+    if act is make_where_there_is_none:
+        np.testing.assert_array_equal(f(jnp.arange(3.0)), jnp.arange(3.0))
+    else:
+        with pytest.raises(graftax.MutationError, match=r"f called \S*mkdir\(\) .* a second time"):
+            f(jnp.arange(3.0))
+    assert (tmp_path / "folder").is_dir()
 
 
 def test_what_can_be_done_twice_is_not_refused(tmp_path: Path):

@@ -40,3 +40,19 @@ def test_so_do_its_attributes() -> None:
     with pytest.raises(DivergedError) as caught:
         graftax.jit(f)(model)
     assert caught.value.model is model
+
+
+def test_within_containers_and_in_what_it_was_raised_from() -> None:
+    def f(model: Any, given: Any) -> None:
+        note = {"models": [model, (1, model)], "given": given}
+        try:
+            raise KeyError(model)
+        except KeyError as error:
+            raise DivergedError(note, [note]) from error
+
+    model, given = SimpleNamespace(w=f32(2)), [1]
+    with pytest.raises(DivergedError) as caught:
+        graftax.jit(f)(model, given)
+    note, listed = caught.value.args
+    assert note["models"][0] is note["models"][1][1] is model and note["given"] is given and listed[0] is note
+    assert caught.value.__cause__ is not None and caught.value.__cause__.args[0] is model

@@ -61,6 +61,10 @@ _HANDED = Kind(
 )
 _LOG = Kind("log nothing", "jax.debug.callback and jax.experimental.io_callback call a function on every run.")
 
+# What fails when it is done a second time; with one of these arguments it does not.
+_ONCE = ("mkdir", "makedirs", "rmdir", "remove", "unlink", "rename", "replace")
+_REPEATED = frozenset(("exist_ok", "missing_ok"))
+
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 _LOGS = ("debug", "info", "warning", "error", "exception", "critical", "log", "warn")
 NOW = ("now", "today", "utcnow")
@@ -74,7 +78,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
     "secrets": ((_VALUES, ("token_bytes", "token_hex", "token_urlsafe", "choice", "randbelow", "randbits")),),
     "os": (
         (_VALUES, ("urandom", "getcwd", "getcwdb", "getpid", "getloadavg")),
-        (_FILES, ("listdir", "scandir", "stat", "mkdir", "makedirs", "remove", "unlink", "rename", "replace", "walk")),
+        (_FILES, ("listdir", "scandir", "stat", "walk", *_ONCE)),
         (_PROCESS, ("system", "popen", "posix_spawn", "kill")),
     ),
     "subprocess": ((_PROCESS, ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")),),
@@ -118,7 +122,7 @@ _METHODS: dict[tuple[str, str], tuple[Kind, tuple[str, ...]]] = {
         _FILE,
         (
             *("read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "iterdir"),
-            *("glob", "rglob", "mkdir", "rmdir", "touch", "unlink", "rename", "replace", "stat", "cwd", "home"),
+            *("glob", "rglob", "touch", "stat", "cwd", "home", *_ONCE),
         ),
     ),
 }
@@ -139,7 +143,10 @@ class Call(NamedTuple):
     is_read: bool = False
 
     def of_code(self, code: types.CodeType) -> Call:
-        """The call as this code makes it: what opens a file may append to it."""
+        """The call as this code makes it: what opens a file may append to it, and a folder is made once."""
+        if self.kind in (_FILE, _FILES) and self.name.rpartition(".")[2] in _ONCE:
+            keywords = {text for const in code.co_consts if type(const) is tuple for text in const}
+            return self if keywords & _REPEATED else self._replace(kind=self.kind._replace(is_once=True))
         is_open = self.kind is _FILE and self.name.endswith("open") and not _APPENDS.isdisjoint(code.co_consts)
         return self._replace(kind=_APPEND) if is_open and _appends(code) else self
 

@@ -26,7 +26,9 @@ from graftax._capture.impure_functions import VARS_OF_MODULE
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
+from graftax._capture.user_caches import holds_tracer
 from graftax._jax.inner_frames import inner_frames
+from graftax._jax.traces import current_trace
 
 
 class _SeenAttribute:
@@ -378,6 +380,9 @@ class Views:
         shown, rebuilt = {origin.key for origin, _ in self._shown}, self._rebuilt
         reads.begin(shown, rebuilt.take_in, self._has_changed, rebuilt.copied)
         self._begun = {i: dict(frame_scope) for i, (_, frame_scope) in self._scopes.items()}
+        held = [
+            (origin, origin.value()) for origin, _ in self._shown if isinstance(origin.holder, dict) and origin.name
+        ]
         self._patch(list(self._classes.values()))
         try:
             scopes = list(self._scopes.values())
@@ -386,6 +391,7 @@ class Views:
             run = functools.partial(self._answering, function)
             result = _core.run_watched(run, *arguments, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
+            self._take_over(held)
             replaced = [*self._unpatch(reads), *self._set_by_computed_names(reads)]
             for origin in replaced:
                 reads.names.assign(origin)
@@ -430,6 +436,15 @@ class Views:
             if frame_scope.get(name, MISSING) is not begun[i].get(name, MISSING)
             if (i, name) not in known_keys and name != "__builtins__"
         ]
+
+    def _take_over(self, held: list[tuple[Origin, Any]]) -> None:
+        """A tracer that was put into a module past what frames see of it, as `module.__dict__[name] = value` does."""
+        ending = current_trace()
+        for origin, before in held:
+            value = origin.value()
+            if value is not before and holds_tracer(value, ending):
+                self.scope(origin.holder)[origin.name or ""] = value
+                origin.put(before)
 
     def _now(self, origin: Origin) -> Any:
         if isinstance(origin.holder, type):

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from graftax import _core
-from graftax._capture.bytecode import OF_KEYS, is_constant
+from graftax._capture.bytecode import OF_KEYS, in_class, is_constant
 from graftax._capture.origin import Origin
 from graftax._capture.trace_local import alone
 
@@ -100,12 +100,17 @@ class ReadNames:
         if key in self._own:
             self.shared.add(name)
             self.hidden.discard(name)
-        if key in self._seen:
+        if key in self._seen or self._is_fed(holder, name):
             return
         if can_be_root and not is_constant(value):
             self.add(Origin(holder, name))
         else:
             self.bind(holder, name)
+
+    def _is_fed(self, holder: object, name: str) -> bool:
+        """Has a class this name from a base where the code assigns it?"""
+        bases = [p.holder for p in self.origins if p.assigned and p.name == name and p.holder is not holder]
+        return isinstance(holder, type) and bool(bases) and in_class(holder, name)[0] in bases
 
     def note_keywords(self, function: types.FunctionType) -> None:
         """The keyword defaults of a function are in a dict that may change without the function: bindings of it."""
@@ -141,7 +146,10 @@ class ReadNames:
             self._own.discard((id(origin.holder), origin.name or ""))
             self.assigned_own.add(origin.name or "")
         self.origins = [p for p in self.origins if p.key != origin.key]
-        self.bindings = [b for b in self.bindings if b[1] != origin.name or not origin.feeds(b[0])]
+        kept = [b for b in self.bindings if b[1] != origin.name or not origin.feeds(b[0])]
+        if isinstance(origin.holder, type):  # another class may get its own
+            self._seen -= {(id(b[0]), b[1]) for b in self.bindings} - {(id(b[0]), b[1]) for b in kept}
+        self.bindings = kept
         self.compared = None
         self._seen.add(origin.key)
         self.origins.append(origin)

@@ -14,29 +14,57 @@ TRACED = (
 )
 
 
+_DEPTH = 4  # containers within each other
+_MOST = 100  # items of a container that is looked at
+_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: what else is there holds nothing
+
+
 def give_own_objects(error: Exception, original: Callable[[Any], object]) -> None:
-    """Puts the caller's objects into the arguments and attributes of an exception.
+    """Puts the caller's objects into the arguments and attributes of an exception, and of those that led to it.
 
     `original` gives the object that another one is a copy of, or None.
     """
-    taken = [value for value in (*error.args, *vars(error).values()) if isinstance(value, Tracer)]
-    own = {id(value): original(value) for value in (*error.args, *vars(error).values()) if type(value).__flags__ & _GC}
-    if any(value is not None for value in own.values()):
-        error.args = tuple(_own(value, own) for value in error.args)
-        for name, value in list(vars(error).items()):
-            if own.get(id(value)) is not None:
-                setattr(error, name, own[id(value)])
-    if taken:
-        paths = [f"args[{i}]" for i, value in enumerate(error.args) if value is taken[0]]
-        paths += [name for name, value in vars(error).items() if value is taken[0]]
+    for each in _chain(error):
+        _tell_of_tracers(each)
+        args = _own(each.args, original)
+        if args is not each.args:
+            each.args = args
+        for name, value in list(vars(each).items()):
+            if (own := _own(value, original)) is not value:
+                setattr(each, name, own)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception, and those that it was raised from or while they were handled."""
+    found = [error]
+    for each in found:
+        causes = [cause for cause in (each.__cause__, each.__context__) if cause is not None]
+        found += [cause for cause in causes if all(cause is not known for known in found)]
+    return found
+
+
+def _tell_of_tracers(error: BaseException) -> None:
+    paths = [f"args[{i}]" for i, value in enumerate(error.args) if isinstance(value, Tracer)]
+    paths += [name for name, value in vars(error).items() if isinstance(value, Tracer)]
+    if paths:
         note = TRACED.format(path=f"{type(error).__name__}.{paths[0]}")
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
 
 
-_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: what else is there holds nothing
-
-
-def _own(value: object, own: dict[int, Any]) -> Any:
-    known = own.get(id(value))
-    return value if known is None else known
+def _own(value: Any, original: Callable[[Any], object], depth: int = _DEPTH) -> Any:
+    """The caller's object. In a container that the function made, the caller's take the places of copies."""
+    if not type(value).__flags__ & _GC:
+        return value
+    known = original(value)
+    if known is not None:
+        return known
+    if type(value) not in (tuple, list, dict) or not depth or len(value) > _MOST:
+        return value
+    if type(value) is tuple:
+        own = tuple(_own(item, original, depth - 1) for item in value)
+        return own if any(a is not b for a, b in zip(own, value, strict=True)) else value
+    for key, item in list(value.items() if type(value) is dict else enumerate(value)):
+        if (own := _own(item, original, depth - 1)) is not item:
+            value[key] = own
+    return value
