@@ -148,9 +148,12 @@ PARTS: dict[str, Part] = {
             @staticmethod
             @functools.cache
             def s(): return $k['a'] + 1
-        $m = $M()
+        class $T:
+            @functools.lru_cache(8)
+            def rows(self, n=1, *, start=0): return {'n': n + start}
+        $m = $M(); $t = $T()
         """,
-        ["$get().lr", "$of(2)", "$of(3)", "$m.p", "$M.s()", "$k['a']"],
+        ["$get().lr", "$of(2)", "$of(3)", "$m.p", "$M.s()", "$k['a']", "$t.rows()['n']", "$t.rows(2, start=3)['n']"],
         [
             "$get().lr = {v}",
             "$get.cache_clear()",
@@ -161,9 +164,12 @@ PARTS: dict[str, Part] = {
             "$M.s.cache_clear()",
             "$M.w = {v}",
             "$m.p = {v}",
+            "$t.rows()['n'] = {i}",
+            "$T.rows.cache_clear()",
+            "$t = $T()",
         ],
-        ["$get().lr += 1", "$get().new = {v}", "$k['a'] += 1", "vars($m).pop('p', 0)"],
-        ["$get().lr", "vars($m)", "$k"],
+        ["$get().lr += 1", "$get().new = {v}", "$k['a'] += 1", "vars($m).pop('p', 0)", "$t.rows()['n'] += 1"],
+        ["$get().lr", "vars($m)", "$k", "$t.rows()"],
     ),
     "singledispatch": Part(
         """
@@ -573,7 +579,7 @@ PARTS: dict[str, Part] = {
             "threading.active_count() > 0",
         ],
         ["$cfg['k'] = {v}", "$Box.rate = {v}", "$box.rate = {v}", "$box.seen.append({i})", "$work = lambda v: v + {v}"],
-        ["$box.seen.append(1)", "$noting(4)", "$cfg['k'] += 1"],
+        ["$box.seen.append(1)", "$noting(4)", "$noting(n)", "$noting({'n': n + 1})", "$cfg['k'] += 1"],
         ["$cfg", "$box.seen", "vars($box)"],
     ),
     "generators and contexts": Part(
