@@ -74,7 +74,7 @@ def files(cache, suffix=".program"):
     return sorted(cache.folder.rglob(f"*{suffix}"))
 
 
-NAMES = ["step", "donating", "wide", "by_value", "with_closure", "with_sentinels", "calling", "training"]
+NAMES = ["step", "donating", "wide", "by_value", "filtered", "with_closure", "with_sentinels", "calling", "training"]
 
 
 @pytest.mark.quick(0)  # interpreters; nothing else shows what code of another process reads
@@ -119,6 +119,36 @@ def test_what_differs_compiles_and_explain_says_why(tmp_path, change, why):
     assert results == expected
     assert traces == 1 and disk == 0
     assert f"not found: {why}" in explained or why in explained.partition("not found: ")[2]
+
+
+FILTERED_CHANGES = [
+    ("LIMIT = 5", "global shipped_functions.LIMIT is different"),
+    ("rate[0] = 4.0", "rate has another content"),
+    ("offsets = offsets + 1", "offsets has another content"),
+    ("Model.scale = 3.0", "class attribute Model.scale is different"),
+    ("def helper(x, k=2): return x * rate[0] * LIMIT * k", "helper is different"),
+]
+
+
+@pytest.mark.quick(0)
+@pytest.mark.parametrize(("change", "why"), FILTERED_CHANGES, ids=[why for _, why in FILTERED_CHANGES])
+def test_constants_of_filter_jit_are_compared_by_content(tmp_path, change, why):
+    before, *_ = in_a_fresh_process("filtered", tmp_path)
+    results, _, traces, disk, _, explained = in_a_fresh_process("filtered", tmp_path, change)
+    expected, *_ = in_a_fresh_process("filtered", tmp_path / "other", change)
+    assert results == expected != before
+    assert (traces, disk) == (1, 0)
+    assert f"not found: {why}" in explained
+
+
+@pytest.mark.quick(0)
+def test_what_jax_had_traced_before_is_compared(tmp_path):
+    call = "jitted_by_jax(jnp.arange(3.0))"
+    before, *_ = in_a_fresh_process("calling_jax", tmp_path, call)
+    results, _, traces, disk, *_ = in_a_fresh_process("calling_jax", tmp_path, f"LIMIT = 5\n{call}")
+    assert results != before and (traces, disk) == (1, 0)
+    results, _, traces, disk, *_ = in_a_fresh_process("calling_jax", tmp_path, call)
+    assert results == before and (traces, disk) == (0, 1)
 
 
 def run(name, *arguments):
@@ -257,7 +287,7 @@ def test_what_each_process_has_to_do_again_is_not_written(cache, monkeypatch, fu
 def test_what_cannot_be_found_by_name_is_not_written(cache):
     f = graftax.jit(lambda x, mark: x)
     f(jnp.ones(2), object())
-    g = graftax.filter_jit(lambda x: x * 3)
+    g = graftax.filter_jit(lambda x: x * 3, numbers="static")
     g(jnp.ones(2))
     h = graftax.jit(lambda x: jax.pure_callback(lambda y: y, x, x))
     h(jnp.ones(2))

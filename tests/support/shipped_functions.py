@@ -12,6 +12,7 @@ import graftax
 
 LIMIT = 2
 rate = [3.0]
+offsets = jnp.arange(3.0)
 
 
 class Model:
@@ -48,6 +49,21 @@ def wide(params, x):
 @graftax.jit(mutation="discard")
 def by_value(x, key, function):
     return function(x) + jax.random.uniform(key, x.shape)
+
+
+@graftax.filter_jit
+def filtered(model, x):
+    return helper(model.out(x)) * offsets.sum()
+
+
+@jax.jit
+def jitted_by_jax(x):
+    return helper(x)
+
+
+@graftax.jit
+def calling_jax(x):
+    return jitted_by_jax(x)
 
 
 def scaled_by(k):
@@ -148,6 +164,8 @@ def arguments(name, n=3):
         "calling": lambda: (WithFunctions(), x),
         "training": lambda: (weights := {"w": x + 1}, graftax.optimizer(optax.adam(0.1), weights), Config(), x),
         "counting": lambda: (Trainer(n), jnp.arange(3.0)),
+        "filtered": lambda: (Model(), x),
+        "calling_jax": lambda: (x,),
         "by_value": lambda: (x, jax.random.key(0), helper),
     }[name]()
 

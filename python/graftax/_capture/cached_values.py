@@ -24,6 +24,7 @@ import jax
 from graftax._base.class_lookup import in_mro
 from graftax._base.errors import MutationError
 from graftax._base.missing import MISSING
+from graftax._capture.bytecode import is_users_code
 from graftax._capture.cache_layout import Cache, is_known, results_in, table_of, take_out
 from graftax._capture.library_reads import Held, can_be_root, watch_attributes
 from graftax._capture.origin import Origin
@@ -138,6 +139,12 @@ class CachedValues:
     def _is_known(self, cache: object) -> bool:
         reference = self._caches.get(id(cache))
         return reference is not None and reference() is cache
+
+    def names(self) -> list[str]:
+        """The functions of the user's that have such a cache."""
+        functions = [getattr(reference(), "__wrapped__", None) for reference in list(self._caches.values())]
+        of_python = [function for function in functions if isinstance(function, types.FunctionType)]
+        return [f.__qualname__ for f in of_python if is_users_code(f.__code__, f.__globals__)]
 
     def is_cached(self, function: object) -> bool:
         return id(function) in self._functions

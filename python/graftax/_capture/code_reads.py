@@ -246,7 +246,8 @@ class CodeReads:
                 if table.cls is not None:
                     self._add_class(table.cls)
                 continue
-            if not is_of_module(table.values):
+            # An object around a function has a `__name__`, too, as a module has.
+            if table.is_of_object or not is_of_module(table.values):
                 self.library.watch(table.what, table.values, table.is_of_object)
             self._note(table.values, key, MISSING, False)
 

@@ -59,6 +59,8 @@ class ReadSet(CodeReads):
         self._own_codes = CodeSet()  # those that it had
         self._ran = CodeSet()  # code with variables of an enclosing call
         self._scanned = CodeSet()  # of functions that traces made
+        self._last: _core.Reads | None = None  # what the last entry depends on
+        self._unchanged_since: object = object()  # another one after each change of that
 
     # ---- while a trace runs
 
@@ -364,7 +366,14 @@ class ReadSet(CodeReads):
                     containers,
                 ),
             )
-        return names.compared[1]
+        self._last = names.compared[1]
+        return self._last
+
+    def heard_since(self) -> object:
+        """The same object in traces between which nothing has changed that they read."""
+        if self._last is not None and not self._last.holds():
+            self._last, self._unchanged_since = None, object()
+        return self._unchanged_since
 
     def named_owners(self) -> list[Any]:
         """The classes and functions that code may ask for their names."""

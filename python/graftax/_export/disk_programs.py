@@ -13,9 +13,10 @@ import os
 import pickle
 import re
 import sys
+import types
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 from graftax import _core
 from graftax._base.errors import GraftaxError, RecompileWarning
 from graftax._explain import array_signatures
+from graftax._export.constant_reads import constants_difference
 from graftax._export.digest import digest
 from graftax._export.disk_writer import PROGRAM, READS
 from graftax._export.program_file import read_file, read_header
@@ -98,7 +100,8 @@ class FunctionPrograms:
         self._table = weakref.ref(table)
         self.folder, self.environment = folder, environment
         self.miss = NOTHING
-        self._adopted: dict[str, _core.Reads] = {}  # by the key of a read set: the bindings that have to hold
+        # By the key of a read set: the bindings that have to hold, or None where their values are constants.
+        self._adopted: dict[str, _core.Reads | None] = {}
         self._refused = ""  # why the last read set was not adopted
         self._found: tuple[Path, Saved] | None = None  # the last one
 
@@ -110,6 +113,9 @@ class FunctionPrograms:
         Those with the most roots come first: the last process of several that traced one function had all of them.
         """
         table = caller._table
+        if not caller._options.captured:
+            self._compare_constants(table, caller._function)
+            return False
         waiting = [path for path in self._paths(READS) if path.stem not in self._adopted]
         if not waiting:
             if not self._adopted:
@@ -122,24 +128,42 @@ class FunctionPrograms:
             if table.entries and len(data["origins"]) != len(table.reads.names.origins):
                 self._refused = "its code reads other things"  # with new roots, the entries would be dropped
                 continue
-            difference = self._restored(data, table.reads)
+            difference = self._comparing(data, lambda data: restore(data, table.reads))
             if difference is not None:
                 self._refused = difference
                 continue
             self._adopted[key] = table.reads.reads()
-            for path in self._paths(PROGRAM, key):
-                with contextlib.suppress(OSError, ValueError):
-                    table.numbers.expect(frozenset(read_header(path).get("numbers", ())))
+            self._expect_numbers(table, key)
         return table._known_roots() != roots
 
+    def _compare_constants(self, table: Any, function: types.FunctionType) -> None:
+        """Takes over what a function by value reads, where it has the same content at this moment."""
+        self._adopted.clear()
+        self._refused = ""
+        paths = list(self._paths(READS))
+        self.miss = NOTHING if paths else self._other_versions()
+        for path in paths:
+            data = self._unpickled(path)
+            text = None if data is None else self._comparing(data, lambda data: constants_difference(data, function))
+            if data is None or text is not None:
+                self._refused = text or self._refused
+                continue
+            self._adopted[path.stem] = None
+            self._expect_numbers(table, path.stem)
+
+    def _expect_numbers(self, table: Any, key: str) -> None:
+        for path in self._paths(PROGRAM, key):
+            with contextlib.suppress(OSError, ValueError):
+                table.numbers.expect(frozenset(read_header(path).get("numbers", ())))
+
     @staticmethod
-    def _restored(data: dict[str, Any], reads: Any) -> str | None:
-        """Restores a read set, and imports nothing for it: that is done by the function, if at all."""
+    def _comparing(data: dict[str, Any], compare: Callable[[dict[str, Any]], str | None]) -> str | None:
+        """What `compare` finds different. Nothing is imported for it: that is done by the function, if at all."""
         for module in modules_of(data):
             if module not in sys.modules:
                 return f"module {module} is not imported"
         try:
-            return restore(data, reads)
+            return compare(data)
         except Exception as error:  # of user code
             return f"it cannot be compared ({type(error).__name__}: {error})"
 
@@ -170,7 +194,7 @@ class FunctionPrograms:
             outcomes: of the entry that it is added to; None for an entry of its own.
         """
         self.miss = self._refused or self.miss
-        adopted = [key for key, reads in self._adopted.items() if reads.holds()]
+        adopted = [key for key, reads in self._adopted.items() if reads is None or reads.holds()]
         if not adopted or any(isinstance(leaf, jax.core.Tracer) for leaf in recording.leaves):
             return None
         try:

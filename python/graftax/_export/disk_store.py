@@ -12,7 +12,9 @@ import jax
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
+from graftax._capture.read_set_numbers import OfSymbols
 from graftax._explain import Variant, compile_events
+from graftax._export.constant_reads import ConstantReads, constants_data
 from graftax._export.digest import digest
 from graftax._export.disk_programs import NOTHING, CallKey, FunctionPrograms, folder_name
 from graftax._export.disk_writer import READS, Job, Writer
@@ -21,10 +23,10 @@ from graftax._export.programs import Shipped, fitting, settings_tokens, signatur
 from graftax._export.read_set_data import as_data, key_of_data
 from graftax._export.saved_entry import (
     OTHER_SETTINGS,
+    READS_UNKNOWN,
     Saved,
     compiled_programs,
     environment,
-    refuse_unknown_reads,
     saved_entry,
 )
 from graftax._jax import fast_dispatch
@@ -56,9 +58,11 @@ class DiskStore:
     # ---- asked
 
     def adopt(self, caller: Any) -> bool:
-        table = caller._table
-        if table.reads is None or not caller._options.captured or compares_hosts() or jax.process_count() > 1:
+        reads = caller._table.reads
+        if reads is None or compares_hosts() or jax.process_count() > 1:
             return False
+        if isinstance(reads, OfSymbols) and reads.constants is None:
+            reads.tell(ConstantReads())
         return self._programs_of(caller).adopt(caller)
 
     def _programs_of(self, caller: Any) -> FunctionPrograms:
@@ -82,6 +86,8 @@ class DiskStore:
             return False
         if fitting(entry.compiled.programs, recording.leaves) is not None:
             return False  # it is lowered, and not called
+        if not caller._options.captured:
+            on_disk.adopt(caller)  # constants have the values of now
         saved = on_disk.find(recording, _core.settings_now()[0], name, None, outcomes)
         if saved is None or saved.guards != LeafGuards.of(entry):
             return False
@@ -117,7 +123,8 @@ class DiskStore:
     def _job(self, caller: Any, entry: _core.Entry, variant: Variant, found: str) -> Job:
         """The file of a program. What may change later is pickled here, in the thread of the call."""
         table, name = caller._table, caller._plan.name
-        refuse_unknown_reads(caller)
+        if (reads := table.reads) is None or (isinstance(reads, OfSymbols) and reads.constants is None):
+            raise GraftaxError(READS_UNKNOWN.format(name=name))
         if entry.donor is not None:
             raise GraftaxError(DONOR)
         if compares_hosts() or jax.process_count() > 1:
@@ -134,7 +141,10 @@ class DiskStore:
         if host is not None and isinstance(entry.compiled, Shipped):
             programs += entry.compiled.programs
         held = table.reads.reads()
-        reads = as_data(table.reads, name, caller._function)
+        if isinstance(reads, OfSymbols) and isinstance(reads.constants, ConstantReads):
+            read_data = constants_data(reads.constants, name, caller._function, variant.graphdef)
+        else:
+            read_data = as_data(reads, name, caller._function)
         fingerprint = digest(variant.graphdef, variant.names, name)
         saved = saved_entry(entry, [], variant.graphdef, variant.names)
         if host is None:
@@ -146,7 +156,7 @@ class DiskStore:
         tokens = list(map(signature_token, variant.signatures))
         key = CallKey.of(fingerprint, variant_context(), settings, tokens, host.leaves if host is not None else None)
         tag = "" if host is None and not any(saved.guards) else _tag(saved)
-        on_disk, reads_key = self._programs_of(caller), key_of_data(reads)
+        on_disk, reads_key = self._programs_of(caller), key_of_data(read_data)
         header = {"numbers": sorted(saved.number_paths), "direct": fast_dispatch.status() == "on"}
         return Job(
             on_disk.folder / key.file_name(reads_key, tag),
@@ -155,7 +165,7 @@ class DiskStore:
             programs,
             on_disk.folder / (reads_key + READS),
             on_disk.environment,
-            pickle.dumps(reads),
+            pickle.dumps(read_data),
             compiled,
             found,
         )

@@ -194,12 +194,15 @@ def _differences(data: dict[str, Any], found: _Found) -> Iterator[str]:
 
 def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     """Fills an empty read set with saved data. Returns the first difference to this process, or None."""
+    return difference(data) or _fill(reads, _find(data), data["hidden"])
+
+
+def difference(data: dict[str, Any]) -> str | None:
+    """The first difference of this process from saved data, or None."""
     try:
-        found = _find(data)
+        return next(_differences(data, _find(data)), None)
     except (ImportError, AttributeError, KeyError) as error:
         return f"something that its code reads is not there: {error}"
-    difference = next(_differences(data, found), None)
-    return difference or _fill(reads, found, data["hidden"])
 
 
 def _fill(reads: ReadSet, found: _Found, hidden: Iterable[Any]) -> str | None:

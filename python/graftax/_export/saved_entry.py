@@ -136,11 +136,9 @@ def refuse_unknown_reads(caller: Any) -> None:
 def environment(caller: Any) -> dict[str, Any]:
     """What a program depends on besides what its code reads: versions, devices, the function and its options."""
     devices = jax.devices()
-    # These change no result, and the text of a function in `repeated` has its address.
-    options = dataclasses.replace(caller._options, progress=False, background=False, warn_impure=True, repeated=())
     return {
         "code": code_digest(caller._function.__code__),
-        "options": str(options),
+        "options": caller._options.of_program(),
         "python": platform.python_version(),
         **{package: version_of(package) for package in ("graftax", "jax", "jaxlib")},
         "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",

@@ -20,6 +20,7 @@ from graftax._capture.abstract_classes import registered_classes
 from graftax._capture.bytecode import is_users_class, is_users_scope
 from graftax._export.digest import Nameless, token
 from graftax._jax.tree_registry import tree_functions
+from graftax._jit.jitted import Jitted
 
 _MAX_PARTS = 10_000  # parts of one value
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.CodeType)
@@ -36,11 +37,26 @@ def value_token(value: Any) -> str:
     return text if len(text) < 200 else f"{type(value).__qualname__} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-class _Tokens:
-    """The tokens of one value and all its parts. An object that occurs again is a number."""
+def content_token(value: Any) -> tuple[str, list[Any]]:
+    """A text that only values of equal content share, and the objects in it.
 
-    def __init__(self) -> None:
-        self._visited: dict[int, tuple[int, Any]] = {}
+    Raises:
+        Nameless: for a value that cannot be described, or that has such a part.
+    """
+    tokens = _Tokens(is_strict=True)
+    return hashlib.sha256(tokens.token_of(value).encode()).hexdigest(), [part for _, part in tokens.visited.values()]
+
+
+class _Tokens:
+    """The tokens of one value and all its parts. An object that occurs again is a number.
+
+    Args:
+        is_strict: a part without a token is an error, and not its class alone.
+    """
+
+    def __init__(self, is_strict: bool = False) -> None:
+        self.visited: dict[int, tuple[int, Any]] = {}
+        self._is_strict = is_strict
 
     def token_of(self, value: Any) -> str:
         """The token of a value. Raises Nameless if there is none."""
@@ -49,11 +65,11 @@ class _Tokens:
         library = library_name(value)
         if library is not None:
             return library
-        if id(value) in self._visited:
-            return f"#{self._visited[id(value)][0]}"
-        if len(self._visited) >= _MAX_PARTS:
+        if id(value) in self.visited:
+            return f"#{self.visited[id(value)][0]}"
+        if len(self.visited) >= _MAX_PARTS:
             raise Nameless
-        self._visited[id(value)] = len(self._visited), value
+        self.visited[id(value)] = len(self.visited), value
         return self._of_object(value)
 
     def _of_object(self, value: Any) -> str:
@@ -84,6 +100,10 @@ class _Tokens:
                 value = jax.random.key_data(value)
             host = np.asarray(value)
             return f"array {host.dtype} {host.shape} {hashlib.sha256(np.ascontiguousarray(host).tobytes()).hexdigest()}"
+        if isinstance(value, Jitted):  # not what it has compiled
+            own = {name: part for name, part in vars(value).items() if not name.startswith("_")}
+            parts = self._tokens_of(value._function, value._prefix, own)
+            return f"{token(type(value))} {value._options.of_program()} of {parts}"
         return self._reduced(value)
 
     def _reduced(self, value: Any) -> str:
@@ -121,6 +141,8 @@ class _Tokens:
         try:
             return self.token_of(value)
         except Nameless:
+            if self._is_strict:
+                raise
             return f"a {type(value).__module__}.{type(value).__qualname__}"
 
     def _tokens_of(self, *values: Any) -> str:

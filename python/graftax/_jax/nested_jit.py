@@ -52,6 +52,13 @@ def tracing_part() -> Generator[None]:
 
 
 @contextlib.contextmanager
+def caches_of(owner: object) -> Generator[None]:
+    """In the block, JAX finds no earlier traces but those that were made in such a block of the same owner."""
+    with contextlib.nullcontext() if _CACHE_CONTEXT is None else _CACHE_CONTEXT(owner):
+        yield
+
+
+@contextlib.contextmanager
 def private_caches(is_needed: bool) -> Generator[None]:
     """In the block, JAX finds no earlier traces; those made in the block are dropped from its caches afterwards."""
     if not is_needed or _CACHE_CONTEXT is None:

@@ -145,6 +145,11 @@ class Options:
     def by_value(self) -> bool:
         return self.mutation == "discard"
 
+    def of_program(self) -> str:
+        """Those that a program depends on, as a text that is the same in every process."""
+        # These change no result, and the text of a function in `repeated` has its address.
+        return str(dataclasses.replace(self, progress=False, background=False, warn_impure=True, repeated=()))
+
 
 def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
     """JAX's `*_argnums` and `*_argnames` merged into one tuple."""

@@ -39,7 +39,7 @@ from graftax._jax.arrays import ref_types
 from graftax._jax.error_notes import clarify
 from graftax._jax.error_texts import is_concretization_error, silence_callback_logging
 from graftax._jax.inner_frames import inner_frames
-from graftax._jax.nested_jit import private_caches
+from graftax._jax.nested_jit import caches_of, private_caches
 from graftax._jax.traces import equations
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan
@@ -239,7 +239,10 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
         if reads is not None:
             reads.builtins.now.symbolic = has_symbols
         call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
-        caches = private_caches(reads is not None and reads.has_inner_jit)
+        if reads is None or reads.has_inner_jit or program_store.current() is None:
+            caches = private_caches(reads is not None and reads.has_inner_jit)
+        else:  # a program outlives the process: what functions read that JAX has traced before this has to be heard of
+            caches = caches_of(reads.heard_since())
 
         def make_numpy_constant() -> bool:
             if caller._table.make_numpy_constant(traced.recording_now, given):
