@@ -49,6 +49,7 @@ TEXTS = {
     "first": "the first call",
     "evicted": "it was compiled before, and dropped since: {path}",
     "cleared": "it was compiled before, and {path}",
+    "donation": "the program from the cache on disk donates an array that was held here",
     "loaded": "loaded from a file",
     "disk": "loaded from the cache on disk",
     "shared": "shared with an equal function",
@@ -140,6 +141,7 @@ REMEDIES = {
     ),
     "guard": "Its value decides what is computed: decide in the function with jnp.where or graftax.cond.",
     "evicted": "The calls use more structures than the cache keeps: raise cache_size=, or use fewer.",
+    "donation": "The next process compiles this program, too: let go of the array before the call.",
     "cleared": "Clear caches outside of the loop.",
 }
 

@@ -28,7 +28,7 @@ _MAX_DROPPED = 8  # how many variants are kept whose entry is gone
 _SINGLE = {
     *("number", "packed number", "bool", "text", "value", "identity", "code"),
     *("shape", "dtype", "weak type", "sharding", "committed"),
-    *("setting", "read", "id", "guard", "asked", "set order", "evicted", "cleared"),
+    *("setting", "read", "id", "guard", "asked", "set order", "evicted", "cleared", "donation"),
 }
 
 

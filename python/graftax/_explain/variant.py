@@ -207,6 +207,8 @@ class Variant:
         own_entry = self.entry()
         if self.dropped:
             return Cause("evicted", self.dropped)
+        if entry is not None and own_entry is entry and entry.donor is not None and not self.seconds:
+            return Cause("donation", "")  # it was loaded
         if own_entry is None or own_entry is entry:
             return Cause("cleared", _CACHES_CLEARED)
         return Cause("set order", _UNCOMPARED_PARTS)

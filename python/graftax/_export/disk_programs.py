@@ -31,7 +31,7 @@ from graftax._export.constant_reads import constants_difference
 from graftax._export.digest import digest
 from graftax._export.disk_writer import PROGRAM, READS
 from graftax._export.program_file import read_file, read_header
-from graftax._export.programs import Token, fitting, settings_tokens, signature_token
+from graftax._export.programs import Token, all_fitting, settings_tokens, signature_token
 from graftax._export.read_set_data import modules_of, restore
 from graftax._export.saved_entry import Saved
 from graftax._jax import fast_dispatch
@@ -289,7 +289,7 @@ def _fits(saved: Saved, recording: _core.Recording, numbers: SymbolicNumbers | N
         return False
     for leaf in numbers.leaves:
         leaves[leaf] = np.int32(0)
-    return fitting(saved.programs, [*leaves, *saved.host.vectors((), ())]) is not None
+    return bool(all_fitting(saved.programs, [*leaves, *saved.host.vectors((), ())]))
 
 
 def check_owner(path: Path) -> None:

@@ -13,13 +13,13 @@ import jax
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.read_set_numbers import OfSymbols
-from graftax._explain import Variant, compile_events
+from graftax._explain import Variant, compile_events, settings_texts
 from graftax._export.constant_reads import ConstantReads, constants_data
 from graftax._export.digest import digest
 from graftax._export.disk_programs import NOTHING, CallKey, FunctionPrograms, folder_name
 from graftax._export.disk_writer import READS, Job, Writer
 from graftax._export.preloaded_entries import ProgramsOfFiles
-from graftax._export.programs import Shipped, fitting, settings_tokens, signature_token
+from graftax._export.programs import Program, Shipped, settings_tokens, signature_token
 from graftax._export.read_set_data import as_data, key_of_data
 from graftax._export.saved_entry import (
     OTHER_SETTINGS,
@@ -33,7 +33,6 @@ from graftax._jax import fast_dispatch
 from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.multihost_rendezvous import compares_hosts
 
-DONOR = "donate='auto' chooses between programs at each call"
 SEVERAL_PROCESSES = "several processes compare what they trace"
 IMPURE = (
     "its code uses {call} ({place}), which each process has to do again: pass its value to the function as an argument"
@@ -84,7 +83,7 @@ class DiskStore:
         entry = table.entry_of(outcomes) if outcomes else None  # without an Outcome: asked for as an entry just now
         if on_disk is None or entry is None or entry.host is not None or not isinstance(entry.compiled, Shipped):
             return False
-        if fitting(entry.compiled.programs, recording.leaves) is not None:
+        if entry.compiled.has_program(recording.leaves):
             return False  # it is lowered, and not called
         if not caller._options.captured:
             on_disk.adopt(caller)  # constants have the values of now
@@ -125,8 +124,6 @@ class DiskStore:
         table, name = caller._table, caller._plan.name
         if (reads := table.reads) is None or (isinstance(reads, OfSymbols) and reads.constants is None):
             raise GraftaxError(READS_UNKNOWN.format(name=name))
-        if entry.donor is not None:
-            raise GraftaxError(DONOR)
         if compares_hosts() or jax.process_count() > 1:
             raise GraftaxError(SEVERAL_PROCESSES)
         for call, place in table.reads.impure.heard.items():
@@ -135,7 +132,7 @@ class DiskStore:
             raise GraftaxError(HAS_WARNED)
         host, settings = entry.host, settings_tokens()
         variants = [variant] if host is None else table.history.variants_of(entry)
-        programs, compiled = compiled_programs(entry, variants, settings)
+        programs, compiled = _donating(entry, variant, settings) or compiled_programs(entry, variants, settings)
         if variant not in compiled:
             raise GraftaxError(OTHER_SETTINGS)
         if host is not None and isinstance(entry.compiled, Shipped):
@@ -169,6 +166,20 @@ class DiskStore:
             compiled,
             found,
         )
+
+
+def _donating(
+    entry: _core.Entry, variant: Variant, settings: dict[str, str]
+) -> tuple[list[Program], list[Variant]] | None:
+    """The programs that donate of an entry, which have been compiled in place of the one that does not."""
+    tokens = list(map(signature_token, variant.signatures))
+    programs: list[Program] = []
+    for made in entry.donor.made if entry.donor is not None else ():
+        signatures = tuple(map(signature_token, made.signatures))
+        same_arrays = entry.host is not None or list(signatures) == tokens
+        if same_arrays and None not in signatures and settings_texts(made.settings) == settings:
+            programs.append(Program.from_donating(made, signatures, settings))
+    return (programs, [variant]) if programs else None
 
 
 def variant_context() -> Any:

@@ -17,6 +17,7 @@ from graftax._explain import ArraySignature, array_signatures, settings_texts
 from graftax._jax import cache_of_jax, fast_dispatch
 from graftax._jax.compilation import own_jit, pickling_avals
 from graftax._jax.settings import settings_of_traces
+from graftax._jit.auto_donation import Donating
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 from graftax._jit.trace import encode
 
@@ -39,6 +40,13 @@ class Program:
     stage: Any = None
     parts: tuple[bytes, Any, Any] | None = None
     was_retrieved: bool = False
+    # Of one with `donate="auto"`: the leaves that it donates, and the number of its Outcome, which its results lack.
+    donating: tuple[tuple[int, ...], int] | None = None
+
+    @classmethod
+    def from_donating(cls, made: Donating, signatures: tuple[Token | None, ...], settings: dict[str, str]) -> Program:
+        devices, donating = fast_dispatch.devices_of(made.stage), (made.donated, made.number)
+        return cls(signatures, settings, devices, "", made.stage, donating=donating)
 
     @classmethod
     def from_stage(
@@ -66,6 +74,8 @@ class Program:
     @property
     def outcome(self) -> int:
         """The number of its Outcome."""
+        if self.donating is not None:
+            return self.donating[1]
         outputs = jax.tree.unflatten(self.stage.out_tree, list(range(self.stage.out_tree.num_leaves)))
         return _core.decode(outputs[2])
 
@@ -81,7 +91,9 @@ class Program:
         if self.parts is None or self.stage is not None:
             return
         content, in_tree, out_tree = self.parts
-        if outcome is not None:
+        if outcome is not None and self.donating is not None:
+            self.donating = self.donating[0], outcome
+        elif outcome is not None:
             outputs = jax.tree.unflatten(out_tree, list(range(out_tree.num_leaves)))
             out_tree = jax.tree.structure((outputs[0], outputs[1], encode(outcome)))
         # By default JAX takes all devices of the process, and the executable would expect as many shards of each array.
@@ -120,13 +132,15 @@ def _placement(signature: ArraySignature) -> Any:
 
 def fitting(programs: Sequence[Program], leaves: Sequence[Any]) -> Program | None:
     """The program for leaves like these, under the current settings of JAX."""
+    return next((program for program in all_fitting(programs, leaves) if program.donating is None), None)
+
+
+def all_fitting(programs: Sequence[Program], leaves: Sequence[Any]) -> list[Program]:
+    """The same, with those that donate."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return None
+        return []
     tokens, settings = tuple(map(signature_token, array_signatures(leaves))), settings_tokens()
-    for program in programs:
-        if program.signatures == tokens and program.settings == settings:
-            return program
-    return None
+    return [program for program in programs if program.signatures == tokens and program.settings == settings]
 
 
 class Shipped:
@@ -183,6 +197,17 @@ class Shipped:
         program = fitting(self.programs, leaves) if self.programs else None
         return None if program is None else program.stage
 
+    def program_of(self, leaves: Sequence[Any], donated: tuple[int, ...] | None) -> tuple[Any, int] | None:
+        """For a `Donor`: (stage, number of its Outcome) for leaves like these that donates these, or whatever."""
+        for program in all_fitting(self.programs, leaves):
+            if donated is None or (program.donating is not None and program.donating[0] == donated):
+                return program.stage, program.outcome
+        return None
+
+    def has_program(self, leaves: Sequence[Any]) -> bool:
+        """Is there one for leaves like these?"""
+        return bool(all_fitting(self.programs, leaves))
+
 
 def shipped_entry(entry: _core.Entry, context: Any, arguments: int, saved: Any, numbers: Any) -> _core.Entry:
     """An entry that runs saved programs. Their Outcomes come first: the executables refer to them by number."""
@@ -194,6 +219,8 @@ def shipped_entry(entry: _core.Entry, context: Any, arguments: int, saved: Any, 
         compiled = Shipped(compiled, saved.programs, entry.tupled)
     shipped = _core.Entry(entry.graphdef, context, compiled, entry.outcomes, arguments, entry.tupled)
     saved.guards.put(shipped)
+    if entry.donor is not None:
+        entry.donor.loaded, shipped.donor = compiled, entry.donor
     if numbers is not None:
         numbers.resume(saved.host)
         shipped.use_numbers(list(zip(saved.host.leaves, saved.host.kinds, strict=True)), saved.host)

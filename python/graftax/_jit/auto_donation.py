@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.core
@@ -17,9 +17,11 @@ import jax.extend.core
 
 from graftax import _core
 from graftax._base.errors import some
+from graftax._explain import ArraySignature, array_signatures
 from graftax._jax.arrays import array_class
 from graftax._jax.compilation import own_jit
 from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users, counts_buffer_users_on_meshes
+from graftax._jax.settings import settings_of_traces
 from graftax._jit.leaf_names import leaf_names
 
 GONE = (
@@ -28,8 +30,28 @@ GONE = (
 )
 
 
+class Donating(NamedTuple):
+    """A program that donates."""
+
+    signatures: tuple[ArraySignature, ...]
+    settings: dict[str, Any]
+    donated: tuple[int, ...]  # leaves
+    number: int  # of the Outcome
+    stage: Any
+
+
+class LoadedPrograms(Protocol):
+    """The programs of an entry that another process has compiled."""
+
+    def program_of(self, leaves: Sequence[Any], donated: tuple[int, ...] | None) -> tuple[Any, int] | None:
+        """(stage, number of its Outcome): for leaves like these, that donates these, or whatever it donates."""
+        ...
+
+
 class Donor:
     """Makes the programs of one entry that donate. The core calls it, through `Entry.donor`."""
+
+    loaded: LoadedPrograms | None = None
 
     def __init__(
         self,
@@ -41,6 +63,7 @@ class Donor:
     ) -> None:
         self._name, self._compiled, self._tupled, self._jit_options = name, compiled, tupled, jit_options
         self._out_shardings = out_shardings
+        self.made: list[Donating] = []
 
     def candidates(
         self, entry: _core.Entry, leaves: tuple[Any, ...]
@@ -51,11 +74,11 @@ class Donor:
         """
         if not (counts_buffer_users() and _are_together(leaves)):
             return None
-        traced = self._trace(leaves)
-        outcome = entry.outcomes[_number(traced)]
+        number, result_types = self._results(leaves)
+        outcome = entry.outcomes[number]
         found = [(i, is_passed) for i, is_passed in _core.replaced_leaves(entry, outcome) if _may_be_donated(leaves[i])]
         # An argument is of use where a result takes its memory, which one that is replaced does not.
-        free = collections.Counter(map(_type_of, traced.jaxpr.out_avals))
+        free = collections.Counter(result_types)
         free.subtract(_type_of(leaves[i]) for i, is_passed in found if not is_passed)
         taken: list[int] = []
         for i, is_passed in found:
@@ -64,8 +87,17 @@ class Donor:
                 free[_type_of(leaves[i])] -= is_passed
         return outcome, [(i, (leaves[i].nbytes, len(leaves[i].sharding.device_set))) for i in taken]
 
-    def program(self, leaves: tuple[object, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
+    def _results(self, leaves: tuple[Any, ...]) -> tuple[int, list[tuple[Any, ...]]]:
+        """(number of the Outcome, types of the results) of a call."""
+        if self.loaded is not None and (known := self.loaded.program_of(leaves, None)) is not None:
+            return known[1], list(map(_type_of, jax.tree.leaves(known[0].out_info)))
+        traced = self._trace(leaves)
+        return _number(traced), list(map(_type_of, traced.jaxpr.out_avals))
+
+    def program(self, leaves: tuple[Any, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
         """The program with these leaves donated, as `fast_dispatch.capture` returns it; None if there is none."""
+        if self.loaded is not None and (known := self.loaded.program_of(leaves, tuple(donated))) is not None:
+            return capture_donating(known[0], leaves, known[1], inputs)
         traced = self._trace(leaves)
         run = jax.extend.core.jaxpr_as_fun(traced.jaxpr)
 
@@ -80,7 +112,9 @@ class Donor:
                 if _types(donating.jaxpr) != _types(traced.jaxpr):
                     return None
                 stage = donating.lower().compile()
-            return capture_donating(stage, leaves, _number(traced), inputs)
+            number, settings = _number(traced), settings_of_traces()
+            self.made.append(Donating(array_signatures(leaves), settings, tuple(donated), number, stage))
+            return capture_donating(stage, leaves, number, inputs)
         except Exception:  # what cannot be compiled like this runs as it is
             return None
 

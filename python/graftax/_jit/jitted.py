@@ -291,7 +291,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             numbers.stored(table, key)
         entry = table.store(key, entry)
         leaves = recording.leaves if numbers is None else numbers.given(recording.leaves)
-        if loaded is not None and entry.compiled.stage_for(leaves) is not None:
+        if loaded is not None and entry.compiled.has_program(leaves):
             compile_events.record_ready(table, entry, name, recording, loaded.source)
         return entry
 
