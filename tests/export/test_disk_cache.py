@@ -559,3 +559,17 @@ def test_a_process_that_holds_the_lock_and_was_stopped_is_not_waited_for(tmp_pat
     with alone_in(str(tmp_path)):
         in_a_fresh_process("step", tmp_path, change)
     assert len(list(tmp_path.rglob("*.program"))) == 1
+
+
+def shifted(x, *, by=1.0):
+    return x + by
+
+
+def test_keyword_defaults_of_what_is_found_are_watched(cache, monkeypatch):
+    f = graftax.jit(lambda x: shifted(x) * 2)
+    assert f(jnp.ones(2)).tolist() == [4, 4]
+    cache.flush()
+    f.clear_cache()
+    assert f(jnp.ones(2)).tolist() == [4, 4] and f.cache_info().disk == 1
+    monkeypatch.setitem(shifted.__kwdefaults__, "by", 2.0)
+    assert f(jnp.ones(2)).tolist() == [6, 6]

@@ -232,7 +232,10 @@ def _subclasses_of(cls: type) -> list[str]:
 
 def _note(reads: ReadSet, found: _Found) -> None:
     for holder, name, _ in found.bindings:
-        reads.names.bind(holder, name)
+        if isinstance(holder, types.FunctionType):  # a keyword default
+            reads.names.note_keywords(holder)
+        else:
+            reads.names.bind(holder, name)
     for function, _ in found.functions:
         reads.names.functions.setdefault(id(function), function)
         reads.known.add(function.__code__, function.__globals__)
