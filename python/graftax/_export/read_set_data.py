@@ -70,7 +70,7 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
     packages = {module.__name__.partition(".")[0] for module in reads.attributes.modules.values()}
     return {
         "origins": [(find_holder(origin.holder), origin.name, origin.assigned) for origin in reads.names.origins],
-        "bindings": [(holder, key, value_token(value_at(resolve(holder), key))) for holder, key in bindings],
+        "bindings": [(holder, key, _token_of_binding(resolve(holder), key)) for holder, key in bindings],
         "functions": [(find_holder(function), value_token(function)) for function in functions],
         "attributes": [(holder, names) for holder, names in _attributes(reads, find_holder)],
         "cells": [(holder, key, value_token(_cell(resolve(holder), key).cell_contents)) for holder, key in cells],
@@ -84,6 +84,12 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
         "subclasses": [(find_holder(cls), _subclasses_of(cls)) for cls in reads.attributes.parents() if _is_users(cls)],
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
+
+
+def _token_of_binding(holder: Any, name: str) -> str:
+    # Under such a name a library keeps sets that nobody goes over in their order, as `__abstractmethods__`.
+    is_of_library = isinstance(holder, type) and name.startswith("__")
+    return value_token(value_at(holder, name), in_order=not is_of_library)
 
 
 def modules_of(data: dict[str, Any]) -> set[str]:
@@ -170,7 +176,7 @@ def _differences(data: dict[str, Any], found: _Found) -> Iterator[str]:
         if (version := version_of(package)) != saved:
             yield f"{package} was {saved}, is {version}"
     for holder, name, saved in found.bindings:
-        if value_token(value_at(holder, name)) != saved:
+        if _token_of_binding(holder, name) != saved:
             yield f"{Origin(holder, name).text()} is different"
     for key, token, saved in found.imported:
         if token != saved:

@@ -28,10 +28,14 @@ _TREE_METHODS = ("tree_flatten", "tree_unflatten", "tree_flatten_with_keys")
 _CONTAINERS = (tuple, list, frozenset, set, dict, types.MappingProxyType)
 
 
-def value_token(value: Any) -> str:
-    """A text that equal values share in every process. It is the class alone for a value that cannot be described."""
+def value_token(value: Any, in_order: bool = True) -> str:
+    """A text that equal values share in every process. It is the class alone for a value that cannot be described.
+
+    Args:
+        in_order: the order of a set counts.
+    """
     try:
-        text = _Tokens().token_of(value)
+        text = _Tokens(in_order=in_order).token_of(value)
     except Nameless:
         return f"a {type(value).__module__}.{type(value).__qualname__}"
     return text if len(text) < 200 else f"{type(value).__qualname__} {hashlib.sha256(text.encode()).hexdigest()}"
@@ -52,11 +56,12 @@ class _Tokens:
 
     Args:
         is_strict: a part without a token is an error, and not its class alone.
+        in_order: the order of a set counts.
     """
 
-    def __init__(self, is_strict: bool = False) -> None:
+    def __init__(self, is_strict: bool = False, in_order: bool = True) -> None:
         self.visited: dict[int, tuple[int, Any]] = {}
-        self._is_strict = is_strict
+        self._is_strict, self._in_order = is_strict, in_order
 
     def token_of(self, value: Any) -> str:
         """The token of a value. Raises Nameless if there is none."""
@@ -91,6 +96,8 @@ class _Tokens:
             return f"{token(type(value))} {self._tokens_of(*cast('tuple[Any, ...]', value))}"
         if type(value) in _CONTAINERS:  # sets in their order, which code may see; with texts it differs by process
             parts = list(value.items()) if isinstance(value, (dict, types.MappingProxyType)) else list(value)
+            if isinstance(value, (set, frozenset)) and not self._in_order:
+                parts.sort(key=repr)
             return f"{type(value).__name__} {self._tokens_of(*parts)}"
         if isinstance(value, functools.partial):
             wrapped_partial = cast("functools.partial[Any]", value)
