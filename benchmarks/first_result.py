@@ -5,6 +5,11 @@ In brackets the seconds of all processor cores, which other programs on the mach
 function was traced.
 
     python benchmarks/first_result.py [--of NAME ...]
+    python benchmarks/first_result.py --script FILE [--replace] [--jax FILE]
+
+With a script, which runs to its end, the brackets say in addition what its compiled functions took until their first
+results; the rest is imports, data, and what runs outside of them. `--replace` runs it as `python -m graftax run` does,
+`--jax` names the script as it was, for the column of JAX's own cache.
 
 Each row is four fresh processes: without a cache, with an empty `GRAFTAX_CACHE`, with what that has written, and with
 JAX's own cache, filled before by a fifth one.
@@ -15,14 +20,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+
+import graftax
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # The compiled function of each example.
@@ -61,33 +70,84 @@ def run_example(name: str, begin: float) -> None:
     example.main()
 
 
-def seconds(name: str, **environment: str) -> str:
+def run_script(script: str, replace: str, begin: float) -> None:
+    """Runs a script to its end."""
+    from graftax._jit.jitted import Jitted
+    from graftax.replace import install
+
+    made: list[Any] = []
+    missed = 0.0
+    make, find_entry, load = Jitted.__init__, Jitted._entry, Jitted._reads
+
+    def note(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        made.append(self)
+
+    def timed(method: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal missed
+            start = time.perf_counter()
+            try:
+                return method(*arguments)
+            finally:
+                missed += time.perf_counter() - start
+
+        return call
+
+    Jitted.__init__, Jitted._entry, Jitted._reads = note, timed(find_entry), timed(load)  # pyright: ignore
+    sys.argv, sys.path[0] = [script], str(Path(script).resolve().parent)
+    if replace:
+        install()
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        infos = [function.cache_info() for function in made]
+        traces, disk = sum(info.traces for info in infos), sum(info.disk for info in infos)
+        compiled = sum(v.all_seconds for f in made for v in graftax.explain(f).variants)
+        print(time.time() - begin, time.process_time(), traces, disk, missed + compiled)
+
+
+def seconds(name: str, *words: str, **environment: str) -> str:
     """Of a fresh process, and of the processor cores; and its traces."""
-    command = [sys.executable, __file__, "--run", name, str(time.time())]
+    command = [sys.executable, "-W", "ignore", __file__, *(words or ("--run", name)), "--begin", str(time.time())]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
-    wall, cores, traces = map(float, done.stdout.split()[-3:])
-    return f"{wall:.1f} ({cores:.1f}, {traces:.0f})"
+    wall, cores, traces, *found = map(float, done.stdout.splitlines()[-1].split())
+    text = f"{wall:.1f} ({cores:.1f}, {traces:.0f}"
+    return f"{text}, {found[0]:.0f} found, {found[1]:.1f} of it in compiled functions)" if found else f"{text})"
 
 
-def row(name: str) -> list[str]:
+def row(name: str, *words: str, of_jax: Sequence[str] = ()) -> list[str]:
     """One cell for each column."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as jax_folder:
-        of_jax = {"JAX_COMPILATION_CACHE_DIR": jax_folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
-        seconds(name, **of_jax)
-        runs: list[dict[str, str]] = [{}, {"GRAFTAX_CACHE": folder}, {"GRAFTAX_CACHE": folder}, of_jax]
-        return [seconds(name, **environment) for environment in runs]
+        jax_cache = {"JAX_COMPILATION_CACHE_DIR": jax_folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
+        seconds(name, *(of_jax or words), **jax_cache)
+        runs: list[dict[str, str]] = [{}, {"GRAFTAX_CACHE": folder}, {"GRAFTAX_CACHE": folder}]
+        cells = [seconds(name, *words, **environment) for environment in runs]
+        return [*cells, seconds(name, *(of_jax or words), **jax_cache)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--of", nargs="+", default=list(STEPS), choices=list(STEPS))
-    parser.add_argument("--run", nargs=2)
+    parser.add_argument("--script")
+    parser.add_argument("--jax")
+    parser.add_argument("--replace", action="store_true")
+    parser.add_argument("--run")
+    parser.add_argument("--begin", type=float)
     arguments = parser.parse_args()
-    if arguments.run:
-        run_example(arguments.run[0], float(arguments.run[1]))
+    if arguments.begin and arguments.run:
+        run_example(arguments.run, arguments.begin)
+        return
+    if arguments.begin:
+        run_script(arguments.script, arguments.replace, arguments.begin)
         return
     print("| example |", " | ".join(COLUMNS), "|")
     print("| --- |", " | ".join("---:" for _ in COLUMNS), "|")
+    if arguments.script:
+        words = ["--script", arguments.script, *(["--replace"] if arguments.replace else [])]
+        of_jax = ["--script", arguments.jax] if arguments.jax else []
+        print(f"| {arguments.script} |", " | ".join(row("", *words, of_jax=of_jax)), "|", flush=True)
+        return
     for name in arguments.of:
         print(f"| {name}.py |", " | ".join(row(name)), "|", flush=True)
 
