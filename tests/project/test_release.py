@@ -48,3 +48,10 @@ def test_each_version_of_the_site_is_published_with_its_addresses():
     for name in re.findall(r"!ENV \[(\w+),", settings):
         assert f"{name}: " in workflow
     assert "mike deploy" in workflow and "content.action.edit" in settings
+
+
+def test_actions_are_pinned_by_the_hash_of_a_commit_with_its_version_beside_it():
+    workflows = [path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml")]
+    used = [line for text in workflows for line in re.findall(r"\buses: (.+)", text)]
+    assert used
+    assert not [action for action in used if not re.match(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+\b", action)]
