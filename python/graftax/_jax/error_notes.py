@@ -13,7 +13,13 @@ from typing import Any, cast
 import jax.core
 
 from graftax._base.errors import GraftaxError, some
-from graftax._jax.error_texts import is_concretization_error, is_format_of_tracer, is_item_assignment, refused_class
+from graftax._jax.error_texts import (
+    is_concretization_error,
+    is_format_of_tracer,
+    is_item_assignment,
+    is_of_explicit_axes,
+    refused_class,
+)
 from graftax._jax.tracebacks import FULL, HIDDEN_FOLDERS
 
 OPERANDS = "Of its operands, {operands}."
@@ -33,6 +39,11 @@ WRITTEN_IN_PLACE = (
     "holds it, as in `model.w = model.w.at[i].set(x)`: the caller's object has it after the call. Return an array that "
     "is itself an argument."
 )
+OF_EXPLICIT_AXES = (
+    "The mesh has Explicit axes, so JAX does not choose the sharding of this result itself. Make the mesh with "
+    "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names)), which is what graftax.fsdp "
+    "expects, or give the operation an out_sharding= where it takes one."
+)
 # By the name of the class alone: subclasses have remedies of their own.
 REMEDIES = {
     "TracerBoolConversionError": (
@@ -50,11 +61,6 @@ REMEDIES = {
     "ConcretizationTypeError": (
         "A traced value is not a Python number yet: compute with the array itself and read it after the call, print "
         "it with jax.debug.print, or pass a Python number in its place."
-    ),
-    "ShardingTypeError": (
-        "The mesh has Explicit axes, for which JAX infers no sharding here. Make it with "
-        "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names)), as graftax.fsdp is meant "
-        "for, or pass out_sharding= to the operation."
     ),
 }
 
@@ -86,7 +92,7 @@ def clarify(error: BaseException, leaves: Sequence[Any], names: Callable[[], Seq
     if is_concretization:
         _shorten_arguments(error, names)
     operands = "" if is_concretization else _operands_text(error, leaves, names)
-    notes = [note for note in (operands, _remedy(error)) if note]
+    notes = [note for note in (operands, _remedy(error, leaves)) if note]
     for note in notes:
         error.add_note(note)
     if notes:
@@ -103,7 +109,7 @@ def _shorten_arguments(error: BaseException, names: Callable[[], Sequence[str]])
         error.args = (text[: match.start()] + some(paths, _MAX_ARGUMENTS) + text[match.end() :], *error.args[1:])
 
 
-def _remedy(error: BaseException) -> str:
+def _remedy(error: BaseException, leaves: Sequence[Any]) -> str:
     refused = refused_class(error)
     if refused is not None:
         return _unopened_text(error, refused.rpartition(".")[2])
@@ -111,6 +117,8 @@ def _remedy(error: BaseException) -> str:
         return TEXT_OF_TRACED_VALUE
     if is_item_assignment(error) or _writes_in_place(error):
         return WRITTEN_IN_PLACE
+    if is_of_explicit_axes(error, leaves):
+        return OF_EXPLICIT_AXES
     return REMEDIES.get(type(error).__name__, "") if type(error).__module__.partition(".")[0] == "jax" else ""
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax._src.interpreters import ad as _ad
+from jax.sharding import AxisType
 
 ClosedOver: type[Exception] = getattr(
     _ad, "CustomVJPException", Exception
@@ -56,6 +57,17 @@ def refused_class(error: BaseException) -> str | None:
         return None
     match = re.search(r"of type '?<class '([\w.<>]+)'>", text)
     return match[1] if match else None
+
+
+def is_of_explicit_axes(error: BaseException, leaves: Sequence[Any]) -> bool:
+    """Is it an error about a sharding that JAX does not infer, because an axis of the mesh is Explicit?"""
+    name = type(error).__name__
+    if name == "ShardingTypeError":
+        return True
+    if name != "DuplicateSpecError" and "should be replicated" not in str(error):  # of the xs of a scan or map
+        return False
+    meshes = [getattr(getattr(jax.typeof(leaf), "sharding", None), "mesh", None) for leaf in leaves]
+    return any(AxisType.Explicit in (getattr(mesh, "axis_types", None) or ()) for mesh in meshes)
 
 
 def _has_text(text: str, *kinds: type[BaseException]) -> Callable[[BaseException], bool]:

@@ -341,6 +341,7 @@ class _StateAfterCall:
 
 def _copy_function(function: Any) -> Any:
     copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
+    copy.__qualname__ = function.__qualname__  # JAX names it in errors; a new function has that of its code
     vars(copy).update(vars(function))
     return copy
 
