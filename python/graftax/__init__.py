@@ -37,6 +37,7 @@ The public names, by what they are for:
 
 from graftax._base.main_interpreter import require_main as _require_main  # noqa: F401 # pyright: ignore[reportUnusedImport]
 from graftax._setup import list_names as __dir__  # noqa: F401 (dir() calls it)
+from graftax._setup import publish_classes as _publish_classes
 from graftax._setup import setup as _setup
 
 _setup()
@@ -146,5 +147,7 @@ __all__ += ["save", "load", "peek", "Checkpoints", "export"]
 __all__ += ["Rules", "fsdp", "shard", "pack", "check_hosts"]
 __all__ += ["Module", "field", "register", "register_static"]
 __all__ += ["errors", "types"]
+
+_publish_classes()
 
 __version__ = "0.1.0"

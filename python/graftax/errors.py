@@ -26,10 +26,6 @@ from graftax._capture.leaked_tracers import LeakedTracerError
 from graftax._explain import RecompileError
 from graftax._io import LoadError
 
-# A traceback shows the name that a program writes, not the module in which the class happens to be defined.
-for _public in [value for value in vars().values() if isinstance(value, type)]:
-    _public.__module__ = "graftax"
-
 __all__ = [
     "CapturedArrayWarning",
     "CheckError",

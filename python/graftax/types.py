@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+# The names in the annotations of these classes are here as well: `typing.get_type_hints` looks them up in this module.
+from typing import Any
+
+import jax
+
 from graftax._core import GraphDef
-from graftax._explain import CallExplanation, Explanation, RecompileLog
+from graftax._explain import CallExplanation, Explanation, RecompileLog, Variant
+from graftax._explain.cause import Cause
 from graftax._export.disk_cache import DiskCache
 from graftax._export.export import Exported
-from graftax._graph.pack import Packed
+from graftax._graph.pack import LiveStatics, Packed, PackLayout
 from graftax._graph.path import Path, Ref
 from graftax._jit.cache import CacheInfo
 from graftax._jit.jitted import Jitted

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import graphlib
 import importlib.metadata
 import importlib.resources
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import traceback
 import types
+import typing
 from pathlib import Path
 
 import pytest
@@ -139,8 +141,8 @@ def test_init_holds_imports_and_names_and_nothing_else():
     assert isinstance(docstring, ast.Expr)
     rest = [ast.unparse(node) for node in body if not isinstance(node, ast.ImportFrom)]
     rest = [line for line in rest if not line.startswith("__all__ ")]
-    # `_setup()` hands the core its Python side, once, before anything else may ask for it.
-    assert set(rest) <= {"_setup()", f"__version__ = '{importlib.metadata.version('graftax')}'"}
+    # `_setup()` hands the core its Python side, once, before anything else may ask for it; the last call names classes.
+    assert set(rest) <= {"_setup()", "_publish_classes()", f"__version__ = '{importlib.metadata.version('graftax')}'"}
 
 
 def test_every_imported_name_is_public():
@@ -245,3 +247,27 @@ def test_every_file_names_its_licence_first():
     files = [path for path in source_files(*kinds) if path.is_file() and "corpus" not in path.parts]
     files += [ROOT / name for name in ("Makefile", "CMakeLists.txt", "pyproject.toml", "mkdocs.yml")]
     assert not [str(path.relative_to(ROOT)) for path in files if mark not in path.read_text()[:100]]
+
+
+CLASSES = [getattr(module, name) for module in (graftax.errors, graftax.types) for name in module.__all__]
+CLASSES += [value for value in map(vars(graftax).get, graftax.__all__) if isinstance(value, type)]
+
+
+@pytest.mark.quick(100)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_public_class_says_its_public_module(cls):
+    assert "._" not in repr(cls)
+    assert getattr(sys.modules[cls.__module__], cls.__name__) is cls and pickle.loads(pickle.dumps(cls)) is cls
+    assert f"class {cls.__name__} in module {cls.__module__}\n" in pydoc.plain(pydoc.render_doc(cls))
+    if cls not in (graftax.Jitted, graftax.Recorder):  # with type variables of their own
+        typing.get_type_hints(cls)
+
+
+@pytest.mark.quick(100)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_what_is_shown_as_source_of_a_public_class_is_its_own(cls):
+    with contextlib.suppress(OSError, TypeError):  # says that it finds none
+        assert f"class {cls.__name__}" in inspect.getsource(cls)
+    for function in [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]:
+        if function.__code__.co_filename.startswith(str(PACKAGE)):
+            assert inspect.getsource(function).lstrip().startswith(("def ", "@", "async def "))

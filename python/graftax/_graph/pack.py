@@ -57,7 +57,7 @@ class PackLayout(HandleLayout):
     separate: tuple[int, ...]  # leaves that are JAX arrays outside of the buffers
     other_leaves: tuple[int, ...]  # leaves that are NumPy arrays, refs or numbers
     max_bytes: int
-    live: _LiveStatics | None  # statics that unpacking does not copy, and that others may change
+    live: LiveStatics | None  # statics that unpacking does not copy, and that others may change
 
     def __new__(
         cls,
@@ -102,10 +102,10 @@ class PackLayout(HandleLayout):
         return f"PackLayout({self.graphdef!r}, {len(self.buffers)} buffers, {len(self.separate)} arrays apart)"
 
 
-_LiveStatics = tuple[tuple[types.FunctionType, ...], dict[Any, None]]
+LiveStatics = tuple[tuple[types.FunctionType, ...], dict[Any, None]]
 
 
-def _live_statics(graphdef: _core.GraphDef) -> _LiveStatics | None:
+def _live_statics(graphdef: _core.GraphDef) -> LiveStatics | None:
     """The functions and keys with state that unpacking does not copy: the caller may change it at any time."""
     functions: dict[types.FunctionType, None] = {}
     keys: dict[Any, None] = {}
@@ -144,7 +144,7 @@ class Packed(Generic[T]):
     _arrays: tuple[Any, ...]  # the buffers, then the separate arrays
     _kept: tuple[Any, ...]  # the other leaves
     _layout: PackLayout | None  # None once a call has used the handle up
-    _live: _LiveStatics | None  # that of the layout: here a call notices when one of these has changed
+    _live: LiveStatics | None  # that of the layout: here a call notices when one of these has changed
     _donate: bool
     _used: str | None  # the name of the function that used the handle up
 

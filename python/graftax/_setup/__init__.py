@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives the core what it asks Python for, once, at import; says what `dir(graftax)` shows."""
+"""Gives the core what it asks Python for, once, at import; says what is public."""
 
 from __future__ import annotations
 
@@ -35,6 +35,22 @@ def setup() -> None:
     fast_dispatch.setup()
     tracebacks.setup()
     vars(sys.modules["graftax"])["__getattr__"] = _shell_hook  # where type checkers see it, every name would be there
+
+
+def publish_classes() -> None:
+    """Classes of private modules say the public module that has them, so that it is read in tracebacks and `help`.
+
+    `inspect` looks for the source of a class in the file of that module, since Python 3.13 by the number of its first
+    line: without one it says that there is no source, and does not show other lines.
+    """
+    graftax = sys.modules["graftax"]
+    of_results = graftax.types  # the others are read as attributes of `graftax`: a traceback shows `graftax.LoadError`
+    for module in (graftax.errors, of_results, graftax):
+        for value in map(vars(module).get, module.__all__):
+            if isinstance(value, type) and "._" in value.__module__:
+                value.__module__ = (of_results if module is of_results else graftax).__name__
+                if "__firstlineno__" in vars(value):
+                    del value.__firstlineno__  # type: ignore[attr-defined]
 
 
 def list_names() -> list[str]:
