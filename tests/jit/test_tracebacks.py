@@ -9,11 +9,13 @@ import sys
 import traceback
 import types
 
+import equinox as eqx
 import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import graftax
 
@@ -364,14 +366,55 @@ def test_a_transform_of_jax_that_refuses_an_object_says_whose_to_call(name):
     error = raised(graftax.jit(OF_JAX[name]), Plain())
     name = name.partition(" ")[0]
     theirs = "jax.lax.scan" if name == "scan" else f"jax.{name}"
-    told = f"graftax's do: call graftax.{name} in place of {theirs}."
+    told = f"graftax's do: call graftax.{name} instead of {theirs}."
     assert sum(told in note for note in error.__notes__) == 1
 
 
 def test_a_function_of_jax_that_is_given_an_object_says_to_pass_its_arrays():
     error = raised(graftax.jit(lambda model: jnp.sum(model)), Plain())
-    told = "Functions of JAX do not look inside Plain objects: pass one of its arrays"
+    told = "JAX's functions do not accept objects of type Plain: pass an array"
     assert sum(told in note for note in error.__notes__) == 1
+
+
+class Fields(eqx.Module):
+    w: jax.Array
+    name: str
+
+
+class Node(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(3))
+
+
+def test_a_transform_of_jax_that_refuses_a_field_says_whose_to_call():
+    error = raised(graftax.jit(OF_JAX["grad"]), Fields(jnp.ones(3), "net"))
+    told = "do not accept objects of type str, and graftax's do: call graftax.grad instead of jax.grad."
+    assert sum(told in note for note in error.__notes__) == 1
+
+
+def test_jax_tree_map_of_an_object_that_is_a_leaf_to_it_names_map_leaves():
+    def descend(model, gradients):
+        return jax.tree.map(lambda w, g: w - g, model, gradients)
+
+    error = raised(graftax.jit(descend), Plain(), Plain())
+    told = "To jax.tree.map, an object of type Plain is a single leaf. Write graftax.map_leaves(function, obj, *others)"
+    assert sum(told in note for note in error.__notes__) == 1
+    unrelated = raised(graftax.jit(lambda tree: jax.tree.map(lambda w: w + "a", tree)), {"w": X})
+    assert "map_leaves" not in "".join(getattr(unrelated, "__notes__", ()))
+
+
+@pytest.mark.quick(9)
+@pytest.mark.parametrize("make", [Plain, lambda: Fields(jnp.ones(3), "net"), Node], ids=["plain", "equinox", "nnx"])
+@pytest.mark.parametrize("remedy", ["graftax.cond(", "jnp.where(mask", "from the shapes of other arrays"])
+def test_the_model_does_not_matter_for_what_an_error_says_to_write(make, remedy):
+    def wrong(model):
+        w = jnp.asarray(model.w) * 2
+        if "cond" in remedy:
+            return w if w.sum() > 0 else -w
+        return w[w > 0] if "where" in remedy else jnp.zeros(w.sum().astype(int))
+
+    error = raised(graftax.jit(wrong), make())
+    assert sum(remedy in note for note in error.__notes__) == 1
 
 
 def branches(x):

@@ -18,17 +18,27 @@ from graftax._jax.error_texts import (
     is_format_of_tracer,
     is_item_assignment,
     is_of_explicit_axes,
+    is_traced_shape,
     refused_class,
 )
 from graftax._jax.tracebacks import FULL, HIDDEN_FOLDERS
 
 OPERANDS = "Of its operands, {operands}."
 NOT_OPENED_BY_TRANSFORM = (
-    "JAX's own transforms do not look inside {cls} objects. graftax's do: call graftax.{name} in place of {theirs}."
+    "JAX's own transforms do not accept objects of type {cls}, and graftax's do: "
+    "call graftax.{name} instead of {theirs}."
 )
 NOT_OPENED_BY_FUNCTION = (
-    "Functions of JAX do not look inside {cls} objects: pass one of its arrays, or graftax.map_leaves(function, obj) "
-    "to call the function for each of them."
+    "JAX's functions do not accept objects of type {cls}: pass an array, or write graftax.map_leaves(function, obj), "
+    "which calls the function for each array in an object."
+)
+NOT_OPENED_BY_TREE_MAP = (
+    "To jax.tree.map, an object of type {cls} is a single leaf. Write graftax.map_leaves(function, obj, *others), "
+    "which calls the function for each array in the object."
+)
+SHAPE_OF_TRACED_VALUE = (
+    "The shape of an array has to be known when the function is traced, and this one depends on a traced value: "
+    "compute it from Python numbers or from the shapes of other arrays."
 )
 TEXT_OF_TRACED_VALUE = (
     "A traced value cannot be formatted, because it is not computed yet: print it with "
@@ -36,8 +46,8 @@ TEXT_OF_TRACED_VALUE = (
 )
 WRITTEN_IN_PLACE = (
     "Inside the call NumPy arrays are JAX arrays, too. Assign the new array to the attribute, item or global that "
-    "holds it, as in `model.w = model.w.at[i].set(x)`: the caller's object has it after the call. Return an array that "
-    "is itself an argument."
+    "holds it, as in `model.w = model.w.at[i].set(x)`: the caller's object has it after the call. If the array is "
+    "itself an argument, return the new one."
 )
 OF_EXPLICIT_AXES = (
     "The mesh has Explicit axes, so JAX does not choose the sharding of this result itself. Make the mesh with "
@@ -57,6 +67,10 @@ REMEDIES = {
     "TracerIntegerConversionError": (
         "A traced value is not a Python integer: loop with graftax.fori_loop or graftax.scan, index with a jax.Array "
         "in place of a list, or pass a Python int."
+    ),
+    "NonConcreteBooleanIndexError": (
+        "The shape of the result would depend on the values of the mask: keep the shape with jnp.where(mask, x, "
+        "other), or give it a fixed size with jnp.nonzero(mask, size=n, fill_value=i)."
     ),
     "ConcretizationTypeError": (
         "A traced value is not a Python number yet: compute with the array itself and read it after the call, print "
@@ -115,6 +129,11 @@ def _remedy(error: BaseException, leaves: Sequence[Any]) -> str:
         return _unopened_text(error, refused.rpartition(".")[2])
     if is_format_of_tracer(error):
         return TEXT_OF_TRACED_VALUE
+    if is_traced_shape(error):
+        return SHAPE_OF_TRACED_VALUE
+    mapped = _mapped_leaf(error)
+    if mapped is not None:
+        return NOT_OPENED_BY_TREE_MAP.format(cls=type(mapped).__qualname__)
     if is_item_assignment(error) or _writes_in_place(error):
         return WRITTEN_IN_PLACE
     if is_of_explicit_axes(error, leaves):
@@ -130,6 +149,17 @@ def _unopened_text(error: BaseException, cls: str) -> str:
         return NOT_OPENED_BY_FUNCTION.format(cls=cls)
     module = "jax" if hasattr(jax, name) else "jax.lax"
     return NOT_OPENED_BY_TRANSFORM.format(cls=cls, name=name, theirs=f"{module}.{name}")
+
+
+def _mapped_leaf(error: BaseException) -> object | None:
+    """The object for which `jax.tree.map` called a function once, as for a leaf, and the function cannot use."""
+    if not isinstance(error, (TypeError, AttributeError)):
+        return None
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    trees = [f.f_locals.get("tree") for f in frames if f.f_code is jax.tree_util.tree_map.__code__]
+    tree = trees[-1] if trees else None
+    is_leaf = tree is not None and hasattr(tree, "__dict__") and jax.tree_util.all_leaves([tree])
+    return tree if is_leaf and not isinstance(tree, jax.core.Tracer) else None
 
 
 def _frames_of_jax(error: BaseException) -> list[types.FrameType]:

@@ -78,6 +78,8 @@ is_format_of_tracer = _has_text("Tracer.__format__", TypeError)
 
 is_item_assignment = _has_text("in-place item assignment", TypeError)
 
+is_traced_shape = _has_text("Shapes must be 1D sequences of concrete values", TypeError)
+
 is_deleted_array_error = _has_text("delete", RuntimeError, ValueError)
 
 is_out_of_memory = _has_text("ut of memory", RuntimeError)  # of a device; its code differs between backends
