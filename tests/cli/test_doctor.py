@@ -23,7 +23,7 @@ def run_doctor(**variables):
 def test_all_is_well_where_it_is():
     run = run_doctor()
     assert run.returncode == 0, run.stdout + run.stderr
-    for text in ("jaxlib", "extension", "devices", "direct calls", "Self-test", "To report a fault"):
+    for text in ("jaxlib", "extension", "devices", "direct calls", "Self-test", "To report a bug"):
         assert text in run.stdout
     assert "FAILED" not in run.stdout
     assert "WRONG" not in run.stdout

@@ -140,7 +140,7 @@ def host(x: Any) -> Any:
 def test_what_cannot_be_made_smaller_is_said(tmp_path: Path):
     with pytest.raises(graftax.GraftaxError, match="does not fail here"):
         graftax.minimize(recorded(layers, tmp_path, jnp.ones(2)))
-    with pytest.raises(graftax.GraftaxError, match="is given what is not finite: x: the argument is nan already"):
+    with pytest.raises(graftax.GraftaxError, match="not finite: x: the argument is nan already"):
         graftax.minimize(recorded(layers, tmp_path, jnp.full(2, jnp.nan)))
 
     def callback(x: Any) -> Any:

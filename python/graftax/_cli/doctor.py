@@ -26,7 +26,7 @@ from graftax._jax.private_names import lacking
 from graftax._jit import multihost_rendezvous
 
 REPORT = (
-    "To report a fault: this output, the program (as short as it still fails), and what it prints with "
+    "To report a bug, send this output, the shortest program that still fails, and what it prints with "
     "GRAFTAX_TRACEBACK=full and JAX_TRACEBACK_FILTERING=off. jit(..., check=True) tells whether a call differs from "
     "plain Python, and graftax.show(f, *args) what a call does with its arguments."
 )

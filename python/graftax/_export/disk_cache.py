@@ -41,7 +41,7 @@ class DiskCache:
         self._store = store
 
     def flush(self) -> None:
-        """Waits until everything that was compiled so far is written. At its end, a process does this by itself."""
+        """Waits until everything that was compiled so far is written. A process does this by itself when it exits."""
         self._store.writer.flush()
 
     def __repr__(self) -> str:

@@ -216,7 +216,7 @@ def export(
 ) -> Callable[P, Exported[P, R]]:
     """Exports a function, jitted or not, for arguments like the given ones: `graftax.export(f)(*args, **kwargs)`.
 
-    What the function captures becomes part of the program, with its present values: the closure, the globals that it
+    What the function captures becomes part of the program, with its current values: the closure, the globals that it
     names, the object of a bound method. The function must neither change nor return these.
 
     Args:

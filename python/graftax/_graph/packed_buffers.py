@@ -20,7 +20,7 @@ from graftax._jax.arrays import ref_types
 
 PACK_RESHAPED = (
     "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or "
-    "a tree operation on the handle, changed it. Unpack under the same jax.vmap, or turn it back first."
+    "a tree operation on the handle, changed it. Unpack under the same jax.vmap, or undo that change first."
 )
 
 

@@ -131,9 +131,10 @@ def jit(
             function is called instead, as `progress(part, seconds)`.
         background: with True, a first call does not wait for the compiler. The function is traced as always, once. A
             thread compiles, while the call evaluates the trace operation by operation, as JAX does without `jit`, and
-            so do later calls until the program is there. Their results may differ from the program's in the last
+            so do later calls until the program is ready. Their results may differ from the program's in the last
             digits. Programs with effects or functions on the host, and arrays on several devices, are compiled as
-            usual. The next call raises what the compiler has raised. Not with `donate` and shardings.
+            usual. If the compiler raises an error, the next call raises it. Cannot be combined with
+            `donate` or shardings.
         warn_impure: gives an `ImpureCallWarning` if your code makes a call that a compiled function cannot repeat:
             `time`, `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what
             to write instead. With `check=True` there is no warning: the check compares the effects of such calls.

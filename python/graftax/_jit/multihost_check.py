@@ -171,8 +171,8 @@ def check_hosts(obj: object, values: bool = True) -> None:
         values: False compares types, static values, shapes and shardings only.
 
     Raises:
-        StructureError: on every host, with the first place that differs and what both have there; or where a host has
-            not come after 60 s.
+        StructureError: on every host, with the first place that differs and what both have there; or if a host has
+            not arrived after 60 s.
 
     Example:
         >>> graftax.check_hosts({"w": jnp.ones(3), "steps": 1000})

@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 TRACED = (
     "{path} is an array that was traced, which has no value: the exception was raised while the function was "
-    "compiled. Give the exception what is known then, or check the value outside of the function."
+    "compiled. Give the exception only values that are known while tracing, or check the value outside of the function."
 )
 
 

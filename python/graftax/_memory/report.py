@@ -64,7 +64,7 @@ class MemoryReport:
         result_bytes: the arrays that it returns or writes back, with XLA's own table of them.
         reused_bytes: the part of `result_bytes` that lies in donated arguments.
         temporary_bytes: what else is needed at the peak.
-        code_bytes: the program itself, where the backend tells.
+        code_bytes: the program itself, if the backend reports it.
         host_bytes: what lies in the host's memory by a memory kind of the arrays; not part of the others.
         arguments, results: an `ArrayMemory` for each array.
         analysis: XLA's own numbers, as `jax.stages.Compiled.memory_analysis` returns them.

@@ -28,9 +28,9 @@ class Minimized:
 
     Attributes:
         path: of the script.
-        text: of it.
+        text: the script itself.
         operations: JAX's names of the operations that are left.
-        equations: how many there were.
+        equations: how many equations the call had.
         cause: what `graftax.nonfinite` says of them; empty if it finds nothing.
     """
 
@@ -75,7 +75,8 @@ def minimize(
         a `Minimized`, with the `path`, the `text` and the `operations` of the script.
 
     Raises:
-        GraftaxError: if the call does not fail in this way, fails in Python code, or is given what is not finite.
+        GraftaxError: if the call does not fail in this way, fails in Python code, or is given values that are not
+            finite.
         ValueError: for a `tolerance` with another kind of failure than `"wrong"`.
 
     Example:

@@ -26,7 +26,7 @@ RAISES = (
 )
 RAISES_LATER = "an equation of the last call in {path} raises when it runs, in code of yours that it calls: {error}"
 NOTHING_FAILS = "the last call in {path} does not fail here: {nothing}"
-NOT_FINITE_ALREADY = "the last call in {path} is given what is not finite: {origin}"
+NOT_FINITE_ALREADY = "the last call in {path} is given values that are not finite: {origin}"
 NOT_ALONE = "no part of the last call in {path} fails alone, out of finite inputs"
 
 

@@ -225,7 +225,7 @@ class Rules:
             graph: the object.
             mesh: where it is None, that of the rules, then that of the context.
             default: the spec of arrays that no rule matches; with `...` such an array is a problem.
-            local: arrays are this process's part of the whole: what has to divide them are its own devices.
+            local: arrays are this process's part of the whole, and have to be divisible among its own devices only.
         """
         mesh = mesh_of(mesh if mesh is not None else self._mesh)
         arrays = _arrays(graph)

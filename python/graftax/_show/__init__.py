@@ -39,7 +39,7 @@ class _Show:
             `{"frozen": "layers[0].**"}`.
 
     Raises:
-        TypeError: if further arguments follow something else than a jitted function.
+        TypeError: if further arguments follow something other than a jitted function.
 
     Example:
         >>> class Layer:

@@ -211,7 +211,7 @@ class Optimizer:
 
         Raises:
             StructureError: if `wrt` matches nothing.
-            TypeError: if there is nothing to train, or if `wrt` has to be said again: a tree of bools belongs to one
+            TypeError: if there is nothing to train, or if `wrt` has to be given again: a tree of bools belongs to one
                 structure, and an optimizer that was pickled has no predicates and types.
 
         Example:

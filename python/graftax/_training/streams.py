@@ -21,7 +21,7 @@ NO_SEED = (
     "graftax.Streams: {names} {have} no seed. Give one for all, graftax.Streams(0, ...), or each its own, {first}=0."
 )
 NOT_A_SEED = "graftax.Streams: a seed is an int or a random key (jax.random.key), and {name} is {found}."
-UNKNOWN = "Streams: there is no stream {name!r}. {near}Name all streams when it is made: a draw changes only counts."
+UNKNOWN = "Streams: there is no stream {name!r}. {near}Name every stream at creation: drawing only changes the counts."
 
 
 class Streams:

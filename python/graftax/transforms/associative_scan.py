@@ -35,7 +35,7 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     Args:
         fn: an associative function of two graphs like `elems`, whose arrays have any number of rows along `axis`. It
             returns a third, and must not change anything.
-        elems: any graph of arrays that are as long along `axis`.
+        elems: any graph of arrays of equal length along `axis`.
         reverse, axis: as in `jax.lax.associative_scan`.
 
     Returns:

@@ -116,7 +116,7 @@ def vmap(
     Args:
         fun: the function. If an argument is `graftax.each(objects)`, a list of models, the function receives one of
             them. A plain list of layers, as `scan` defines them, is treated the same way if there is no axis to map:
-            if the arrays of its modules differ in length, or, for objects that JAX does not open, if their length is
+            if the arrays of its modules differ in length, or, for objects that JAX does not flatten, if their length is
             not that of the other arguments.
         in_axes: the axis for each array of the arguments, None where it is not mapped. One axis for all positional
             arguments, or a tuple with an entry for each: an axis; a container, or an object of the argument's class,

@@ -111,7 +111,7 @@ def register(
 
     Raises:
         ValueError: if the class is registered already.
-        TypeError: if it is not a class, or the arguments contradict each other. Also where it holds items besides
+        TypeError: if it is not a class, or the arguments contradict each other. Also if it holds items besides
             attributes, as a subclass of list does, and `flatten` is missing.
 
     Example:
