@@ -32,7 +32,7 @@ def memory(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory
     """The memory that a call needs, in bytes: arguments, results, temporaries at the peak and the program itself.
 
     The function is compiled as a call would compile it; nothing runs or changes. The totals are XLA's own analysis; the
-    arrays are listed by the key path of the object that holds them. With several devices, all numbers are for one of them.
+    arrays are listed by the key path of the object that holds them. With several devices, the numbers are for one.
 
     Args:
         function: any function, or one of `graftax.jit`, whose options (`donate=`, shardings) count.
