@@ -297,6 +297,23 @@ def test_the_setting_of_jax_decides_how_frames_are_hidden(mode, filtering):
     assert mode == "off" or all(f.f_locals["__tracebackhide__"] for f in frames)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: graftax.jit(lambda data: next(data["data"]))({"data": iter([1])}),
+        lambda: graftax.jit(lambda data: data)({"data": np.array([object()])}),
+        lambda: graftax.jit(lambda d: d.clear(), mutation="error")({"x": X}),
+        lambda: graftax.jit(lambda x: x, donate="nobody"),
+        lambda: graftax.at({"a": 1})["b"].set(2),
+        lambda: graftax.grad(lambda x: x)(X),
+    ],
+)
+def test_the_last_frame_of_graftaxs_own_error_is_the_users(call, filtering):
+    filtering("tracebackhide")  # that of IPython, which shows the last frame even if it is hidden
+    *_, (last, _) = traceback.walk_tb(raised(call).__traceback__)
+    assert last.f_code.co_filename == __file__
+
+
 @pytest.mark.quick(0)  # each starts an interpreter
 @pytest.mark.parametrize("full", [False, True])
 def test_an_environment_variable_brings_the_frames_back(full):

@@ -325,6 +325,16 @@ def test_a_bar_shows_the_title(progress: Any, capfd: pytest.CaptureFixture[str])
     assert "100%" in shown
 
 
+def test_in_a_notebook_without_widgets_a_bar_is_text(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    graftax.scan(add, 0.0, jnp.ones(5), progress=True)
+    jax.effects_barrier()
+    assert "100%" in capfd.readouterr().out
+
+
 def test_a_bar_without_rich_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "rich.progress", None)
     with pytest.raises(ImportError, match=r"pip install graftax\[show\]"):

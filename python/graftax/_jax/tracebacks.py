@@ -92,21 +92,42 @@ def hide(error: BaseException) -> None:
             for frame, _ in traceback.walk_tb(current.__traceback__):
                 if _hidden(frame.f_code.co_filename):
                     frame.f_locals["__tracebackhide__"] = True
+            current.__traceback__ = _without_own_end(current.__traceback__)
         else:
             current.__traceback__ = _without_hidden(current.__traceback__)
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
 def _without_hidden(tb: types.TracebackType) -> types.TracebackType | None:
+    return _chained([entry for entry in _entries(tb) if not _hidden(_file(entry))])
+
+
+def _without_own_end(tb: types.TracebackType) -> types.TracebackType | None:
+    """IPython shows the last frame even if it is hidden: in an error that graftax raises, that has to be the user's."""
+    entries = _entries(tb)
+    if not entries or not _file(entries[-1]).startswith(HIDDEN_FOLDERS[0]):
+        return tb
+    while entries and _file(entries[-1]).startswith(HIDDEN_FOLDERS):
+        entries.pop()
+    return _chained(entries)
+
+
+def _file(entry: types.TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def _entries(tb: types.TracebackType | None) -> list[types.TracebackType]:
     entries: list[types.TracebackType] = []
-    entry: types.TracebackType | None = tb
-    while entry is not None:
-        if not _hidden(entry.tb_frame.f_code.co_filename):
-            entries.append(entry)
-        entry = entry.tb_next
+    while tb is not None:
+        entries.append(tb)
+        tb = tb.tb_next
+    return entries
+
+
+def _chained(entries: list[types.TracebackType]) -> types.TracebackType | None:
     following: types.TracebackType | None = None
-    for visible in reversed(entries):
-        following = types.TracebackType(following, visible.tb_frame, visible.tb_lasti, visible.tb_lineno)
+    for entry in reversed(entries):
+        following = types.TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return following
 
 

@@ -32,7 +32,7 @@ from graftax._capture.retrace_signals import MOST_RESTARTS, NewReads
 from graftax._capture.signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
 from graftax._explain import compile_events, frozen
-from graftax._jax.tracebacks import boundary, caller_level
+from graftax._jax.tracebacks import boundary, caller_level, hide
 from graftax._jit import program_store
 from graftax._jit.build_entry import build_entry
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
@@ -375,7 +375,9 @@ class Jitted(_core.Caller, Generic[P, R]):
         traced: _core.Entry | None = None,
     ) -> BaseException:
         """The exception to raise for a failed call. The core calls this."""
-        return explained_error(error, self._plan, roots, layout, traced)
+        explained = explained_error(error, self._plan, roots, layout, traced)
+        hide(explained)
+        return explained
 
     def _warn_of_kept(self) -> None:
         """Warns that a call has kept much that it could have donated. The core calls this once for an executable."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,10 +70,14 @@ class _Bar:
 
     def __init__(self, title: str) -> None:
         try:
+            from rich.console import Console
             from rich.progress import Progress as RichProgress
         except ImportError as error:
             raise ImportError(NO_RICH) from error
-        self._make, self._title = RichProgress, title
+        # In a notebook rich draws by ipywidgets; without them, only a warning would appear.
+        is_text = Console().is_jupyter and importlib.util.find_spec("ipywidgets") is None
+        console = Console(force_jupyter=False, force_terminal=True) if is_text else None
+        self._make, self._title = functools.partial(RichProgress, console=console), title
         self._shown: tuple[Any, Any] | None = None
 
     def update(self, steps_done: int, num_steps: int) -> None:
