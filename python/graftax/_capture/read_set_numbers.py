@@ -51,8 +51,9 @@ class OfSymbols(ReadSet):
         shown: set[tuple[int, str | None]],
         take_in: Callable[[], bool] | None,
         has_changed: Callable[[], bool],
+        copied: Callable[[object], int | None],
     ) -> None:
-        super().begin(shown, take_in, has_changed)
+        super().begin(shown, take_in, has_changed, copied)
         if self.constants is not None:
             self.constants.begin_trace()
 
