@@ -69,6 +69,15 @@ READS = {
     "the name of a helper": ("def helper(): pass\nhelper.__name__ = 'n' * int(@@)", "len(helper.__name__)"),
     "the name of a class": ("class Of: pass\nOf.__name__ = 'n' * int(@@)", "len(Of.__name__)"),
     "a jitted helper": ("@jax.jit\ndef helper(x): return x * @@", "helper(1.0)"),
+    "a global of a jitted helper that JAX has traced": (
+        "k = @@\n@jax.jit\ndef helper(x): return x * k\nhelper(1.0)",
+        "helper(1.0)",
+    ),
+    "a global behind two jitted helpers that JAX has traced": (
+        "k = [@@]\ndef inner(x): return x * k[0]\n@jax.jit\ndef one(x): return inner(x)\n"
+        "@jax.jit\ndef two(x): return one(x)\ntwo(1.0)",
+        "two(1.0)",
+    ),
 }
 
 

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from graftax._base.errors import GraftaxError
-from graftax._capture.bytecode import OF_KEYS, is_users, is_users_class, is_users_scope, names_of
+from graftax._capture.bytecode import OF_KEYS, is_users, is_users_class, is_users_code, is_users_scope, names_of
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
+from graftax._capture.reachable_code import ReachableCode
 from graftax._capture.read_set import ReadSet
 from graftax._export.holders import Holder, holder_of, resolve, value_at
 from graftax._export.value_token import registered_text, value_token
+from graftax._graph.pickling import JITTED
 
 _HELD = ("origins", "bindings", "functions", "attributes", "cells", "classes", "abstract")
 _TEXT = "of graftax"  # its hash shows the seed of hashes, PYTHONHASHSEED
@@ -39,11 +41,66 @@ HELD_BY_LIBRARY = (
 
 
 def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str, Any]:
-    """The read set of a function of this name.
+    """The read set of a function of this name, with what functions can read that JAX may have traced before.
 
     Raises:
         GraftaxError: if part of it has no name.
     """
+    data = _as_data(reads, name, function)
+    unheard = _of_unheard_code(reads, function)
+    if unheard is not None:
+        _merge(data, _as_data(unheard, name, function))
+    return data
+
+
+def _merge(data: dict[str, Any], unheard: dict[str, Any]) -> None:
+    """Adds what code reads that has not run. The program has no input for it: what it holds is compared as it is."""
+    for holder, key, _ in unheard.pop("origins"):
+        owner = resolve(holder)
+        if key is None:
+            unheard["functions"].append((holder, value_token(owner)))
+        else:
+            unheard["bindings"].append((holder, key, _token_of_binding(owner, key)))
+    for kind, more in unheard.items():
+        if isinstance(more, list):
+            data[kind] += [each for each in more if each not in data[kind]]
+        elif isinstance(more, dict):
+            data[kind].update(more)
+        elif data[kind] is None:
+            data[kind] = more
+
+
+class _FindsJitted(ReachableCode):
+    """Collects the functions jitted by JAX that code can call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def add(self, value: Any) -> None:
+        if type(value) is JITTED:
+            self.found.append(value.__wrapped__)
+        else:
+            super().add(value)
+
+
+def _of_unheard_code(reads: ReadSet, function: types.FunctionType) -> ReadSet | None:
+    """What code can read that JAX jits by itself and that did not run: JAX takes a trace that it has of it already."""
+    finding, reachable, found = _FindsJitted(), ReachableCode(), ReadSet()
+    finding.add(function)
+    for _ in finding.codes():
+        pass
+    for jitted in finding.found:
+        reachable.add(jitted)
+    heard = _codes(reads, function)
+    unheard = [(code, scope) for code, scope in reachable.codes() if code not in heard and is_users_code(code, scope)]
+    for code, scope in unheard:
+        empty = tuple(types.CellType() for _ in code.co_freevars)
+        found.add(code, scope, types.FunctionType(code, scope, closure=empty), stays=False)
+    return found if unheard else None
+
+
+def _as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str, Any]:
     if reads.builtins.of_ids:
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="the id() of an object"))
     for origin in reads.names.origins:
