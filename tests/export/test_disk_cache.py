@@ -350,7 +350,7 @@ OF_JAX = {
 }
 
 
-@pytest.mark.quick("step")
+@pytest.mark.quick(0)  # two interpreters and a compilation without any cache
 @pytest.mark.parametrize("name", ["step", "donating", "wide", "counting"])
 def test_what_jaxs_own_cache_gave_is_written_as_it_lies_there(tmp_path, name):
     of_jax = OF_JAX | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax")}

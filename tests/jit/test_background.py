@@ -314,6 +314,7 @@ print(f(jnp.ones(64)).shape, f.cache_info().compiling)
 """
 
 
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("direct", ["0", "1"])
 def test_a_process_ends_while_it_compiles(direct):
     environment = {**os.environ, "GRAFTAX_DIRECT_DISPATCH": direct, "JAX_PLATFORMS": "cpu"}

@@ -60,6 +60,7 @@ def test_a_call_that_kills_the_process_is_in_the_file(tmp_path: Path) -> None:
     assert int(state["steps"]) == 4
 
 
+@pytest.mark.quick(0)
 def test_a_process_that_ends_leaves_no_file(tmp_path: Path) -> None:
     ended = run(tmp_path, 100.0)
     assert ended.stdout.split() == ["done"], ended.stderr

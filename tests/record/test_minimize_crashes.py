@@ -88,6 +88,7 @@ def wrong_in_a_branch_of_a_loop(x: Any) -> Any:
     return lax.while_loop(lambda c: c[1] < 9, body, (x, 0))[0]
 
 
+@pytest.mark.quick(0)  # the command line looks for a wrong operation, too
 @pytest.mark.parametrize("function", [wrong_among_layers, wrong_in_a_scan, wrong_in_a_branch_of_a_loop])
 def test_the_operation_that_is_compiled_wrong_is_left(tmp_path: Path, function: Callable[..., Any]):
     made = graftax.minimize(recorded(function, tmp_path, jnp.linspace(-0.5, 0.9, 8)), fails="wrong")
