@@ -104,7 +104,7 @@ class Options:
     inline: Any = False  # or one of `jax.Inline`
     compiler_options: tuple[tuple[str, Any], ...] = ()
     finite: tuple[str, ...] | None = None  # patterns of the results that a recorder checks; (): all; None: none
-    repeated: bool | str | tuple[Any, ...] = "auto"  # classes, methods and functions whose calls repeat; True; "auto"
+    repeated: bool | str | tuple[Any, ...] = "auto"  # classes, methods and functions; True; "auto"; (): none
 
     def __post_init__(self) -> None:
         if self.mutation not in MUTATION:
