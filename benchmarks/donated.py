@@ -11,7 +11,6 @@ counts its highest use from the start, and so does the operating system.
 
 import argparse
 import json
-import re
 import resource
 import statistics
 import subprocess
@@ -93,7 +92,7 @@ def _peak(in_use: str = "peak_bytes_in_use") -> int:
         return statistics_of_device[in_use]
     status = Path("/proc/self/status")
     if status.exists():  # Linux: `ru_maxrss` of a new process begins with that of the process that started it
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -132,7 +131,7 @@ def main() -> None:
     parser.add_argument("--peak", nargs=2, metavar=("STEP", "WAY"), help="only this peak, in this process")
     words = parser.parse_args()
     if words.peak:
-        print(json.dumps(_measure_peak(*words.peak, words.scale)))
+        print(json.dumps(_measure_peak(words.peak[0], words.peak[1], words.scale)))
         return
     rows = [_row(name, words.scale, words.rounds) for name in STEPS]
     device = jax.devices()[0]
