@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from jax._src import compilation_cache as compilation_cache_of_jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from graftax._jax import fast_dispatch
@@ -26,16 +27,21 @@ from sizes import QUICK
 # What a test compiles runs a few times on a few numbers: to optimize it takes longer. With XLA_FLAGS= it is optimized.
 # The older emitter, which newer versions do not have any more, takes less than half the time to compile.
 OLDER_EMITTER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0" + OLDER_EMITTER)
+UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED + OLDER_EMITTER)
 
-# Most of the time of a sample is XLA's: what one worker has compiled is not compiled again. JAX compresses the files by
-# Zstandard where Python has it, from 3.14 on, and cannot read the others there.
-FORMAT = "zstd" if sys.version_info >= (3, 14) else "{}.{}".format(*sys.version_info)
-COMPILED = Path(__file__).parents[1] / "build" / "compiled" / FORMAT
+# Half of the time of a sample is XLA's: what one worker has compiled is not compiled again, nor is it on another Python
+# with the same JAX. JAX compresses the files by Zstandard where Python has it, from 3.14 on, and then cannot read the
+# others, which its key does not tell: here it is told that there is none. A process that a test starts is not told, so
+# it has files of its own there.
+COMPILED = Path(__file__).parents[1] / "build" / "compiled"
 CACHE_OF_JAX = {
-    "jax_compilation_cache_dir": str(COMPILED),
+    "jax_compilation_cache_dir": str(COMPILED / "zlib"),
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": 0,
+}
+CACHE_OF_PROCESSES = CACHE_OF_JAX | {
+    "jax_compilation_cache_dir": str(COMPILED / ("zstd" if sys.version_info >= (3, 14) else "zlib"))
 }
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -73,10 +79,10 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
     if config.getoption("--quick"):
         os.environ[QUICK] = "1"
-        for name, value in CACHE_OF_JAX.items():  # by the environment, too, for the processes that tests start
-            if name.upper() not in os.environ:
-                os.environ[name.upper()] = str(value)
-                jax.config.update(name, value)
+        compilation_cache_of_jax.zstd = None
+        for name, value in CACHE_OF_PROCESSES.items():
+            if os.environ.setdefault(name.upper(), str(value)) == str(value):  # not what the user has chosen
+                jax.config.update(name, CACHE_OF_JAX[name])
 
 
 @pytest.fixture(scope="module")

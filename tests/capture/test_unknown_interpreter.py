@@ -32,6 +32,7 @@ def test_this_interpreter_is_known():
     assert _core.frames_unknown() == ""
 
 
+@pytest.mark.quick(0)
 def test_the_first_jit_warns_once_and_names_what_is_not_seen():
     out = run("""
         with warnings.catch_warnings(record=True) as found:

@@ -203,6 +203,7 @@ def test_threads_that_call_while_it_compiles_share_the_program(gate, train):
     assert gate.begun == 1
 
 
+@pytest.mark.quick(0)
 def test_loops_branches_derivatives_and_numbers_that_change(gate):
     def f(x, n):
         def body(carry, row):
@@ -268,6 +269,7 @@ def test_explain_progress_and_warm_say_what_is_compiled_where(gate, train):
     assert warmed.cache_info().traces == 1
 
 
+@pytest.mark.quick(0)
 def test_it_goes_with_check_repeated_a_recorder_and_saved_programs(gate, train, tmp_path):
     models = [Model(), Model()]
     step = graftax.jit(lambda models, x: [train(m, x)[0]["loss"] for m in models], background=True, check=True)

@@ -166,7 +166,7 @@ def test_random_programs_on_meshes_never_lose_an_array_that_can_be_reached(place
     assert run.returncode == 0 and "nothing was found" in run.stdout, run.stderr[-3000:]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 def test_in_a_process_with_eight_devices():
     if COUNT < 8:
         run_again(__file__, 8)

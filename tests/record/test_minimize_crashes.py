@@ -119,6 +119,7 @@ def products(x: Any) -> Any:
     return layers(x) + jnp.cos(jnp.outer(x, x) * 50 + 10) * 30
 
 
+@pytest.mark.quick(0)
 def test_a_test_of_the_user(tmp_path: Path):
     path = recorded(products, tmp_path, jnp.linspace(-0.5, 0.9, 8))
 
@@ -198,6 +199,7 @@ def test_what_ends_its_process_is_found_from_another(
     assert cause in str(raised.value)
 
 
+@pytest.mark.quick(0)
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = str(recorded(wrong_among_layers, tmp_path, jnp.linspace(-0.5, 0.9, 8)))
     script = tmp_path / "small.py"

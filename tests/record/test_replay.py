@@ -128,6 +128,7 @@ def test_what_a_replay_prints(capsys: pytest.CaptureFixture[str], file: Path):
     assert "div of 0 and 0 is nan at test_replay.py" in replayed(capsys, file, "--where")[1]
 
 
+@pytest.mark.quick(0)
 def test_calls_are_equal_after_jax_has_forgotten_its_programs(file: Path):
     recorded = RecordedCalls(file)
     first = [recorded.run(i) for i in range(2)]

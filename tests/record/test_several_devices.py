@@ -16,6 +16,7 @@ from graftax._record.replay import RecordedCalls
 COUNT = 2
 
 
+@pytest.mark.quick(0)
 def test_with_several_devices():
     if jax.device_count() < COUNT:
         run_again(__file__, COUNT)
