@@ -395,3 +395,21 @@ def test_saved_weights_of_a_trained_model(tmp_path):
     trained = step(model)
     eqx.tree_serialise_leaves(tmp_path / "model.eqx", trained)
     agree(eqx.tree_deserialise_leaves(tmp_path / "model.eqx", model), trained)
+
+
+def test_a_counter_beside_a_function_that_filter_jit_has_not_met_does_not_compile_on_each_call():
+    inner = eqx.filter_jit(lambda x: x * 2)  # its first call makes texts, by code that names `type` to `typing.cast`
+
+    class Counted:
+        def __init__(self):
+            self.calls = 0
+
+    @graftax.jit
+    def step(counted, x):
+        counted.calls += 1
+        return inner(x) * counted.calls
+
+    counted = Counted()
+    for count in range(1, 5):
+        assert step(counted, jnp.ones(2)).tolist() == [2 * count] * 2 and counted.calls == count
+    assert step.cache_info().traces <= 2

@@ -82,7 +82,7 @@ class StoodIn:
         if "pow" in names.loaded and "pow" not in scope:
             self._of_powers.setdefault(id(scope), scope)
         if classes := _FOR_SYMBOLS.intersection(names.loaded):
-            self._passed.setdefault(id(scope), set()).update(classes & passed_on(code))
+            self._passed.setdefault(id(scope), set()).update(classes & passed_on(code, scope))
         for name in names.loaded:
             if scope.get(name) is np:
                 scalar_types = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)

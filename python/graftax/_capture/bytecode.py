@@ -13,8 +13,9 @@ import site
 import sys
 import sysconfig
 import types
+import typing
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -333,8 +334,13 @@ def globals_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return names
 
 
-def passed_on(code: types.CodeType) -> set[str]:
-    """The globals that code does more with than to call them, and to give them to `isinstance` or `issubclass`."""
+def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProxyType({})) -> set[str]:
+    """The globals that code does more with than to call them, to give them to `isinstance` or `issubclass`, or to name
+    them to `typing.cast`.
+
+    Args:
+        scope: the code's globals, where it is to be known what `cast` is.
+    """
     instructions = [
         instruction
         for instruction in dis.get_instructions(code)
@@ -345,7 +351,11 @@ def passed_on(code: types.CodeType) -> set[str]:
         for i, instruction in enumerate(instructions)
         if instruction.opname == "LOAD_GLOBAL" and not (instruction.arg or 0) & 1
     ]
-    return {instruction.argval for i, instruction in loaded if not _is_class_asked_for(instructions, i)}
+    return {
+        instruction.argval
+        for i, instruction in loaded
+        if not _is_class_asked_for(instructions, i) and not _is_cast_to(instructions, i, scope)
+    }
 
 
 def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
@@ -384,6 +394,18 @@ def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
         if not instruction.opname.startswith(("LOAD_", "BINARY_SUBSCR")):
             return False
     return False
+
+
+def _is_cast_to(instructions: list[dis.Instruction], i: int, scope: Mapping[str, Any]) -> bool:
+    """Is this load of a global the first argument of `typing.cast(a, b)`, which looks at neither?"""
+    before = [instruction for instruction in instructions[max(i - 3, 0) : i] if instruction.opname != "PUSH_NULL"]
+    match [(instruction.opname, instruction.argval) for instruction in before]:
+        case [*_, ("LOAD_GLOBAL", module), ("LOAD_ATTR" | "LOAD_METHOD", "cast")]:
+            return scope.get(module) is typing
+        case [*_, ("LOAD_GLOBAL", name)]:
+            return scope.get(name) is typing.cast
+        case _:
+            return False
 
 
 def absolute_name(module: str, scope: dict[str, Any]) -> str:
