@@ -413,3 +413,29 @@ def test_a_counter_beside_a_function_that_filter_jit_has_not_met_does_not_compil
     for count in range(1, 5):
         assert step(counted, jnp.ones(2)).tolist() == [2 * count] * 2 and counted.calls == count
     assert step.cache_info().traces <= 2
+
+
+def test_a_counter_of_a_module_that_vmap_maps_does_not_compile_on_each_call():
+    class Counted(eqx.Module):
+        linear: eqx.nn.Linear
+        steps: int
+
+        def __call__(self, x):
+            return self.linear(x)
+
+    @graftax.jit
+    def step(model, x):
+        y = jax.vmap(model)(x) * model.steps  # JAX asks the module for its text, which shows the number
+        return eqx.tree_at(lambda m: m.steps, model, model.steps + 1), y
+
+    model, x = Counted(eqx.nn.Linear(2, 1, key=jax.random.key(0)), 0), jnp.ones((3, 2))
+    for count in range(4):
+        expected = jax.vmap(model.linear)(x) * count
+        model, y = step(model, x)
+        assert model.steps == count + 1
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
+    assert step.cache_info().traces == 2
+
+
+def test_jax_is_given_the_names_of_builtins():
+    assert jax.make_jaxpr(sum)([1, 2]).jaxpr.debug_info.func_src_info == "sum"

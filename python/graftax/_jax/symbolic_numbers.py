@@ -85,5 +85,14 @@ def tries_static_slice(frame: types.FrameType) -> bool:
     return of_slice and frame.f_code.co_name == "validate_static_indices" and _is_of_jax(frame)
 
 
+def makes_source_info(frame: types.FrameType | None) -> bool:
+    """Does JAX ask for a text below which this frame runs, only to see whether it is that of a builtin function?"""
+    while frame is not None:
+        if frame.f_code.co_name == "fun_sourceinfo" and _is_of_jax(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_of_jax(frame: types.FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_FOLDER)

@@ -28,6 +28,7 @@ from graftax._graph.types.describe import Symbolic, register_symbol
 from graftax._jax.arrays import weak_scalar
 from graftax._jax.symbolic_numbers import (
     makes_seed,
+    makes_source_info,
     only_checks_dtype,
     reads_exponent,
     register_symbols,
@@ -380,13 +381,17 @@ class Symbol:
         return float(self._of_trace.value_for(self, sys._getframe(1)))
 
     def __str__(self) -> str:
-        return str(self._asked())
+        return str(self._shown())
 
     def __repr__(self) -> str:
-        return repr(self._asked())
+        return repr(self._shown())
 
     def __format__(self, spec: str) -> str:
-        return format(self._asked(), spec)
+        return format(self._shown(), spec)
+
+    def _shown(self) -> Any:
+        """Its value, for a text. JAX asks a callable object, such as a module, for one that it does not use."""
+        return self._number if makes_source_info(sys._getframe(2)) else self._asked()
 
     def __reduce__(self) -> Any:
         value = self._asked()
