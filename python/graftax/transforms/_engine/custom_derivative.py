@@ -44,7 +44,18 @@ KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule coul
 
 
 class _BindsAsMethod(Generic[P, R]):
-    """A callable that acts as a method if it is defined in the body of a class."""
+    """A callable around a function, that acts as a method if it is defined in the body of a class."""
+
+    _title = ""
+
+    def __init__(self, fun: Callable[P, R]) -> None:
+        if not callable(fun):
+            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fun))
+        functools.update_wrapper(cast(Any, self), fun, updated=())
+        self.__wrapped__ = fun
+
+    def _name(self) -> str:
+        return name_of(self.__wrapped__, self._title)
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -60,7 +71,6 @@ class CustomRule(_BindsAsMethod[P, R]):
     """A function with a derivative rule. In a class body it is a method: the instance is its first argument."""
 
     _make: Make = Program
-    _title = ""
 
     @classmethod
     def _create(cls, fun: object, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
@@ -74,10 +84,7 @@ class CustomRule(_BindsAsMethod[P, R]):
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ) -> None:
-        if not callable(fun):
-            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fun))
-        functools.update_wrapper(cast(Any, self), fun, updated=())
-        self.__wrapped__ = fun
+        super().__init__(fun)
         numbers = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
         names = (nondiff_argnames,) if isinstance(nondiff_argnames, str) else tuple(nondiff_argnames)
         self._nondiff = (*numbers, *map(self._position, names))
@@ -85,8 +92,8 @@ class CustomRule(_BindsAsMethod[P, R]):
     def _position(self, argument: str) -> int:
         parameters = list(inspect.signature(self.__wrapped__).parameters)
         if argument not in parameters:
-            name, operands = name_of(self.__wrapped__, self._title), ", ".join(parameters)
-            raise ValueError(NO_SUCH_OPERAND.format(name=name, which=argument, operands=operands))
+            operands = ", ".join(parameters)
+            raise ValueError(NO_SUCH_OPERAND.format(name=self._name(), which=argument, operands=operands))
         return parameters.index(argument)
 
     def __repr__(self) -> str:
@@ -94,7 +101,7 @@ class CustomRule(_BindsAsMethod[P, R]):
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> CustomCall:
         """Binds all arguments by position, because a rule receives its arguments by position."""
-        name = name_of(self.__wrapped__, self._title)
+        name = self._name()
         bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
         bound.apply_defaults()
         if bound.kwargs:
@@ -108,7 +115,7 @@ class CustomRule(_BindsAsMethod[P, R]):
         return CustomCall(type(self)._make(name, [self.__wrapped__], operands), nondiff)
 
     def _no_rule(self, remedy: str) -> AttributeError:
-        return AttributeError(NO_RULE.format(name=name_of(self.__wrapped__, self._title), how=remedy))
+        return AttributeError(NO_RULE.format(name=self._name(), how=remedy))
 
 
 def require_pair(name: str, rule: str, expected: str, result: object) -> tuple[Any, Any]:
@@ -134,16 +141,8 @@ class NotDifferentiated(RuntimeError, TypeError, ClosedOver):
 class FilteredRule(_BindsAsMethod[P, R]):
     """The common base of `filter_custom_jvp` and `filter_custom_vjp`."""
 
-    _title = ""
-
     def __init__(self, fn: Callable[P, R]) -> None:
-        if not callable(fn):
-            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fn))
-        functools.update_wrapper(cast(Any, self), fn, updated=())
-        self.__wrapped__ = fn
-
-    def _name(self) -> str:
-        return name_of(self.__wrapped__, self._title)
+        super().__init__(fn)
 
     def _warn_old(self, old_name: str, new_name: str, noun: str) -> None:
         warnings.warn(

@@ -90,19 +90,23 @@ class TangentSpace(NamedTuple):
 
     @staticmethod
     def from_graphs(
-        graphs: Sequence[object],
+        build: Callable[[list[Any]], Sequence[object]],
         names: Sequence[str],
-        leaf_of: Callable[[Any], tuple[int, object]],
+        leaves: Sequence[object],
         excluded: Collection[int] = (),
     ) -> TangentSpace:
         """The tangent space of some primal graphs.
 
         Args:
-            graphs: the primal graphs.
+            build: the primal graphs around these leaves.
             names: one name per graph, for error messages.
-            leaf_of: from a leaf of the graphs to (its index in the program, an array of its type).
+            leaves: arrays of the types of the leaves, or the leaves themselves.
             excluded: indices of leaves that have no tangent.
         """
+        # Placeholders tell which of these leaves each leaf of the graphs is.
+        placeholders = [np.zeros(()) for _ in leaves]
+        number_of = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
+        graphs = build(placeholders)
         record_leaves, graphdef = _core.record(tuple(graphs), tuple(names), [_core.RootFlag.dynamic] * len(graphs))
         zeros: list[Any] = []
         differentiated: list[tuple[int, int, TangentType]] = []
@@ -111,11 +115,10 @@ class TangentSpace(NamedTuple):
             zeros.append(leaf.__class__(0) if type(leaf) in (float, complex, FloatSymbol) else None)
             if type(leaf) in NUMBERS:
                 continue
-            number, array = leaf_of(leaf)
-            if is_inexact(array) and number not in excluded:
-                differentiated.append(
-                    (index, number, TangentType.from_leaf(array, *key_path, place_name(key_path, tuple(names))))
-                )
+            number = number_of[id(leaf)]
+            if is_inexact(leaves[number]) and number not in excluded:
+                tangent_type = TangentType.from_leaf(leaves[number], *key_path, place_name(key_path, tuple(names)))
+                differentiated.append((index, number, tangent_type))
         indices, numbers, shapes = zip(*differentiated, strict=True) if differentiated else ((), (), ())
         return TangentSpace(graphdef, tuple(zeros), indices, numbers, shapes)
 
@@ -151,13 +154,7 @@ class TracedValue:
             if path in missing and i not in excluded and is_inexact(leaf):
                 raise StructureError(RETURNS_ARGUMENT.format(name=name, path=f"value{path_text(path)}"))
         self.order = [number_of[path] for path in result]  # for each result leaf of the Outcome, its index in the value
-        placeholders = [np.zeros(()) for _ in output.leaves]
-        numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
-
-        def leaf_of(placeholder: object) -> tuple[int, Any]:
-            return numbers[id(placeholder)], output.leaves[numbers[id(placeholder)]]
-
-        self.tangents = TangentSpace.from_graphs([output.rebuilt(placeholders)], ("value",), leaf_of, excluded)
+        self.tangents = TangentSpace.from_graphs(lambda x: [output.rebuilt(x)], ("value",), output.leaves, excluded)
 
     def with_numbers(self, output: Output) -> Output:
         """The value that a rule returned, in which Python numbers at the paths of arrays are leaves."""
@@ -193,18 +190,13 @@ class CustomCall:
         self._live_program: Program | None = program
         self._private_program, self._nondiff = program.private(), nondiff
         self._value: TracedValue | None = None
-        # Placeholders tell which leaf of the program each leaf of the operands' graphs is.
-        placeholders = [np.zeros(()) for _ in program.leaves]
-        numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
-        built = _core.unflatten_roots(program.graphdef, placeholders)
-
-        def leaf_of(placeholder: object) -> tuple[int, Any]:
-            return numbers[id(placeholder)], program.leaves[numbers[id(placeholder)]]
-
-        diff = [i for i in range(program.operands) if i not in nondiff]
         excluded = leaves_in_values(program.graphdef) if filtered else ()
+
+        def differentiated(graphs: Sequence[Any]) -> list[Any]:
+            return [graph for i, graph in enumerate(graphs[: program.operands]) if i not in nondiff]
+
         self._inputs = TangentSpace.from_graphs(
-            [built[i] for i in diff], [program.names[i] for i in diff], leaf_of, excluded
+            lambda x: differentiated(program.rebuilt(x)), differentiated(program.names), program.leaves, excluded
         )
 
     def split(self, operands: Sequence[object]) -> tuple[list[Any], list[Any]]:
