@@ -26,6 +26,7 @@ from graftax._capture.impure_functions import VARS_OF_MODULE
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
+from graftax._capture.trace_local import Begun
 from graftax._capture.user_caches import holds_tracer
 from graftax._jax.inner_frames import inner_frames
 from graftax._jax.traces import current_trace
@@ -378,7 +379,7 @@ class Views:
     def _run(self, function: Callable[[], object], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
         shown, rebuilt = {origin.key for origin, _ in self._shown}, self._rebuilt
-        reads.begin(shown, rebuilt.take_in, self._has_changed, rebuilt.copied)
+        reads.begin(Begun(shown, rebuilt.take_in, self._has_changed, rebuilt.copied))
         self._begun = {i: dict(frame_scope) for i, (_, frame_scope) in self._scopes.items()}
         held = [
             (origin, origin.value()) for origin, _ in self._shown if isinstance(origin.holder, dict) and origin.name

@@ -43,7 +43,7 @@ from graftax._capture.library_reads import (
 )
 from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin
-from graftax._capture.trace_local import alone
+from graftax._capture.trace_local import Begun, alone
 from graftax._jax.nested_jit import is_inside_jit
 
 _MOST_BINDINGS = 50_000
@@ -255,19 +255,9 @@ class ReadSet(CodeReads):
 
     # ---- attributes of classes, modules and functions that the code sets: known only once it has done it
 
-    def begin(
-        self,
-        shown: set[tuple[int, str | None]],
-        take_in: Callable[[], bool] | None,
-        has_changed: Callable[[], bool],
-        copied: Callable[[object], int | None],
-    ) -> None:
-        """A trace begins: notes what the names hold that code may set, and does not see rebuilt.
-
-        `take_in` gives it the roots that are found while it runs; it is False where the trace has to begin anew.
-        `has_changed` says whether it has changed anything so far, `copied` gives the id of what an object is a copy of.
-        """
-        self._now.begin(shown, take_in, has_changed, copied)
+    def begin(self, begun: Begun) -> None:
+        """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
+        self._now.begin(begun)
         self._note_before()
 
     def end(self) -> bool:

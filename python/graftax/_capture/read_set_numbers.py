@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from graftax._capture.bytecode import cells_of, is_never_asked, is_users_code, names_of
 from graftax._capture.code_by_identity import MetCode
 from graftax._capture.read_set import ReadSet
+from graftax._capture.trace_local import Begun
 
 
 class Constants(Protocol):
@@ -46,14 +47,8 @@ class OfSymbols(ReadSet):
         """From now on `constants` is told what the code reads. Code that is known is heard of again."""
         self.constants, self.known, self.of_graph = constants, MetCode(), MetCode()
 
-    def begin(
-        self,
-        shown: set[tuple[int, str | None]],
-        take_in: Callable[[], bool] | None,
-        has_changed: Callable[[], bool],
-        copied: Callable[[object], int | None],
-    ) -> None:
-        super().begin(shown, take_in, has_changed, copied)
+    def begin(self, begun: Begun) -> None:
+        super().begin(begun)
         if self.constants is not None:
             self.constants.begin_trace()
 

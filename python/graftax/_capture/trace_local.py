@@ -7,7 +7,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from graftax import _core
 from graftax._base.missing import MISSING
@@ -33,6 +33,15 @@ def alone(method: Callable[P, R]) -> Callable[P, R]:
     return waiting
 
 
+class Begun(NamedTuple):
+    """What a trace that begins tells of itself."""
+
+    shown: set[tuple[int, str | None]]  # the names whose values it sees rebuilt
+    take_in: Callable[[], bool] | None  # gives it the roots that are found while it runs; False: it has to begin anew
+    has_changed: Callable[[], bool]  # has it changed anything so far?
+    copied: Callable[[object], int | None]  # of a copy: the id of the caller's object
+
+
 class Now(threading.local):
     """The trace that runs in this thread: others may trace the same function at once."""
 
@@ -48,15 +57,9 @@ class Now(threading.local):
         self.has_changed: Callable[[], bool] = lambda: False  # has it changed anything so far?
         self.copied: Callable[[object], int | None] = lambda obj: None  # of a copy: the id of the caller's object
 
-    def begin(
-        self,
-        shown: set[tuple[int, str | None]],
-        take_in: Callable[[], bool] | None,
-        has_changed: Callable[[], bool],
-        copied: Callable[[object], int | None],
-    ) -> None:
-        self.shown, self.trace, self.noted, self.runs = shown, current_trace(), (), False
-        self.take_in, self.has_changed, self.copied = take_in, has_changed, copied
+    def begin(self, begun: Begun) -> None:
+        self.trace, self.noted, self.runs = current_trace(), (), False
+        self.shown, self.take_in, self.has_changed, self.copied = begun
         self._held, self._states = {}, {}
 
     def show(self, keys: Iterable[tuple[int, str | None]]) -> None:
