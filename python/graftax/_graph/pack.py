@@ -19,8 +19,8 @@ from graftax import _core
 from graftax._base.errors import StructureError
 from graftax._base.handles import HandleClass, HandleLayout, add_handle_class
 from graftax._base.trace_markers import Dynamic
-from graftax._graph.packed_buffers import Buffer, copy_array, is_deleted, is_plain, join, sharding_of, split
-from graftax._jax.arrays import ref_types
+from graftax._graph.packed_buffers import Buffer, copy_array, is_plain, join, sharding_of, split
+from graftax._jax.arrays import is_deleted, ref_types
 from graftax._jax.tracebacks import boundary
 
 PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."

@@ -149,7 +149,3 @@ def copy_array(x: Any) -> Any:
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
         return copies.deepcopy(x)
     return x
-
-
-def is_deleted(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()

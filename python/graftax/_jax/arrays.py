@@ -29,6 +29,11 @@ def array_class() -> type:
     return ArrayImpl
 
 
+def is_deleted(x: object) -> bool:
+    """Is it an array whose buffer was donated or deleted?"""
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
+
+
 @functools.cache
 def key_class() -> type:
     """The class of arrays of typed PRNG keys. JAX 0.10 moved it; the old place goes with JAX 0.9."""

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.core
 import jax.extend.core
 
 from graftax import _core
 from graftax._base.errors import some
 from graftax._explain import ArraySignature, array_signatures
-from graftax._jax.arrays import array_class
+from graftax._jax.arrays import array_class, is_deleted
 from graftax._jax.compilation import own_jit
 from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users, counts_buffer_users_on_meshes
 from graftax._jax.settings import settings_of_traces
@@ -163,10 +162,6 @@ def _may_be_donated(leaf: Any) -> bool:
 def note_gone(error: BaseException, name: str, recording: _core.Recording) -> None:
     """Adds to the error of a call with `donate="auto"` which arrays the device has taken before it failed."""
     paths = leaf_names(recording.graphdef, recording.names)
-    gone = [path for leaf, path in zip(recording.leaves, paths, strict=True) if is_gone(leaf)]
+    gone = [path for leaf, path in zip(recording.leaves, paths, strict=True) if is_deleted(leaf)]
     if gone:
         error.add_note(GONE.format(name=name, paths=some(gone)))
-
-
-def is_gone(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.core
 
 from graftax import _core
 from graftax._base.errors import rename_leaves
 from graftax._capture.leaked_tracers import ended_among, is_unexpected
+from graftax._jax.arrays import is_deleted
 from graftax._jax.error_texts import (
     is_deleted_array_error,
     is_mismatched_leaf,
@@ -50,7 +50,7 @@ def explained_error(
     # The arguments are recorded once more, in the cases that need it: a call that succeeds keeps no names of leaves.
     if is_deleted_array_error(error):
         for leaf, path in _named_leaves(plan, roots, layout):
-            if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+            if is_deleted(leaf):
                 error.args = (DELETED.format(path=path, name=plan.name, error=error),)
                 break
     elif is_out_of_memory(error):

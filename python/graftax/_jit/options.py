@@ -161,7 +161,7 @@ def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
     return tuple(arguments)
 
 
-def one_or_more(chosen: Any) -> tuple[int | str, ...]:
+def one_or_more(chosen: Any) -> tuple[Any, ...]:
     """An option that takes one name or position, or several, as a tuple."""
     if chosen is None:
         return ()

@@ -32,7 +32,7 @@ from graftax._io import LoadError, peek
 from graftax._io.load import load_stored
 from graftax._io.placement import StoredArray
 from graftax._io.reader import Source
-from graftax._jit.auto_donation import is_gone
+from graftax._jax.arrays import is_deleted
 from graftax._jit.jitted import Jitted
 from graftax._record.call_file import FORMAT, array_bytes, environment, leaf_digests, results_data, unique_names
 from graftax._record.cells import Cell, known_cells, load_cells
@@ -239,7 +239,7 @@ class RecordedCalls:
         if recorded["results"] is not None:
             differences += _result_differences(recorded["results"], results_data(graphdef, names, leaves), plain)
         named = zip(unique_names(graphdef, names), leaves, strict=True)
-        return Outcome(differences, [name for name, leaf in named if not is_gone(leaf) and not are_finite(leaf)], "")
+        return Outcome(differences, [name for name, leaf in named if not is_deleted(leaf) and not are_finite(leaf)], "")
 
     def where(self, number: int = -1) -> NonfiniteReport:
         """Which operation of a call made its first nan or infinity."""

@@ -206,7 +206,7 @@ def describe(obj: Any, solid: type) -> Description:
     # A closed jaxpr holds constants, which are its children.
     if isinstance(obj, jax.extend.core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
         return Description("jaxpr")
-    if isinstance(obj, _OPAQUE_BASES) and not _is_of_python(cls):
+    if isinstance(obj, _OPAQUE_BASES) and cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
         return _OPENED
     if isinstance(obj, (*_OPAQUE, jax.extend.core.Jaxpr)):
         return Description("identity")
@@ -292,10 +292,6 @@ def _member_name(member: enum.Enum) -> str | None:
 # Always the caller's own object; its attributes are compared, and what is set there is brought back.
 _OPENED = Description("value", frozen=False, handed=True, reduce=_nothing)
 _OPENED_MEMBER = dataclasses.replace(_OPENED, unique=True, reduce=_member_name)
-
-
-def _is_of_python(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _has_state(cls: type[enum.Enum]) -> bool:
