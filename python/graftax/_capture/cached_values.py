@@ -211,7 +211,7 @@ class CachedValues:
             table = table_of(cache)
             bindings += [(table, key) for key in results]
             for key, result in results.items():
-                if _can_be_root(result):
+                if (type(result) in _CONTAINERS or is_object(result)) and can_be_root(result):
                     name = _text(cache, key, objects)
                     known = self.objects.get(name)
                     objects[name] = known if known is not None and known.value is result else Held(result)
@@ -247,11 +247,6 @@ def _text(cache: Any, key: object, taken: Container[str]) -> str:
     shown = [repr(part) if _is_simple(part) else type(part).__qualname__ for part in _parts(key)]
     text = f"{cache.__module__}.{cache.__qualname__}({', '.join(shown)})"
     return next(each for i in itertools.count() if (each := f"{text} ({i})" if i else text) not in taken)
-
-
-def _can_be_root(result: object) -> bool:
-    """Is it an object that can change, with no array in it?"""
-    return (type(result) in _CONTAINERS or is_object(result)) and can_be_root(result)
 
 
 def _bindings_of(result: object, watched: set[int]) -> list[Binding]:

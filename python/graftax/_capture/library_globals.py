@@ -234,7 +234,7 @@ class Snapshot:
                 found[id(table.values), None] = Change(table.place, table.module, table.what, None, before, after)
         for place, (table, key, before) in self._before.items():
             after = table.values.get(key, MISSING)
-            if after is before or _is_equal(before, after):
+            if after is before or (type(before) in _PLAIN and type(after) is type(before) and after == before):
                 continue
             found[place] = Change(table.place, table.module, table.what_is(key), key, before, after)
             if holds_tracer(after, ending):
@@ -317,10 +317,6 @@ def is_setting(change: Change) -> bool:
     is_number = type(change.before) in (int, float)
     is_plain = type(change.before) in _PLAIN and type(change.after) in _PLAIN
     return is_plain and not (is_number and str(change.key).startswith("_"))
-
-
-def _is_equal(before: Any, after: Any) -> bool:
-    return type(before) in _PLAIN and type(after) is type(before) and after == before
 
 
 def _is_plain(value: Any) -> bool:

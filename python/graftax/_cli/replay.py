@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from graftax._base.size_text import count_text
 from graftax._record.minimize import minimize as minimize_file
 from graftax._record.replay import RecordedCalls
 from graftax.errors import GraftaxError, ImpureCallWarning
@@ -34,7 +35,7 @@ def replay(path: Path, plain: bool = False, where: bool = False) -> int:
         print(f"graftax replay: {error}", file=sys.stderr)
         return 2
     header = recorded.header
-    print(f"{header['name']}: {header['what']}; {len(recorded)} recorded call{'s' * (len(recorded) != 1)}")
+    print(f"{header['name']}: {header['what']}; {count_text(len(recorded), 'recorded call')}")
     for note in recorded.notes:
         print(f"note: {note}")
     try:

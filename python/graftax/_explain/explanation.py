@@ -7,6 +7,7 @@ import dataclasses
 import json
 import time
 
+from graftax._base.size_text import count_text
 from graftax._explain.cause import Cause
 from graftax._explain.log import cause_lines, headline, record
 from graftax._explain.variant import Variant
@@ -33,9 +34,7 @@ class Explanation:
     def __str__(self) -> str:
         if not self.count:
             return f"{self.name}: nothing was compiled"
-        lines = [
-            f"{self.name}: {self.count} program{'s' * (self.count > 1)} in {self.seconds:.2f} s, {self.calls} calls"
-        ]
+        lines = [f"{self.name}: {count_text(self.count, 'program')} in {self.seconds:.2f} s, {self.calls} calls"]
         if self.count > len(self.variants):
             lines.append(f"({self.count - len(self.variants)} that were dropped are not shown)")
         for variant in self.variants:

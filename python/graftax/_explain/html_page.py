@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from graftax._base.size_text import count_text
+
 NO_LOG = "{path} is not a log of graftax.log_recompiles: line {line} is not a JSON object with a function"
 
 Line = dict[str, Any]
@@ -47,16 +49,12 @@ def page(lines: list[Line]) -> str:
     total = sum(map(_seconds, lines))
     of = f" by {len(processes)} processes" if len(processes) > 1 else ""
     filled = {
-        "TITLE": f"{_count(len(lines), 'program')} compiled in {total:.2f} s",
-        "SUMMARY": f"{_count(len(functions), 'function')}{of}; the most expensive first",
+        "TITLE": f"{count_text(len(lines), 'program')} compiled in {total:.2f} s",
+        "SUMMARY": f"{count_text(len(functions), 'function')}{of}; the most expensive first",
         "CAUSES": "".join(_cause_rows(lines)),
         "FUNCTIONS": "".join(_function(name, own, total, len(processes) > 1) for name, own in ranked),
     }
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], template)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _seconds(line: Line) -> float:
@@ -80,7 +78,7 @@ def _function(name: str, lines: list[Line], total: float, several: bool) -> str:
     width = 100 * seconds / total if total else 0
     head = (
         f"<summary><code>{html.escape(name)}</code><span class=n>{seconds:.2f} s</span>"
-        f"<span class=n>{_count(len(lines), 'program')}</span>"
+        f"<span class=n>{count_text(len(lines), 'program')}</span>"
         f'<span class=bar style="width:{width:.1f}%"></span></summary>'
     )
     variants = "".join(_variant(line, several) for line in sorted(lines, key=lambda line: line["when"]))

@@ -13,7 +13,7 @@ import numpy as np
 
 from graftax._base.missing import MISSING
 from graftax._capture.abstract_classes import names_of_registered, registered_classes
-from graftax._capture.bytecode import OF_KEYS, OF_NAMES, in_class, is_users_class, is_users_scope
+from graftax._capture.bytecode import OF_KEYS, OF_NAMES, content, in_class, is_users_class, is_users_scope
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
@@ -74,7 +74,7 @@ def read_values(reads: ReadSet | None) -> ReadValues:
         names = function.__code__.co_freevars
         for name, function_cell in zip(names, function.__closure__ or (), strict=False):
             if function_cell is cell:
-                values[f"{name}, a variable of {function.__qualname__}"] = _read_value(_content(cell))
+                values[f"{name}, a variable of {function.__qualname__}"] = _read_value(content(cell))
     return values
 
 
@@ -102,13 +102,6 @@ def _holder(holder_ref: Any) -> Any:
         return holder_ref
     function = holder_ref()
     return None if function is None else function.__globals__
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty
-        return MISSING
 
 
 def _read_value(value: Any) -> tuple[str, object]:

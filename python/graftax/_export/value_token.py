@@ -17,7 +17,7 @@ import numpy as np
 
 from graftax._base.missing import MISSING
 from graftax._capture.abstract_classes import registered_classes
-from graftax._capture.bytecode import is_users_class, is_users_scope
+from graftax._capture.bytecode import content, is_users_class, is_users_scope
 from graftax._export.digest import Nameless, token
 from graftax._jax.tree_registry import tree_functions
 from graftax._jit.jitted import Jitted
@@ -131,7 +131,7 @@ class _Tokens:
         return f"made {self._tokens_of(*(list(part) if hasattr(part, '__next__') else part for part in reduced[:5]))}"
 
     def _function(self, value: types.FunctionType) -> str:
-        cells = [_content(cell) for cell in value.__closure__ or ()]
+        cells = [content(cell) for cell in value.__closure__ or ()]
         parts = self._tokens_of(value.__defaults__, value.__kwdefaults__, *cells)
         return f"function {value.__qualname__} {token(value.__code__)} {parts}"
 
@@ -180,10 +180,3 @@ def library_name(value: Any) -> str | None:
     except (KeyError, TypeError):
         return None
     return f"name {module}.{name}" if current is value else None
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING

@@ -54,7 +54,7 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self._path, self._number = path, 0
-        self._known = read_answers(path)
+        self._known = [answer for answer in _lines(path) if answer.what != ASKED]
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
         """The answer: known already, or of the question."""
@@ -70,10 +70,6 @@ class Journal:
 def append(path: str, answer: Answer) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(answer) + "\n")
-
-
-def read_answers(path: str) -> list[Answer]:
-    return [answer for answer in _lines(path) if answer.what != ASKED]
 
 
 def _lines(path: str) -> list[Answer]:

@@ -9,7 +9,8 @@ import re
 from collections import Counter
 from typing import Any
 
-from graftax._cli.watch.record import Record, plural, records_by_cost
+from graftax._base.size_text import count_text
+from graftax._cli.watch.record import Record, records_by_cost
 
 
 def page(records: dict[Any, Record], program: str) -> str:
@@ -19,9 +20,9 @@ def page(records: dict[Any, Record], program: str) -> str:
     findings = sum(len(record.findings()) for record in called)
     filled = {
         "TITLE": f"What graftax would change in {html.escape(program)}",
-        "SUMMARY": f"{plural(len(called), 'function')}, {plural(findings, 'finding')}. Nothing was replaced: each "
-        "function ran with the jit that it was written for. Measured is what this run took; what graftax would take "
-        "instead was not run, but for the time in which it walks the arguments.",
+        "SUMMARY": f"{count_text(len(called), 'function')}, {count_text(findings, 'finding')}. Nothing was replaced: "
+        "each function ran with the jit that it was written for. Measured is what this run took; what graftax would "
+        "take instead was not run, but for the time in which it walks the arguments.",
         "FUNCTIONS": "".join(map(_function, called)) or "<p>No function was called.",
     }
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], template)
@@ -31,7 +32,7 @@ def _function(record: Record) -> str:
     compilations = f"{len(record.compilations)} compiled, {record.seconds:.2f} s"
     head = (
         f"<summary><span><code>{html.escape(record.name)}</code> <span class=dim>{html.escape(record.jit)}, "
-        f"{html.escape(record.location)}</span></span><span class=n>{plural(record.calls, 'call')}</span>"
+        f"{html.escape(record.location)}</span></span><span class=n>{count_text(record.calls, 'call')}</span>"
         f"<span class=n>{record.median_microseconds:.1f} µs a call</span><span class=n>{compilations}</span></summary>"
     )
     findings = record.findings()

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from graftax._base.size_text import count_text
 from graftax._cli.watch.signature import MADE_ANEW, CompiledCall
 
 _KEPT_CALLS = 1000  # whose time is kept
@@ -69,13 +70,13 @@ class Record:
         if recreations := self.recreations:
             seconds = sum(sum(compilation.seconds.values()) for compilation in recreations)
             observation = (
-                f"{plural(len(recreations), 'compilation')} in {seconds:.2f} s of a function that was made anew"
+                f"{count_text(len(recreations), 'compilation')} in {seconds:.2f} s of a function that was made anew"
             )
             rows.append((observation, "none: functions are compared by content", "measured"))
         for text, times in self.stale.items():
-            rows.append((f"stale in {plural(times, 'call')}: {text}", "the call sees it", "seen"))
+            rows.append((f"stale in {count_text(times, 'call')}: {text}", "the call sees it", "seen"))
         for text, times in self.lost_changes.items():
-            observation = f"a change made in a trace alone ({plural(times, 'time')}): {text}"
+            observation = f"a change made in a trace alone ({count_text(times, 'time')}): {text}"
             rows.append((observation, "each call makes it", "seen"))
         for text, size in self.lost_ties.items():
             rows.append((f"one array comes back as two: {text}", f"stays one: {_bytes(size)} less", "measured"))
@@ -85,7 +86,7 @@ class Record:
             rows.append((observation, "arguments of the program; NumPy arrays are copied in each call", "measured"))
         if self.missed_donation >= _WORTH_DONATING:
             observation = (
-                f"{_bytes(self.missed_donation)} were free after each of {plural(self.missed_donations, 'call')}"
+                f"{_bytes(self.missed_donation)} were free after each of {count_text(self.missed_donations, 'call')}"
             )
             rows.append((observation, 'reused with graftax.jit(..., donate="all")', "measured"))
         return rows
@@ -104,8 +105,8 @@ def summary(records: dict[Any, Record]) -> str:
     seconds = sum(record.seconds for record in called)
     calls = sum(record.calls for record in called)
     lines = [
-        f"graftax --watch: {plural(len(called), 'function')}, {plural(calls, 'call')}, "
-        f"{plural(compilations, 'compilation')} in {seconds:.2f} s"
+        f"graftax --watch: {count_text(len(called), 'function')}, {count_text(calls, 'call')}, "
+        f"{count_text(compilations, 'compilation')} in {seconds:.2f} s"
     ]
     for record in called:
         lines += [
@@ -113,10 +114,6 @@ def summary(records: dict[Any, Record]) -> str:
             for observation, change, _ in record.findings()
         ]
     return "\n".join(lines)
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _bytes(size: int) -> str:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from graftax._jit.options import one_or_more
+
 MADE_ANEW = "the function was created again, and each new function object is compiled"
 NOTHING = "nothing in the arguments: a setting, a device or a cleared cache"
 _LONGEST = 60  # characters of a value
@@ -42,8 +44,8 @@ class Parameters:
             names = list(self._signature.parameters)
         except (TypeError, ValueError):
             self._signature, names = None, []
-        numbers = _several(options.get("static_argnums"))
-        self.static = {*_several(options.get("static_argnames"))}
+        numbers = one_or_more(options.get("static_argnums"))
+        self.static = {*one_or_more(options.get("static_argnames"))}
         self.static |= {names[number] for number in numbers if -len(names) <= number < len(names)}
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -89,12 +91,6 @@ def cause(call: CompiledCall | None, earlier: Sequence[CompiledCall], made_anew:
     if not changed or call.signature.structure != nearest.signature.structure:
         changed.append("the structure of the arguments")
     return "; ".join(changed[:3])
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, (int, str)) else tuple(value)
 
 
 def _path(path: Sequence[Any]) -> str:

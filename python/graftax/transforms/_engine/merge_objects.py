@@ -39,11 +39,8 @@ class BranchObjects:
             node for position in range(len(self.reference.origins)) for node in self._replaced_at(position)
         }
 
-    def _origins_at(self, position: int) -> list[int | None]:
-        return [origins[position] for origins in self.origins if origins]
-
     def _replaced_at(self, position: int) -> set[int]:
-        origins = self._origins_at(position)
+        origins = [origins[position] for origins in self.origins if origins]
         kept_nodes = {node for node in origins if node is not None}
         return kept_nodes if None in origins and len(kept_nodes) == 1 and kept_nodes <= self._unique_nodes else set()
 
