@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -147,6 +147,24 @@ def record_alias_sources(pairs: Iterable[tuple[tuple[Any, ...], Any]]) -> None:
         for operands, value in pairs:
             if isinstance(value, jax.Array):
                 recorders[-1].record(value, operation, operands)
+
+
+def apply_once(
+    function: Callable[[int, tuple[Any, ...]], Any], operands: Iterable[tuple[int, tuple[Any, ...]]]
+) -> dict[int, Any]:
+    """`function(number, values)` for each pair of these, called once for the same objects, by number.
+
+    So an array at two paths stays one. In a trace it may have two tracers: what is made of them is recorded.
+    """
+    calls: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
+    results: dict[int, Any] = {}
+    for number, values in operands:
+        identity = tuple(map(id, values))
+        if identity not in calls:
+            calls[identity] = values, function(number, values)
+        results[number] = calls[identity][1]
+    record_alias_sources((values, made) for values, made in calls.values() if all(made is not x for x in values))
+    return results
 
 
 def caller_values(values: Sequence[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from graftax import _core
 from graftax._base.errors import StructureError, a_type, some
 from graftax._graph import prefix_tree
-from graftax._graph.array_aliases import record_alias_sources
+from graftax._graph.array_aliases import apply_once
 from graftax._graph.filters import as_filter
 from graftax._graph.object_diff import leaf_difference, node_difference
 from graftax._graph.path import Graph, Path
@@ -60,10 +60,7 @@ def copy(obj: T, *, arrays: bool = False) -> T:
     """
     leaves, graphdef = _core.flatten(obj)
     if arrays:
-        # By id: an array that stands at several paths is copied once, and stays one array.
-        copies = {id(leaf): ((leaf,), _copied(leaf)) for leaf in leaves}
-        record_alias_sources(copies.values())
-        leaves = [copies[id(leaf)][1] for leaf in leaves]
+        leaves = list(apply_once(lambda _, leaf: _copied(*leaf), enumerate((leaf,) for leaf in leaves)).values())
     return _core.unflatten(graphdef, leaves, anew=True)
 
 

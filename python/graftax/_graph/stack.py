@@ -12,7 +12,7 @@ import numpy as np
 from graftax import _core, interop
 from graftax._base.errors import StructureError
 from graftax._base.key_path import keystr
-from graftax._graph.array_aliases import record_alias_sources
+from graftax._graph.array_aliases import apply_once
 from graftax._graph.module import Module
 from graftax._graph.structure_diff import differences_text
 from graftax._jax.tree_registry import tree_functions
@@ -81,17 +81,9 @@ def mismatch_text(name: str, flat: list[Flat]) -> str | None:
 
 def stack_flat(flat: list[Flat]) -> Any:
     """The stack of flattened objects of the same structure."""
-    graphdef = flat[0][1]
-    stacked: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
-    leaves: list[Any] = []
-    for rows in zip(*(leaves for leaves, _ in flat), strict=True):
-        ids = tuple(map(id, rows))  # an array at two paths stays one array
-        if ids not in stacked:
-            stacked[ids] = rows, jnp.stack(rows)
-        leaves.append(stacked[ids][1])
-    # In a trace, an array at two paths has two tracers, whose stacks are aliases if the arrays are.
-    record_alias_sources(stacked.values())
-    return _core.unflatten(graphdef, leaves)
+    rows = zip(*(leaves for leaves, _ in flat), strict=True)
+    stacked = apply_once(lambda _, arrays: jnp.stack(arrays), enumerate(rows))
+    return _core.unflatten(flat[0][1], list(stacked.values()))
 
 
 def unstack(obj: T) -> list[T]:
@@ -118,13 +110,10 @@ def unstack(obj: T) -> list[T]:
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0] or count == "no rows":
             raise StructureError(NO_ROWS.format(path=path, given=count, first=paths[0], length=counts[0]))
-    # Each row of a shared array is computed once, so that it stays shared.
-    unique_leaves = {id(leaf): leaf for leaf in leaves}
     objects: list[T] = []
     for i in range(np.shape(leaves[0])[0]):
-        rows = {leaf_id: leaf[i] for leaf_id, leaf in unique_leaves.items()}
-        record_alias_sources(((leaf,), rows[leaf_id]) for leaf_id, leaf in unique_leaves.items())
-        objects.append(_core.unflatten(graphdef, [rows[id(leaf)] for leaf in leaves]))
+        rows = apply_once(lambda _, leaf, row=i: leaf[0][row], enumerate((leaf,) for leaf in leaves))
+        objects.append(_core.unflatten(graphdef, list(rows.values())))
     return objects
 
 

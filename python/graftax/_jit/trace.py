@@ -550,8 +550,13 @@ def definition_of(function: types.FunctionType, tupled: bool = False) -> types.F
     with contextlib.suppress(ValueError):  # a cycle of __wrapped__
         inner = inspect.unwrap(function)
         function = inner if isinstance(inner, types.FunctionType) else function
+    return in_place_of(function, nothing_tupled if tupled else nothing)
+
+
+def in_place_of(function: types.FunctionType, stub: types.FunctionType) -> types.FunctionType:
+    """A function with the code of `stub`, and the name, file and line of `function`."""
     code = function.__code__
-    located_code = (nothing_tupled if tupled else nothing).__code__.replace(
+    located_code = stub.__code__.replace(
         co_filename=code.co_filename,
         co_firstlineno=code.co_firstlineno,
         co_name=code.co_name,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftax._base.errors import StructureError, at_path
-from graftax._graph.array_aliases import record_alias_sources
+from graftax._graph.array_aliases import apply_once
 from graftax._graph.edit import paired_rows, selection
 from graftax._graph.path import Graph
 
@@ -52,20 +52,18 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
         partner_graph = Graph(source)
         pairs = paired_rows("map_leaves", base, partner_graph)
         partners.append({number: partner_graph.rows[partner].value for number, partner in pairs})
-    results: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
-    changes: dict[int, Any] = {}
-    for number in array_numbers(base):
-        values = (base.rows[number].value, *(partner_values.get(number) for partner_values in partners))
-        identity = tuple(map(id, values))
-        if identity not in results:
-            path = (base.path(number),) if with_path else ()
-            try:
-                results[identity] = values, function(*path, *values)
-            except Exception as error:
-                raise at_path(error, repr(base.path(number)))  # noqa: B904 - the same error
-        changes[number] = results[identity][1]
-    record_alias_sources(results.values())
-    return base.core.build(changes, all=True)
+
+    def apply(number: int, values: tuple[Any, ...]) -> Any:
+        try:
+            return function(*((base.path(number),) if with_path else ()), *values)
+        except Exception as error:
+            raise at_path(error, repr(base.path(number)))  # noqa: B904 - the same error
+
+    operands = (
+        (number, (base.rows[number].value, *(values.get(number) for values in partners)))
+        for number in array_numbers(base)
+    )
+    return base.core.build(apply_once(apply, operands), all=True)
 
 
 def ema(target: T, model: Any, decay: Any) -> T:
@@ -94,8 +92,7 @@ def ema(target: T, model: Any, decay: Any) -> T:
     """
     graph, source = Graph(target), Graph(model)
     arrays = set(array_numbers(graph))
-    results: dict[tuple[int, int], tuple[tuple[Any, ...], Any]] = {}
-    changes: dict[int, Any] = {}
+    pairs: list[tuple[int, tuple[Any, Any]]] = []
     for number, source_number in paired_rows("ema", graph, source):
         average, value = graph.rows[number].value, source.rows[source_number].value
         if number not in arrays or value is None or value is average:
@@ -104,18 +101,13 @@ def ema(target: T, model: Any, decay: Any) -> T:
             raise StructureError(
                 OTHER_SHAPE.format(path=graph.path(number), expected=average.shape, given=np.shape(value))
             )
-        identity = (id(average), id(value))
-        if identity not in results:
-            results[identity] = (average, value), _average(average, value, decay)
-        changes[number] = results[identity][1]
-    record_alias_sources((values, average) for values, average in results.values() if average is not values[1])
-    return graph.write_or_rebuild(changes)
+        pairs.append((number, (average, value)))
 
+    def mean(_: int, pair: tuple[Any, ...]) -> Any:
+        average, value = pair
+        return (decay * average + (1 - decay) * value).astype(average.dtype) if is_inexact(average) else value
 
-def _average(average: Any, value: Any, decay: Any) -> Any:
-    if not is_inexact(average):
-        return value
-    return (decay * average + (1 - decay) * value).astype(average.dtype)
+    return graph.write_or_rebuild(apply_once(mean, pairs))
 
 
 def cast(model: T, dtype: Any, where: Any = None) -> T:
@@ -140,15 +132,9 @@ def cast(model: T, dtype: Any, where: Any = None) -> T:
         {'w': Array([1, 1], dtype=bfloat16), 'steps': Array(3, dtype=int32...)}
     """
     graph = Graph(model)
-    results: dict[int, tuple[tuple[Any, ...], Any]] = {}
-    changes: dict[int, Any] = {}
-    for number in _chosen_arrays("cast", "floating array", graph, where, is_floating):
-        value = graph.rows[number].value
-        if id(value) not in results:
-            results[id(value)] = (value,), value.astype(dtype)
-        changes[number] = results[id(value)][1]
-    record_alias_sources((values, cast_value) for values, cast_value in results.values() if cast_value is not values[0])
-    return graph.core.build(changes)
+    numbers = _chosen_arrays("cast", "floating array", graph, where, is_floating)
+    arrays = ((number, (graph.rows[number].value,)) for number in numbers)
+    return graph.core.build(apply_once(lambda _, array: array[0].astype(dtype), arrays))
 
 
 class Count(NamedTuple):

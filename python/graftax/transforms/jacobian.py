@@ -17,7 +17,7 @@ from graftax.transforms._engine.derivative import (
     ReverseOptions,
     arrays_only,
     explaining_reverse_errors,
-    traced_output,
+    traced_value,
     with_own_first,
 )
 from graftax.transforms._engine.lift import (
@@ -223,7 +223,7 @@ def jacobian_by(
             return program.finish(outputs, untouched=program.untouched)
 
         def flat(diff_leaves: tuple[Any, ...]) -> tuple[Any, Any]:
-            output, outputs = traced_output(program, program.with_leaves(chosen.leaves, diff_leaves), has_aux)
+            output, outputs = traced_value(program, program.with_leaves(chosen.leaves, diff_leaves), has_aux)
             traced.append(output)
             return tuple(output.leaves), ForwardHook(outputs, finish) if transform is jax.jacrev else outputs
 

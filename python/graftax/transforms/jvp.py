@@ -14,7 +14,7 @@ from graftax import _core
 from graftax._jax.tracebacks import boundary
 from graftax._jax.traces import in_same_trace
 from graftax.transforms._engine.derivative import Differentiated, arrays_only
-from graftax.transforms._engine.lift import MISSING, Output, by_value, call_first, name_of, named
+from graftax.transforms._engine.lift import MISSING, Output, by_value, name_of, named, traced_output
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import is_inexact
 
@@ -170,15 +170,10 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
     outputs: list[Output] = []
 
     def flat(diff_leaves: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
-        def body(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
-            result = call_first(functions, operands)
-            outputs.append(Output(*_core.flatten(result)))
-            return result
-
-        _, output_leaves = program.trace(program.with_leaves(chosen, diff_leaves), body)
-        result_leaves = outputs[-1].leaves
-        depends[:] = [bool(diff_leaves) and in_same_trace(x, diff_leaves[0]) and is_inexact(x) for x in result_leaves]
-        return tuple(x for x, d in zip(result_leaves, depends, strict=True) if d), output_leaves
+        output, _, output_leaves = traced_output(program, program.with_leaves(chosen, diff_leaves))
+        outputs.append(output)
+        depends[:] = [bool(diff_leaves) and in_same_trace(x, diff_leaves[0]) and is_inexact(x) for x in output.leaves]
+        return tuple(x for x, d in zip(output.leaves, depends, strict=True) if d), output_leaves
 
     diff_leaves = tuple(program.leaves[i] for i in chosen)
     # Tangents of other dtypes, such as integers, are passed on: JAX raises for them.

@@ -15,6 +15,7 @@ from graftax._base.errors import MutationError, StructureError, rename_leaves
 from graftax._graph.array_aliases import Source
 from graftax._graph.structure_diff import differences, differences_text
 from graftax._jax.arrays import ref_types
+from graftax._jit.trace import in_place_of
 from graftax.transforms._engine.loop_state import (
     StateAfter,
     elements,
@@ -164,15 +165,9 @@ class LoopAttempt:
         JAX's error messages show them.
         """
         # JAX reads the signature through __wrapped__, so a stub with the user's source location takes its place.
-        code = self.program.definition.__code__
-        code_with_signature = signature.__code__.replace(
-            co_filename=code.co_filename,
-            co_firstlineno=code.co_firstlineno,
-            co_name=code.co_name,
-            co_qualname=code.co_qualname,
-        )
-        flat.__name__ = flat.__qualname__ = code.co_name
-        flat.__wrapped__ = types.FunctionType(code_with_signature, {}, code.co_name)  # type: ignore[attr-defined]
+        stub = in_place_of(self.program.definition, signature)
+        flat.__name__ = flat.__qualname__ = stub.__name__
+        flat.__wrapped__ = stub  # type: ignore[attr-defined]
         return flat
 
     def _leaves(self, carry: Sequence[object]) -> list[Any]:

@@ -20,7 +20,7 @@ from graftax._graph.structure_diff import differ_only_in_jaxprs, differences_tex
 from graftax._jax.compilation import own_jit
 from graftax._jax.error_texts import is_of_differentiated_callback, is_of_symbolic_zeros
 from graftax.transforms._engine.dce import without_dead_code
-from graftax.transforms._engine.lift import Output, call_first, named
+from graftax.transforms._engine.lift import Output, call_first, named, traced_output
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import OTHER_SHAPE, TangentType, is_float0, is_inexact, match_tangents
@@ -220,17 +220,10 @@ class CustomCall:
 
     def _flat(self, *leaves: object) -> tuple[Any, ...]:
         program = self._live_program or self._private_program
-        results: list[Output] = []
-
-        def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-            result = functions[0](*operands)
-            results.append(Output(*_core.flatten(result)))
-            return result
-
         arrays = [_as_array(leaf) for leaf in leaves]
-        outcome, outputs = program.trace(arrays, body, arrays=True)
+        output, outcome, outputs = traced_output(program, arrays, arrays=True)
         number = {id(leaf): i for i, leaf in enumerate(arrays)}
-        self._value = TracedValue(results[0], outcome, program.changed, self.name, self._filtered)
+        self._value = TracedValue(output, outcome, program.changed, self.name, self._filtered)
         self._value.forwarded = [number.get(id(leaf)) for leaf in outputs[outcome.result_leaves :]]
         return tuple(outputs)
 

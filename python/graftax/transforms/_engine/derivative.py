@@ -14,7 +14,7 @@ from graftax._base.errors import UnsupportedValueError
 from graftax._graph.edit import copy
 from graftax._graph.structure import path_text
 from graftax._jax.error_texts import is_of_reverse_loop
-from graftax.transforms._engine.lift import Make, Output, named
+from graftax.transforms._engine.lift import Make, Output, named, traced_output
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import TangentType, is_float0, match_tangents
 from graftax.transforms._engine.wrt import Chosen, choose_leaves, differentiable_program
@@ -66,19 +66,12 @@ def split_aux(result: object, name: str) -> tuple[Any, Any]:
     return value, aux
 
 
-def traced_output(program: Program, leaves: Sequence[object], has_aux: bool) -> tuple[Output, list[Any]]:
-    """Traces the program: (the function's result, flattened by value; the output leaves of the Outcome)."""
-    results: list[Output] = []
-
-    def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-        result = functions[0](*operands)
-        if has_aux:
-            result = split_aux(result, program.name)
-        results.append(Output(*_core.flatten(result[0] if has_aux else result)))
-        return result
-
-    _, outputs = program.trace(leaves, body)
-    return results[0], outputs
+def traced_value(program: Program, leaves: Sequence[object], has_aux: bool) -> tuple[Output, list[Any]]:
+    """Traces the program: (the function's value, flattened by value; the output leaves of the Outcome)."""
+    value, _, outputs = traced_output(
+        program, leaves, lambda result: split_aux(result, program.name)[0] if has_aux else result
+    )
+    return value, outputs
 
 
 class OneShot:
@@ -164,7 +157,7 @@ class Differentiated:
 
         def flat(primals: tuple[object, ...]) -> tuple[Any, list[Any]]:
             leaves = self._program.with_leaves(self._chosen.leaves, primals)
-            self._output, outputs = traced_output(self._program, leaves, has_aux)
+            self._output, outputs = traced_value(self._program, leaves, has_aux)
             return tuple(self._output.leaves), outputs
 
         self.flat = named(flat, self._program)

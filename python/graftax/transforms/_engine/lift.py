@@ -161,3 +161,23 @@ class Output(NamedTuple):
 
     def rebuilt(self, leaves: Sequence[object]) -> Any:
         return _core.unflatten(self.graphdef, list(leaves))
+
+
+def traced_output(
+    program: Program, leaves: Sequence[object], value: Callable[[Any], Any] = lambda result: result, **options: Any
+) -> tuple[Output, _core.Outcome, list[Any]]:
+    """Traces a program with one function: (its result, flattened by value; the Outcome; its output leaves).
+
+    Args:
+        value: the part of the result that is flattened.
+        options: of `Program.trace`.
+    """
+    results: list[Output] = []
+
+    def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+        result = functions[0](*operands)
+        results.append(Output(*_core.flatten(value(result))))
+        return result
+
+    outcome, outputs = program.trace(leaves, body, **options)
+    return results[0], outcome, outputs
