@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -31,6 +30,7 @@ from graftax._capture.read_set import ReadSet
 from graftax._export.digest import code_digest
 from graftax._export.holders import value_at
 from graftax._export.programs import settings_tokens
+from graftax._export.read_set_data import version_of
 from graftax._graph.pickling import NAMELESS
 from graftax._graph.structure import Structure, place_name
 from graftax._io.encode_graph import EncodedGraph
@@ -259,7 +259,7 @@ def environment() -> dict[str, Any]:
     return {
         "versions": {
             "python": platform.python_version(),
-            **{name: _version(name) for name in packages},
+            **{name: version_of(name) or "" for name in packages},
         },
         "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
         "settings": settings_tokens(),
@@ -267,13 +267,6 @@ def environment() -> dict[str, Any]:
         "flags": os.environ.get("XLA_FLAGS", ""),
         "folders": [os.path.abspath(folder) for folder in sys.path if not _is_installed(folder)],
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
 def _is_installed(folder: str) -> bool:

@@ -98,13 +98,11 @@ class Prepared:
     def __init__(self, jitted: Replayed, plain: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]):
         self.jitted, self.plain, self.args, self.kwargs = jitted, plain, args, kwargs
         self.current: Callable[[], tuple[Any, ...]] = tuple  # the roots as they are now
-        self.undo: list[Callable[[], Any]] = []  # what gives the names that the code reads their own values again
+        self.undo = contextlib.ExitStack()  # gives the names that the code reads their own values again
 
     def close(self) -> None:
         """Gives the names that the function reads the values that they had before."""
-        for give_back in reversed(self.undo):
-            give_back()
-        self.undo.clear()
+        self.undo.close()
 
 
 class RecordedCalls:
@@ -122,7 +120,7 @@ class RecordedCalls:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.header = _header(self.path)
-        self._undo: list[Callable[[], Any]] = []
+        self._undo = contextlib.ExitStack()
         self.notes = list(_prepare(self.header, self._undo))
         self._source = Source(self.path)
         content = load_stored(self._source)
@@ -165,9 +163,7 @@ class RecordedCalls:
 
     def close(self) -> None:
         """Gives the settings and the constants of this process their own values again."""
-        for give_back in reversed(self._undo):
-            give_back()
-        self._undo.clear()
+        self._undo.close()
 
     def prepare(self, number: int, plain: bool = False, checked: bool = False) -> Prepared:
         """Rebuilds the inputs of a call, and puts what the function captures into its place.
@@ -191,7 +187,9 @@ class RecordedCalls:
         places = [Origin(scope, name) for name in call["globals"]]
         places += [None if origin is None else Origin(*origin) for origin in call["origins"]]
         captured = list(zip(places, rest, strict=True))
-        undo = [step for origin, value in captured for step in _install(origin, value)]
+        undo = contextlib.ExitStack()
+        for origin, value in captured:
+            _install(origin, value, undo)
         prefix, own = arguments[: self._data["prefix"]], list(arguments[self._data["prefix"] :])
         options = self._data["options"]
         options = options if checked else dataclasses.replace(options, finite=None)
@@ -278,7 +276,7 @@ def _header(path: str) -> dict[str, Any]:
 # ---- the process around the call
 
 
-def _prepare(header: dict[str, Any], undo: list[Callable[[], Any]]) -> Iterator[str]:
+def _prepare(header: dict[str, Any], undo: contextlib.ExitStack) -> Iterator[str]:
     """Makes this process like the one that recorded, as far as that is possible; yields what differs."""
     for folder in header["folders"]:
         if folder not in sys.path and os.path.isdir(folder):
@@ -299,13 +297,13 @@ def _prepare(header: dict[str, Any], undo: list[Callable[[], Any]]) -> Iterator[
             yield DIFFERENT.format(name=text, recorded=header[name] or _MISSING_TEXT, here=here[name] or _MISSING_TEXT)
 
 
-def _change_setting(name: str, text: str, undo: list[Callable[[], Any]]) -> bool:
+def _change_setting(name: str, text: str, undo: contextlib.ExitStack) -> bool:
     """Gives a setting of JAX the value with this text. False if that is not possible."""
     match = re.fullmatch(r"<\w+\.\w+: (.*)>", text)  # of an enum
     try:
         before = getattr(jax.config, name)
         jax.config.update(name, ast.literal_eval(match[1] if match else text))
-        undo.append(functools.partial(jax.config.update, name, before))
+        undo.callback(jax.config.update, name, before)
     except Exception:  # no literal, no such setting, or one that is read-only
         return False
     return True
@@ -336,14 +334,14 @@ def _change_text(recorded: dict[str, str], code: types.CodeType, source: str) ->
     return CHANGED_SOMEHOW.format(name=recorded["name"])
 
 
-def _set_constants(constants: Sequence[tuple[Any, str, Any]], undo: list[Callable[[], Any]]) -> Iterator[str]:
+def _set_constants(constants: Sequence[tuple[Any, str, Any]], undo: contextlib.ExitStack) -> Iterator[str]:
     """Sets the numbers and texts that the code reads to what they were."""
     for holder, name, value in constants:
         here = value_at(holder, name)
         if repr(here) != repr(value):  # a nan is not equal to itself
             origin = Origin(holder, name)
             yield SET.format(name=origin.text(), here=_MISSING_TEXT if here is MISSING else here, recorded=value)
-            undo.append(functools.partial(origin.put, here))
+            undo.callback(origin.put, here)
             origin.put(value)
 
 
@@ -363,19 +361,19 @@ def _with_cells(function: types.FunctionType, cells: dict[str, types.CellType]) 
     return twin
 
 
-def _install(origin: Origin | None, value: Any) -> Iterator[Callable[[], Any]]:
-    """Gives a name that the code reads the recorded value, and a function its state; yields what undoes it."""
+def _install(origin: Origin | None, value: Any, undo: contextlib.ExitStack) -> None:
+    """Gives a name that the code reads the recorded value, and a function its state."""
     if origin is None:
         return
     if origin.name is not None:
-        yield functools.partial(origin.put, origin.value())
+        undo.callback(origin.put, origin.value())
         with contextlib.suppress(TypeError, AttributeError):  # a class that refuses it
             origin.put(content(value) if origin.assigned else value)
         return
     function: Any = origin.holder
     if function is value or not isinstance(value, types.FunctionType):
         return
-    yield functools.partial(_set_state, function, *_state_of(function))
+    undo.callback(_set_state, function, *_state_of(function))
     _set_state(function, *_state_of(value))
 
 
@@ -397,7 +395,7 @@ def _restore_random(prepared: Prepared, draws: dict[str, Any], plain: bool) -> N
     """Puts the random generators where they were before the call, or before the trace whose numbers it repeats."""
     if not draws:
         return
-    prepared.undo.append(functools.partial(set_random_state, random_state()))
+    prepared.undo.callback(set_random_state, random_state())
     set_random_state(draws.get("trace") or draws["call"])
     prepared.jitted.state_before_trace = draws.get("trace")
     if "trace" in draws and draws["trace"] is not draws["call"] and not plain:
