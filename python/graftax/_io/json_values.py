@@ -366,9 +366,7 @@ def _zone(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
 
 
 def _zone_info(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
-    name = form["name"]
-    if type(name) is not str:
-        raise Malformed("a time zone without a name")
+    name = _text(form, "name")
     try:
         return zoneinfo.ZoneInfo(name)
     except zoneinfo.ZoneInfoNotFoundError:
@@ -376,9 +374,7 @@ def _zone_info(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
 
 
 def _a_path(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
-    path_class, text = {cls.__name__: cls for cls in _PATHS}[form["kind"]], form["text"]
-    if type(text) is not str:
-        raise Malformed("a value that should be a string")
+    path_class, text = {cls.__name__: cls for cls in _PATHS}[form["kind"]], _text(form, "text")
     # A concrete path of another system cannot be created here.
     if issubclass(path_class, pathlib.Path) and not isinstance(pathlib.Path(), path_class):  # of another system
         path_class = pathlib.PurePosixPath if issubclass(path_class, pathlib.PurePosixPath) else pathlib.PureWindowsPath
