@@ -363,7 +363,7 @@ class Graph:
             # A node that is reached by several paths is visited for each of them, since they may match differently.
             return None if self.rows[number].is_leaf else visits.enter(self.rows[number].target, positions)
 
-        walk([(0, pattern.start)], visit, self.key_entries, pattern.advance_or_none)
+        walk([(0, pattern.start)], visit, self.key_entries, pattern.advance)
         return sorted(matches)
 
     def descendants(self, tops: Iterable[int]) -> set[int]:

@@ -185,14 +185,6 @@ class Pattern:
                 advanced.add(position + 1)
         return self._past_double_stars(advanced) if advanced else frozenset()
 
-    def advance_or_none(self, positions: Positions, entry: Any) -> Positions | None:
-        """As `advance`, but None where nothing can match any more."""
-        return self.advance(positions, entry) or None
-
-    def advance_covering_or_none(self, positions: Positions, entry: Any) -> Positions | None:
-        """As `advance_covering`, but None where nothing can match any more."""
-        return self.advance_covering(positions, entry) or None
-
     def advance_covering(self, positions: Positions, entry: Any) -> Positions:
         """As `advance`, for a pattern that covers all below its matches; a closure cell counts as its content."""
         # Below a match everything is covered: the position does not change any more.
@@ -414,7 +406,7 @@ class CoverFinder:
                 return visits.enter(node.number, positions)
             return None
 
-        walk(self._starts(pattern, roots), visit, self.structure.key_entries, pattern.advance_covering_or_none)
+        walk(self._starts(pattern, roots), visit, self.structure.key_entries, pattern.advance_covering)
         return Cover(leaves, statics, matches_any)
 
     def _starts(self, pattern: Pattern, roots: Container[int] | None) -> Iterator[tuple[int, Positions]]:

@@ -110,7 +110,7 @@ def walk(
     starts: Iterable[tuple[int, S]],
     visit: Callable[[Chain, S], tuple[int, S] | None],
     children: Callable[[int], Sequence[tuple[Any, int]]],
-    advance: Callable[[S, Any], S | None],
+    advance: Callable[[S, Any], S],
 ) -> None:
     """Walks down a graph of numbered rows in pre-order, with a state that is updated at each step.
 
@@ -119,7 +119,7 @@ def walk(
         visit: called for each row that is reached. Returns the node whose children come next (for a reference, its
             target) and the state there, or None to go no deeper. It has to notice rows that it has visited before.
         children: (key entry, row) of each child of a node.
-        advance: the state after the step to a child; None leaves the child out.
+        advance: the state after the step to a child; an empty one, where nothing can match, leaves the child out.
     """
     stack: list[tuple[Chain, S]] = [((None, number), state) for number, state in starts]
     # An explicit stack, because a graph may be deeper than Python's stack. Children are pushed in reverse, so that they
@@ -133,7 +133,7 @@ def walk(
         node, state = entered
         for entry, child in reversed(children(node)):
             child_state = advance(state, entry)
-            if child_state is not None:
+            if child_state:
                 stack.append(((chain, child), child_state))
 
 
