@@ -334,6 +334,11 @@ def globals_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return names
 
 
+def _instructions_of(code: types.CodeType) -> list[dis.Instruction]:
+    skipped = ("CACHE", "PRECALL", "EXTENDED_ARG")
+    return [instruction for instruction in dis.get_instructions(code) if instruction.opname not in skipped]
+
+
 def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProxyType({})) -> set[str]:
     """The globals that code does more with than to call them, to give them to `isinstance` or `issubclass`, or to name
     them to `typing.cast`.
@@ -341,11 +346,7 @@ def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProx
     Args:
         scope: the code's globals, where it is to be known what `cast` is.
     """
-    instructions = [
-        instruction
-        for instruction in dis.get_instructions(code)
-        if instruction.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")
-    ]
+    instructions = _instructions_of(code)
     loaded = [
         (i, instruction)
         for i, instruction in enumerate(instructions)
@@ -361,11 +362,7 @@ def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProx
 def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
     """The attributes of this global that code does more with than to call them; the module's name where that is the
     module itself."""
-    instructions = [
-        instruction
-        for instruction in dis.get_instructions(code)
-        if instruction.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")
-    ]
+    instructions = _instructions_of(code)
     names = [instruction.opname for instruction in instructions]
     attributes: set[str] = set()
     for i, instruction in enumerate(instructions):

@@ -77,9 +77,8 @@ _NO_NAME = object()
 # ---- functions of the standard library
 
 
-def _of_module(function: object, name: object) -> LibraryReads:
+def _of_module(_: object, name: object) -> LibraryReads:
     """`importlib.import_module(name)`"""
-    del function
     return module_read(name) if isinstance(name, str) and not name.startswith(".") else LibraryReads()
 
 
@@ -90,9 +89,8 @@ def module_read(name: str) -> LibraryReads:
     return LibraryReads([("sys.modules", sys.modules, name)], module=known)
 
 
-def _of_fields(function: object, obj: object) -> LibraryReads:
+def _of_fields(_: object, obj: object) -> LibraryReads:
     """`dataclasses.fields(obj)`"""
-    del function
     cls: type = obj if isinstance(obj, type) else type(obj)
     fields = in_mro(cls, "__dataclass_fields__")
     if not isinstance(fields, dict):
@@ -109,9 +107,8 @@ def annotations_of(function: types.FunctionType) -> LibraryReads:
     return LibraryReads(held=[(f"{function.__qualname__}.__annotations__", table)] if table else ())
 
 
-def _of_signature(function: object, obj: object) -> LibraryReads:
+def _of_signature(_: object, obj: object) -> LibraryReads:
     """What a signature, or a table of annotations, is made of."""
-    del function
     held: list[tuple[str, Any]] = []
     functions: list[types.FunctionType] = []
     for part in _unwrapped(obj):
@@ -153,9 +150,8 @@ def _unwrapped(obj: object) -> Iterator[Any]:
             obj = inspect.getattr_static(type(obj), "__call__", None)
 
 
-def _of_dispatch(function: Any, obj: object) -> LibraryReads:
+def _of_dispatch(function: Any, _: object) -> LibraryReads:
     """A function of `functools.singledispatch`, or the one that looks a class up for it."""
-    del obj
     registry = cells_of(cells_of(function).get("dispatch", function)).get("registry")
     return LibraryReads(held=[(f"{function.__qualname__}.registry", registry)] if registry is not None else ())
 
@@ -165,9 +161,8 @@ def registry_of(function: types.FunctionType) -> LibraryReads:
     return _of_dispatch(function, None) if function.__code__ is _DISPATCHER.__code__ else LibraryReads()
 
 
-def _of_logger(function: object, logger: object) -> LibraryReads:
+def _of_logger(_: object, logger: object) -> LibraryReads:
     """`logger.getEffectiveLevel()`"""
-    del function
     return levels_of(logger) if isinstance(logger, logging.Logger) else LibraryReads()
 
 
@@ -182,9 +177,8 @@ def levels_of(logger: logging.Logger) -> LibraryReads:
     return LibraryReads(bindings)
 
 
-def _of_copy(function: object, obj: object) -> LibraryReads:
+def _of_copy(_: object, obj: object) -> LibraryReads:
     """`copy.copy(obj)`"""
-    del function
     return LibraryReads([("copyreg.dispatch_table", copyreg.dispatch_table, type(obj))])
 
 
