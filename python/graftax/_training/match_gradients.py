@@ -62,11 +62,15 @@ def gradients_in(
     return gradients
 
 
-def require_shapes(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """Raises StructureError if a gradient and its parameter have different shapes."""
-    for name, gradient in gradients.items():
-        if np.shape(gradient) != shapes[name]:
-            raise StructureError(shape_message("gradient of", name, shapes[name], gradient))
+def require_shapes(
+    values: Mapping[str, Any], shapes: Mapping[str, Any], noun: str = "gradient of", hint: str = ""
+) -> None:
+    """Raises StructureError if what is given for a parameter has another shape than it."""
+    for name, expected in shapes.items():
+        value = values[name]
+        if np.shape(value) != expected:
+            given = f"the shape {np.shape(value)}" if has_dtype(value) else a_type(value)
+            raise StructureError(OTHER_SHAPE.format(what=noun, name=name, expected=expected, given=given) + hint)
 
 
 def _has_rows(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
@@ -75,11 +79,6 @@ def _has_rows(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
     return len(leading_axes) == 1 and all(
         np.shape(g) == (*next(iter(leading_axes)), *shapes[n]) for n, g in gradients.items()
     )
-
-
-def shape_message(noun: str, name: str, expected: Any, value: Any) -> str:
-    shape = f"the shape {np.shape(value)}" if has_dtype(value) else a_type(value)
-    return OTHER_SHAPE.format(what=noun, name=name, expected=expected, given=shape)
 
 
 def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: Collection[int]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from graftax._jax.tracebacks import caller_level
 from graftax._jax.traces import is_trace
 from graftax._training.array_maps import array_numbers, is_inexact
 from graftax._training.labels import use_for_labels
-from graftax._training.match_gradients import gradients_in, require_shapes, shape_message
+from graftax._training.match_gradients import gradients_in, require_shapes
 from graftax._training.optax_repr import transformation_text
 from graftax._training.parameter_places import require_same_ties, with_kept_parts
 
@@ -189,13 +189,11 @@ class Optimizer:
         slow, updates = (None, updates) if self._form is None else (updates.slow, updates.fast)
         if any(np.shape(updates[name]) != shape for name, shape in shapes.items()):
             require_shapes(gradients, shapes)
-            _require_shapes_of_updates(updates, shapes)
+            require_shapes(updates, shapes, "update of", " " + REFRESH_SHAPES)
         if slow is not None:
             self.slow = {name: _add_update(value, slow[name]) for name, value in (self.slow or {}).items()}
         new_values = {name: _add_update(value, updates[name]) for name, value in params.items()}
-        changed = graph.write_or_rebuild(
-            {number: new_values[name] for name, rows in numbers.items() for number in rows}
-        )
+        changed = graph.write_or_rebuild(_by_row(numbers, new_values))
         self.state = _updated_state(self.state, state)
         return changed
 
@@ -270,11 +268,9 @@ class Optimizer:
         graph = Graph(model)
         numbers = self._names.numbers(graph)
         _same_names(numbers, parameters)
-        for name, rows in numbers.items():
-            shape, value = graph.rows[rows[0]].value.shape, parameters[name]
-            if np.shape(value) != shape:
-                raise StructureError(shape_message("parameter", name, shape, value))
-        return graph.write_or_rebuild({number: parameters[name] for name, rows in numbers.items() for number in rows})
+        shapes = {name: graph.rows[rows[0]].value.shape for name, rows in numbers.items()}
+        require_shapes(parameters, shapes, "parameter")
+        return graph.write_or_rebuild(_by_row(numbers, parameters))
 
     def _accepted(self, graph: Graph, numbers: dict[str, list[int]], extra: dict[str, Any]) -> dict[str, Any]:
         """The extra arguments that the transformation takes: one without any is given none, as in Optax."""
@@ -292,8 +288,7 @@ class Optimizer:
 
         @functools.wraps(function)  # Optax passes on those extra arguments that its signature names
         def value_of_parameters(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-            changes = {number: params[name] for name, rows in numbers.items() for number in rows}
-            return function(graph.core.build(changes, all=True), *args, **kwargs)
+            return function(graph.core.build(_by_row(numbers, params), all=True), *args, **kwargs)
 
         return {**extra, "value_fn": value_of_parameters}
 
@@ -463,14 +458,12 @@ def _same_names(numbers: Mapping[str, Any], parameters: Mapping[str, Any]) -> No
         raise StructureError(OTHER_NAMES.format(differ=", and ".join(texts)))
 
 
+def _by_row(numbers: Mapping[str, list[int]], values: Mapping[str, Any]) -> dict[int, Any]:
+    return {number: values[name] for name, rows in numbers.items() for number in rows}
+
+
 def _add_update(value: Any, update: Any) -> Any:
     return _as_weak_as(value, jnp.asarray(value + update).astype(value.dtype))
-
-
-def _require_shapes_of_updates(updates: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for name, shape in shapes.items():
-        if np.shape(updates[name]) != shape:
-            raise StructureError(shape_message("update of", name, shape, updates[name]) + " " + REFRESH_SHAPES)
 
 
 def _as_weak_as(old_array: Any, new_array: Any) -> Any:
