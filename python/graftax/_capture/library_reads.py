@@ -102,7 +102,6 @@ def _of_fields(_: object, obj: object) -> LibraryReads:
 
 
 def annotations_of(function: types.FunctionType) -> LibraryReads:
-    """`function.__annotations__`"""
     table = function.__annotations__
     return LibraryReads(held=[(f"{function.__qualname__}.__annotations__", table)] if table else ())
 

@@ -307,7 +307,6 @@ class Views:
             self._rebuilt.scopes[id(frame_scope)] = scope, numbers
 
     def root_keys(self) -> set[tuple[int, str | None]]:
-        """The keys of the origins that are roots."""
         return set(self._roots)
 
     def run(self, function: Callable[[], object]) -> Any:

@@ -63,7 +63,6 @@ def numbers_computed_anew(
 
 
 def _result(*values: _Value) -> _Value:
-    """What is computed from these."""
     names = frozenset[Name]().union(*(value.names for value in values))
     is_known = all(value.is_known for value in values)
     return _Value(names, bool(names), is_known, names if is_known and len(names) == 1 else frozenset())

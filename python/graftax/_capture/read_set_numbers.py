@@ -16,9 +16,7 @@ from graftax._capture.trace_local import Begun
 class Constants(Protocol):
     """Notes what code reads outside of its arguments."""
 
-    def begin_trace(self) -> None:
-        """A trace begins."""
-        ...
+    def begin_trace(self) -> None: ...
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: object, stays: bool = True) -> None:
         """This code runs in it."""

@@ -39,7 +39,6 @@ def read(paths: Iterable[Path]) -> list[Line]:
 
 
 def page(lines: list[Line]) -> str:
-    """The page, as text."""
     template = importlib.resources.files("graftax._explain").joinpath("page.html").read_text(encoding="utf-8")
     functions: dict[str, list[Line]] = defaultdict(list)
     for line in lines:

@@ -193,7 +193,6 @@ class _FlatReader:
         return GraphBuilder(nodes, self.values, lambda number: repr(self.paths[number])).build(root)
 
     def _number(self, path: Path) -> int:
-        """The number of the value at `path`."""
         value = self.flat.get(path, self)
         # A reference has the number of its node, which makes them one object.
         if isinstance(value, Ref):

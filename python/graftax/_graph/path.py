@@ -277,7 +277,6 @@ class Graph:
         return self.core.rows(GraphRow)
 
     def path(self, number: int) -> Path:
-        """The path of a row."""
         # Up to the nearest row whose path is known, then down again: each path extends the one of its parent.
         todo: list[int] = []
         while number not in self._paths:

@@ -201,7 +201,6 @@ class Pattern:
         return any(position > 0 and self.segments[position - 1].syntax != "any" for position in positions)
 
     def matches(self, path: Iterable[Any]) -> bool:
-        """Does it match this path?"""
         positions = self.start
         for entry in path:
             positions = self.advance(positions, entry)

@@ -244,5 +244,4 @@ def graphdef_from_state(state: object) -> _core.GraphDef:
 
 
 def outcome_from_state(state: object) -> _core.Outcome:
-    """Unpickles an Outcome."""
     return _core.Outcome._from_state(state)  # pyright: ignore[reportPrivateUsage]

@@ -90,7 +90,6 @@ class FileGraph:
         return row.arg if row.op == "r" else number
 
     def path(self, number: int) -> Path:
-        """The path of a row."""
         entries: list[Any] = []
         while number:
             entries.append(self._entries[number])

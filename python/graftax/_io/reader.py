@@ -145,7 +145,6 @@ def _parts(path: str, graph: dict[str, Any] | None) -> list[str]:
 
 
 def part_names(path: str) -> list[str]:
-    """The names of the parts of the file at `path`."""
     header = MappedFile(path).header
     text = header.metadata.get("graftax")
     return [] if text is None else [os.path.basename(part) for part in _parts(path, _graph(path, text))]

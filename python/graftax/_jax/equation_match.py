@@ -33,7 +33,6 @@ class _Program:
         self._equations = equations
 
     def same_step(self, new_x: Any, new_y: Any, x: Any, y: Any) -> bool:
-        """As the function `same_step`."""
         return self._is_updated(new_x, new_y, x, y) or self._is_function_of(new_x, new_y, x, y, _MAX_DEPTH)
 
     def _is_updated(self, new_x: Any, new_y: Any, x: Any, y: Any) -> bool:

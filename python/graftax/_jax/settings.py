@@ -115,7 +115,6 @@ def _setting_objects() -> dict[str, Any]:
 
 
 def _trace_context_names() -> set[str]:
-    """The names of the settings in the trace context."""
     from jax._src import config
 
     return set(getattr(config, "trace_context_names", tuple)())

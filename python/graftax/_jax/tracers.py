@@ -119,7 +119,6 @@ def producer_of(value: Any, equations: Mapping[Any, Any]) -> Producer | None:
 
 
 def is_literal(value: Any) -> bool:
-    """Is it a literal of the program?"""
     return isinstance(getattr(value, "val", None) if isinstance(value, Tracer) else value, Literal)
 
 

@@ -77,7 +77,6 @@ def _is_before(node: ast.stmt, line: int | None) -> bool:
 
 
 def _asks_for_main(node: ast.stmt) -> bool:
-    """Is it `if __name__ == "__main__"`?"""
     test = node.test if isinstance(node, ast.If) else None
     names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)] if test is not None else []
     return "__name__" in names

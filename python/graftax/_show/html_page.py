@@ -16,7 +16,6 @@ _FRAME = 480  # pixels of a notebook
 
 
 def page(picture: Picture, notes: Sequence[str]) -> str:
-    """The page, as text."""
     template = importlib.resources.files("graftax._show").joinpath("page.html").read_text(encoding="utf-8")
     title = picture.text(0)
     data = json.dumps(_columns(picture), separators=(",", ":"), ensure_ascii=False)

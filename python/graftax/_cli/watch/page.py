@@ -14,7 +14,6 @@ from graftax._cli.watch.record import Record, records_by_cost
 
 
 def page(records: dict[Any, Record], program: str) -> str:
-    """The page, as text."""
     template = importlib.resources.files("graftax._cli.watch").joinpath("page.html").read_text(encoding="utf-8")
     called = records_by_cost(records)
     findings = sum(len(record.findings()) for record in called)

@@ -253,7 +253,6 @@ def names_of_children(cls: type) -> tuple[str, ...] | None:
 
 
 def item_names(cls: type) -> tuple[str, ...]:
-    """The names of the items of a named tuple."""
     names: Any = in_mro(cls, "_fields")
     return names if isinstance(names, tuple) and all(type(name) is str for name in names) else ()
 

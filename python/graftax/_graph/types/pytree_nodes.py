@@ -21,7 +21,6 @@ def is_leaf(value: object) -> bool:
 
 
 def is_tracer(value: object) -> bool:
-    """Is it a tracer?"""
     return isinstance(value, jax.core.Tracer)
 
 

@@ -233,7 +233,6 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made the class
 
 
 def _field_names(cls: Any) -> tuple[str, ...]:
-    """The fields of a dataclass."""
     return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
 
 

@@ -108,7 +108,6 @@ class Spec:
         self.option, self.memo = option, memo
 
     def child(self, key: object) -> Spec:
-        """The spec for the child at `key`."""
         return self
 
     def enter(self, root: str) -> Spec:
