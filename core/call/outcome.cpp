@@ -79,6 +79,7 @@ void tie(const Outcome& outcome, PyObject* const* in_leaves, std::vector<PyObjec
 // What was written is there now: what an unflatten has read of it is read again, by the objects that it has made.
 void read_again(const Outcome& outcome, Builder& builder) {
   const Program& p = outcome.program;
+  // From below: an outer instance reads the inner ones, which have to be right by then.
   for (auto pc = outcome.readers.rbegin(); pc != outcome.readers.rend(); ++pc) {
     Owned made = Owned::borrow(builder.built()[*pc]);
     if (!made || Py_TYPE(made.get()) != p.code[*pc].node->type) continue;
@@ -96,16 +97,14 @@ void find_readers(Outcome& outcome) {
   const Program& p = outcome.program;
   outcome.readers.clear();
   if (outcome.writes.empty()) return;
-  std::vector<uint32_t> open;  // nodes
+  std::vector<uint32_t> parent = p.parents();
   std::vector<bool> found(p.code.size());
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
-    const Instr& n = p.code[pc];
-    while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
-    if (n.op == Op::node) open.push_back(pc);
-    if (n.op != Op::input && n.op != Op::ref) continue;  // what is referred to may hold one
-    for (auto up = open.rbegin(); up != open.rend() && !found[*up]; ++up) found[*up] = true;
+    if (p.code[pc].op != Op::input && p.code[pc].op != Op::ref) continue;  // what is referred to may hold one
+    for (uint32_t up = parent[pc]; up != NONE && !found[up]; up = parent[up]) found[up] = true;
   }
   for (uint32_t pc = 0; pc < p.code.size(); ++pc)
+    // Only instances that are attributes and nothing else: what is read anew moves into them attribute by attribute.
     if (found[pc] && p.code[pc].node->kind->node->is_registered && p.code[pc].node->kind->solid == &PyBaseObject_Type)
       outcome.readers.push_back(pc);
 }
@@ -146,6 +145,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     builder.drain();
     return result;
   }
+  // Everything is built before the first write: building may run user code, and may raise.
   OwnedList values;
   std::vector<size_t> first;
   auto is_left_out = [&](const Write& w) {  // what an exported program has captured is not there
@@ -184,6 +184,7 @@ namespace {
 
 void show_outcome(const Outcome& outcome, Visitor& visit) { outcome.program.show_held(visit); }
 
+// Writes first: they point into the program.
 void clear_outcome(Outcome& outcome) {
   outcome.writes.clear();
   outcome.program.clear();
@@ -247,6 +248,7 @@ Write write_from_state(nb::handle state, Program& p) {
 }
 
 // Root 0 is the result, and one root follows for each write.
+// A pickle may come from anywhere: each index is checked here, and trusted where the Outcome is applied.
 Outcome outcome_from_state(nb::handle state) {
   nb::tuple fields, writes;
   uint32_t version = 0;

@@ -13,26 +13,29 @@ void clear_recording(Recording& r) {
   r.graphdef.reset();
   r.live.clear();
   r.leaves.clear();
-  auto gone = std::exchange(r.looks, {});
+  auto gone = std::exchange(r.looks, {});  // releasing a sharding may run code that sees this recording
 }
 
 void show_opened(const Opened& opened, Visitor& visit) { opened.show_held(visit); }
 
 void clear_opened(Opened& opened) { opened.clear(); }
 
+RecordedGraph record_roots(nb::tuple roots, const RecordOptions& options, nb::handle layout) {
+  Recorder recorder(options);
+  for (nb::handle r : roots) recorder.root(r.ptr());
+  return recorder.finish(or_null(layout));
+}
+
 void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std::vector<uint8_t>& root_flags,
                     nb::object layout, bool aliases, bool shapes, nb::object dynamic, Opened* opened,
                     nb::object ignored, nb::object symbolic, bool stand_ins) {
-  RecordOptions options{names.ptr(), &root_flags, nullptr,
-                        aliases,     shapes,      dynamic.is_none() ? nullptr : dynamic.ptr()};
+  RecordOptions options{names.ptr(), &root_flags, nullptr, aliases, shapes, or_null(dynamic)};
   options.opened = opened;
-  if (!ignored.is_none()) options.ignored = ignored.ptr();
-  if (!symbolic.is_none()) options.symbolic = symbolic.ptr();
+  options.ignored = or_null(ignored);
+  options.symbolic = or_null(symbolic);
   options.stand_ins = stand_ins;
-  if (opened) opened->walk_again();
-  Recorder recorder(options);
-  for (nb::handle r : roots) recorder.root(r.ptr());
-  RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  if (opened) opened->walk_again();  // another walk of the call may have filled it: what was opened then is found
+  RecordedGraph rec = record_roots(roots, options, layout);
   new (self)
       Recording{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves), {}};
 }
@@ -40,19 +43,17 @@ void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std
 // (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
 nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& root_flags, nb::object layout,
                  bool aliases, bool shapes, nb::object dynamic, nb::object ignored, bool stand_ins) {
-  RecordOptions options{names.is_none() ? nullptr : names.ptr(),    &root_flags, nullptr, aliases, shapes,
-                        dynamic.is_none() ? nullptr : dynamic.ptr()};
-  if (!ignored.is_none()) options.ignored = ignored.ptr();
+  RecordOptions options{or_null(names), &root_flags, nullptr, aliases, shapes, or_null(dynamic)};
+  options.ignored = or_null(ignored);
   options.stand_ins = stand_ins;
-  Recorder recorder(options);
-  for (nb::handle r : roots) recorder.root(r.ptr());
-  RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  RecordedGraph rec = record_roots(roots, options, layout);
   return nb::make_tuple(handed_over(rec.leaves), GraphDef{std::move(rec.program)});
 }
 
 }  // namespace
 
 const Program& Recording::program() const {
+  // Once the collector has cleared this, an empty program: whoever still holds it walks over nothing.
   static const Program empty{};
   return graphdef.is_valid() ? nb::inst_ptr<GraphDef>(graphdef)->program : empty;
 }
@@ -106,7 +107,7 @@ void bind_recording(nb::module_& m) {
             if (!direct_takes(r.leaves.size())) return nb::none();
             try {
               if (r.looks.empty()) r.looks = looks_of(r.leaves);
-            } catch (nb::python_error& e) {
+            } catch (nb::python_error& e) {  // a leaf that cannot be looked at: such calls go through Python
               if (!e.matches(PyExc_Exception)) throw;
             }
             if (r.looks.size() != r.leaves.size()) return nb::none();

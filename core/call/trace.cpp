@@ -69,6 +69,7 @@ nb::list Trace::extend(nb::object recording, nb::sequence leaves) {
   if (!begins(recording)) raise_graftax("ConcurrentChangeError", "the arguments changed while the function was traced");
   const Recording &shorter = *recording_, &longer = *nb::inst_ptr<Recording>(recording);
   if (nb::len(leaves) != longer.program().leaves) raise_error(PyExc_ValueError, "expected one value a leaf");
+  // The shorter recording is held until nothing can fail any more.
   nb::object before = std::exchange(held_, std::move(recording));
   recording_ = &longer;
   size_t traced = tracers_.size(), nodes = built_.size(), tracked = raw_.size();
@@ -115,6 +116,7 @@ nb::list Trace::build_roots(uint32_t first_root) {
     if (r >= first_root) out.append(nb::steal(builder.build(pc).release()));
   builder.drain();
   OwnedList built = std::move(builder.built());
+  // Of the roots before it keeps the objects that the function has seen already.
   for (uint32_t at = 0; at < first_pc; ++at) built.set(at, built_[at]);
   built_ = std::move(built);
   raw_.resize(p.track_pc.size());
@@ -173,6 +175,7 @@ void Trace::restore() {
     const Program& p = recording_->program();
     const Instr& n = p.code[pc];
     PyObject* obj = recording_->live[pc];
+    // The class and the code first: content is compared and written as that of the node's own type.
     if (Py_TYPE(obj) != n.node->type)
       check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.node->type)));
     if (n.node->kind->node->is_function && !n.node->kind->node->content_matches(p, n, obj))
@@ -195,6 +198,7 @@ bool Trace::has_changed() {
 nb::object Trace::as_begun(nb::handle f) {
   std::vector<std::unique_ptr<Commit>> done;
   auto take_back = [&] {
+    // In reverse, as a later commit found what an earlier one had written.
     for (; !done.empty(); done.pop_back()) done.back()->take_back();
   };
   bool can_set_aside = true;
@@ -223,21 +227,17 @@ std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_no
   const Program& p = recording_->program();
   std::vector<bool> out(p.track_pc.size(), false);
   if (changed_nodes.empty()) return out;
-  auto n = static_cast<uint32_t>(p.code.size());
-  std::vector<uint32_t> parent(n, NONE), open;
+  std::vector<uint32_t> parent = p.parents();
   std::unordered_multimap<uint32_t, uint32_t> refs;  // tracked index -> where it is referred to
-  for (uint32_t pc = 0; pc < n; ++pc) {
-    while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
-    if (!open.empty()) parent[pc] = open.back();
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc)
     if (p.code[pc].op == Op::ref) refs.emplace(p.code[pc].arg, pc);
-    if (p.code[pc].op == Op::node) open.push_back(pc);
-  }
   std::vector<uint32_t> work(changed_nodes);
   while (!work.empty()) {
     uint32_t t = work.back();
     work.pop_back();
     if (out[t]) continue;
     out[t] = true;
+    // Only a tracked node is referred to from elsewhere: the next one above stands for all in between.
     auto add_above = [&](uint32_t pc) {
       for (uint32_t up = parent[pc]; up != NONE; up = parent[up]) {
         if (p.code[up].node->track == NONE) continue;
@@ -263,6 +263,7 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
     if (!(n.flags & HANDED_OVER) && !node.is_function && !node.is_cell && !node.is_ignored) rebuilt.push_back(t);
   }
   for (;;) {
+    // Until nothing is added: a cell that is rebuilt takes along all functions that share it, and these have cells.
     std::vector<bool> out = reaches_changed(rebuilt);
     size_t before = rebuilt.size();
     for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
@@ -329,6 +330,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     changes.push_back(std::move(change));
   }
 
+  // What the result may hold of the caller's own: nodes that stay themselves, and leaves that are forwarded.
   IdLease nodes, leaves, keys;
   for (const Static& s : p.statics)
     if (s.how == How::contents) keys->insert(s.obj, 0);
@@ -429,6 +431,7 @@ void Trace::close() {
   raw_.clear();
   behind_.clear();
   opened_.clear();
+  // It points into `held_`, and goes first.
   recording_ = &Recording::nothing();
   held_.reset();
 }

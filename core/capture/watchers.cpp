@@ -118,6 +118,7 @@ std::unordered_map<PyObject*, size_t>& watched_functions() {
   return *all;
 }
 
+// Runs in the middle of a change of the dict: it only counts, and calls nothing.
 int on_dict(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject*) {
   if (event == PyDict_EVENT_DEALLOCATED) return watched().erase(dict), ++epoch, 0;
   if (event == PyDict_EVENT_CLEARED || event == PyDict_EVENT_CLONED || !key) return ++epoch, 0;
@@ -147,6 +148,7 @@ int on_function(PyFunction_WatchEvent event, PyFunctionObject* function, PyObjec
 void watch(const Read& b) {
   if (PyType_Check(b.holder)) {
     auto* type = reinterpret_cast<PyTypeObject*>(b.holder);
+    // No code can change it.
     if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return;
     check(PyType_Watch(type_watcher, b.holder));
     return;
@@ -320,23 +322,16 @@ void note_value(Read& b) {
   else b.value = now.release();
 }
 
+// Empty before anything is released: the last reference to a value may run code that asks these reads.
 void let_go(Reads& r) {
-  auto bindings = std::move(r.bindings);
-  auto functions = std::move(r.functions);
-  auto cells = std::move(r.cells), contents = std::move(r.contents);
-  r.bindings.clear();
-  r.functions.clear();
-  r.cells.clear();
-  r.contents.clear();
+  auto bindings = std::exchange(r.bindings, {});
+  auto functions = std::exchange(r.functions, {});
+  auto cells = std::exchange(r.cells, {}), contents = std::exchange(r.contents, {});
+  auto abstract_classes = std::exchange(r.abstract_classes, {});
+  auto named = std::exchange(r.named, {});
+  auto answers = std::exchange(r.answers, {});
+  auto containers = std::exchange(r.containers, {});
   r.versions.clear();
-  auto abstract_classes = std::move(r.abstract_classes);
-  r.abstract_classes.clear();
-  auto named = std::move(r.named);
-  r.named.clear();
-  auto answers = std::move(r.answers);
-  r.answers.clear();
-  auto containers = std::move(r.containers);
-  r.containers.clear();
   r.stamp = 0;
   for (const AbstractClassRead& a : abstract_classes) {
     Py_DECREF(a.cls);
@@ -412,8 +407,10 @@ Reads::~Reads() { let_go(*this); }
 bool reads_hold(Reads& r) {
   if (unchanged(r)) return r.held;
   bool held = true, is_told = true;
+  // Read before the comparison: a change during it is seen by the next call.
   uint64_t now = epoch;
   for (size_t i = 0; i < r.bindings.size(); ++i) {
+    // A copy, and the size read again: a comparison may run code that clears the list.
     const Read b = r.bindings[i];
     if (!b.is_gone() && !arm(b)) is_told = false;
     unsigned version = is_of_names(b) && PyType_Check(b.holder) ? version_of(b.holder) : 0;

@@ -86,6 +86,7 @@ void Commit::content(const Program& p, uint32_t pc, PyObject* node, PyObject* co
 }
 
 void Commit::parts(const Instr& n, PyObject* node, PyObject* const* items) {
+  // Shared, as a step is a std::function, and these are copied.
   auto after = std::make_shared<OwnedList>(), before = std::make_shared<OwnedList>();
   for (uint32_t i = 0; i < n.node->items; ++i) after->push(items[i]);
   Cursor cursor(node, *n.node->kind);
@@ -111,6 +112,7 @@ void Commit::fields(const Program& p, const Instr& n, PyObject* dict, PyObject* 
 // Names that are there stay where they are, others are added at the end. Where that would not give the order that was
 // recorded, the whole content is exchanged; also where names go, which `take_back` has to put back in their places.
 void Commit::all_fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values) {
+  // Made although it is seldom put in place: memory is asked for before the first write.
   Owned wanted = own(PyDict_New());
   for (uint32_t i = 0; i < n.node->fields; ++i) check(PyDict_SetItem(wanted.get(), field_name(p, n, i), values[i]));
   OwnedList gone;
@@ -142,6 +144,17 @@ void Commit::slots(const Program& p, const Instr& n, PyObject* node, PyObject* c
     PyObject* value = present ? values[filled++] : nullptr;
     if (asked && slot_value(node, slot) != value) this->slot(node, slot.offset, value);
   }
+}
+
+void Commit::Item::exchange() {
+  PyObject* old = PyList_GET_ITEM(list.get(), index);
+  PyList_SET_ITEM(list.get(), index, value.release());
+  value = Owned::steal(old);
+}
+
+void Commit::SlotWrite::exchange() {
+  auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj.get()) + offset);
+  value = Owned::steal(std::exchange(*place, value.release()));
 }
 
 // Keys that are new need memory: they are added first. Deleting them again needs none.
@@ -188,28 +201,14 @@ void Commit::run() {
     if (a.value) set_item(a.dict.get(), a.key.get(), a.value.get(), a.ordered);
     else if (a.old) delete_item(a.dict.get(), a.key.get(), a.ordered);
   }
-  for (Item& i : items_) {
-    PyObject* old = PyList_GET_ITEM(i.list.get(), i.index);
-    PyList_SET_ITEM(i.list.get(), i.index, i.value.release());
-    i.value = Owned::steal(old);
-  }
-  for (SlotWrite& s : slots_) {
-    auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(s.obj.get()) + s.offset);
-    s.value = Owned::steal(std::exchange(*place, s.value.release()));
-  }
+  for (Item& i : items_) i.exchange();
+  for (SlotWrite& s : slots_) s.exchange();
 }
 
 void Commit::take_back() {
-  for (SlotWrite& s : slots_) {
-    auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(s.obj.get()) + s.offset);
-    s.value = Owned::steal(std::exchange(*place, s.value.release()));
-  }
-  for (Item& i : items_) {
-    if (i.index >= PyList_GET_SIZE(i.list.get())) continue;
-    PyObject* written = PyList_GET_ITEM(i.list.get(), i.index);
-    PyList_SET_ITEM(i.list.get(), i.index, i.value.release());
-    i.value = Owned::steal(written);
-  }
+  for (SlotWrite& s : slots_) s.exchange();
+  for (Item& i : items_)
+    if (i.index < PyList_GET_SIZE(i.list.get())) i.exchange();
   for (size_t n = assignments_.size(); n-- > 0;) {
     Assignment& a = assignments_[n];
     if (a.old) set_item(a.dict.get(), a.key.get(), a.old.get(), a.ordered);

@@ -64,15 +64,18 @@ class Commit {
     Owned old;               // null where the key was not there
     bool is_new = false;     // the key was not there, and is by now
   };
+  // Both exchange their value with what is there.
   struct Item {
     Owned list;
     Py_ssize_t index;
     Owned value;
+    void exchange();
   };
   struct SlotWrite {
     Owned obj;
     Py_ssize_t offset;
     Owned value;
+    void exchange();
   };
 
   void fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values, const Touched& touched);

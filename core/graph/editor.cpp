@@ -26,18 +26,13 @@ constexpr const char* NO_SUCH_ROW = "no such row in this graph";
 
 struct GraphEditor {
   RecordedGraph rec;
-  std::vector<uint32_t> parent;                      // by instruction; NONE for the root
+  std::vector<uint32_t> parent;                      // by instruction
   std::unordered_multimap<uint32_t, uint32_t> refs;  // node -> where it is referred to
 
   explicit GraphEditor(RecordedGraph recorded) : rec(std::move(recorded)) {
-    const Program& p = rec.program;
-    std::vector<uint32_t> open;
-    for (uint32_t pc = 0; pc < end(); ++pc) {
-      while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
-      parent.push_back(open.empty() ? NONE : open.back());
-      if (p.code[pc].op == Op::node) open.push_back(pc);
-      if (p.code[pc].op == Op::ref) refs.emplace(target(pc), pc);
-    }
+    parent = rec.program.parents();
+    for (uint32_t pc = 0; pc < end(); ++pc)
+      if (at(pc).op == Op::ref) refs.emplace(target(pc), pc);
   }
 
   // Instructions after the root are keys: no rows.

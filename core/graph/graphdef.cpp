@@ -36,6 +36,7 @@ Py_hash_t mix(Py_hash_t h, size_t x) {
   return static_cast<Py_hash_t>(u);
 }
 
+// Reads nothing that a weak copy lacks: a static keeps its hash when its value is gone.
 Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
   h = mix(h, static_cast<size_t>(n.op));
   switch (n.op) {
@@ -61,6 +62,7 @@ Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
   }
 }
 
+// Elements are paired by their hashes. Each is taken once: two nan objects are two elements.
 bool sets_equal(const Program& a, const Instr& x, const Program& b, const Instr& y) {
   std::unordered_multimap<Py_hash_t, uint32_t> left;
   for (uint32_t j = 0; j < y.arg; ++j) left.emplace(b.statics[b.keys[y.node->keys + j]].hash, b.keys[y.node->keys + j]);
@@ -78,6 +80,7 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
   if (x.op != y.op) return false;
   if (x.op == Op::stat) return statics_equal(a, x.arg, b, y.arg);
   if (x.op != Op::node) return x.arg == y.arg && ((x.flags ^ y.flags) & (ALIAS | NUMBER)) == 0;
+  // Tracked indices count: they say which nodes are one object.
   if (x.node->type != y.node->type || x.node->kind->node != y.node->kind->node || x.node->track != y.node->track ||
       x.node->items != y.node->items || x.node->fields != y.node->fields || x.node->slots != y.node->slots ||
       x.node->has_extra != y.node->has_extra || x.arg != y.arg ||
@@ -98,6 +101,17 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
 
 }  // namespace
 
+std::vector<uint32_t> Program::parents() const {
+  std::vector<uint32_t> out, open;
+  out.reserve(code.size());
+  for (uint32_t pc = 0; pc < code.size(); ++pc) {
+    while (!open.empty() && code[open.back()].node->next <= pc) open.pop_back();
+    out.push_back(open.empty() ? NONE : open.back());
+    if (code[pc].op == Op::node) open.push_back(pc);
+  }
+  return out;
+}
+
 void Program::finish() {
   Py_hash_t h = 0x345678;
   for (const Instr& n : code) h = hash_instr(*this, n, h);
@@ -106,7 +120,9 @@ void Program::finish() {
     if (own_hash == -1) raise_python();
     h = mix(h, static_cast<size_t>(own_hash));
   }
+  // To Python -1 is an error, and no hash.
   hash = h == -1 ? -2 : h;
+  // It lives as long as its entry: what the vectors have in reserve would stay allocated.
   code.shrink_to_fit();
   statics.shrink_to_fit();
   keys.shrink_to_fit();
@@ -126,6 +142,7 @@ bool operator==(const Program& a, const Program& b) {
 }
 
 bool begins_with(const Program& longer, const Program& p) {
+  // What keys are made of stands behind the roots, where the longer program has more of these.
   bool fits = p.key_roots.empty() && longer.code.size() >= p.code.size() && longer.roots >= p.roots &&
               longer.track_pc.size() >= p.track_pc.size() &&
               std::equal(p.track_pc.begin(), p.track_pc.end(), longer.track_pc.begin());
@@ -198,6 +215,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
       if (s.snapshot && to_rebuild) out.owned.push(s.snapshot);
       continue;
     }
+    // Otherwise shared with the strong program: its own statics would stay alive.
     if (s.contents) s.contents = std::make_shared<Program>(weakened(*s.contents));
     if (s.how == How::function && !s.weak) {
       weaken_function(out, s);
@@ -207,6 +225,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
       out.owned.push(s.obj);
       continue;
     }
+    // Where an instance refuses, it is held strongly: the bound of the table limits how many.
     Owned ref = Owned::steal(PyWeakref_NewRef(s.obj, nullptr));
     if (ref) {
       s.obj = out.keep(std::move(ref));
@@ -288,9 +307,7 @@ Program weakened_inputs(const Program& p, const Program& inputs) {
 
 std::vector<uint32_t> numbers_in(const Program& p) {
   std::vector<uint32_t> out;
-  uint32_t end = 0;  // of the roots: what objects that are keys are made of comes after them
-  for (uint32_t r = 0; r < p.roots; ++r) end = p.after(end);
-  for (uint32_t pc = 0; pc < end; ++pc) {
+  for (uint32_t pc = 0, end = p.end_of_roots(); pc < end; ++pc) {
     const Instr& n = p.code[pc];
     if (n.op != Op::stat) continue;
     PyTypeObject* type = p.statics[n.arg].type;
@@ -337,6 +354,7 @@ std::string static_text(const Program& p, uint32_t id) {
 
 namespace {
 
+// Jobs on a stack and no recursion, as in every walk: a graph may be deeper than the stack of C.
 struct Printer {
   const Program& p;
   std::vector<bool> referenced;
@@ -412,6 +430,7 @@ struct Printer {
         case Op::forward: out += "input*" + std::to_string(n.arg); break;
         case Op::node: node(job.pc); break;
       }
+      // An equal part is printed wherever it stands, so that the text can be far longer than the program.
       if (out.size() > 1000000) {
         out += "...";
         return;

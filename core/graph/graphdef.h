@@ -137,6 +137,14 @@ struct Program {
     const Instr& n = code[pc];
     return n.node->has_extra + n.node->items + n.node->fields + n.node->slots;
   }
+  // Where the roots end: what objects that are keys are made of follows them.
+  uint32_t end_of_roots() const {
+    uint32_t end = 0;
+    for (uint32_t r = 0; r < roots; ++r) end = after(end);
+    return end;
+  }
+  // The node around each instruction; NONE for a root.
+  std::vector<uint32_t> parents() const;
   // The number of keys that a node has before the names of its fields: those of a dict's items, a set's elements.
   uint32_t item_keys(const Instr& n) const {
     Keys keys = n.node->kind->node->keys;

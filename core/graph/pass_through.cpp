@@ -20,22 +20,15 @@ constexpr size_t max_below_object = 100000;  // nodes below one object of an unr
 void Recorder::hand_over() {
   Program& p = out_.program;
   auto n = static_cast<uint32_t>(p.code.size());
-  std::vector<uint32_t> parent(n, NONE);
+  std::vector<uint32_t> parent = p.parents();
   std::vector<uint32_t> nodes_before(n + 1, 0);
   std::vector<std::pair<uint32_t, uint32_t>> refs;  // (target, where the reference stands)
   bool any = false;
-  {
-    std::vector<uint32_t> open;
-    for (uint32_t pc = 0; pc < n; ++pc) {
-      while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
-      if (!open.empty()) parent[pc] = open.back();
-      nodes_before[pc + 1] = nodes_before[pc] + (p.code[pc].op == Op::node);
-      if (p.code[pc].op == Op::ref) refs.emplace_back(p.track_pc[p.code[pc].arg], pc);
-      if (p.code[pc].op == Op::node) {
-        open.push_back(pc);
-        any = any || p.code[pc].node->kind->handed;
-      }
-    }
+  for (uint32_t pc = 0; pc < n; ++pc) {
+    const Instr& in = p.code[pc];
+    nodes_before[pc + 1] = nodes_before[pc] + (in.op == Op::node);
+    if (in.op == Op::ref) refs.emplace_back(p.track_pc[in.arg], pc);
+    any = any || (in.op == Op::node && in.node->kind->handed);
   }
   if (!any) return;
   std::sort(refs.begin(), refs.end());
@@ -132,7 +125,7 @@ void Recorder::find_self_contained() {
   enum class Part : uint8_t { none, function, inner };  // inner: a cell, or the keyword defaults of a function
   std::vector<Part> part(p.track_pc.size(), Part::none);
   std::vector<std::pair<uint32_t, uint32_t>> holds;  // (owner, tracked node); the owner of a root is NONE
-  std::vector<uint32_t> open;
+  std::vector<uint32_t> open;                        // tracked nodes alone: a tuple between is nobody's owner
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
     const Instr& n = p.code[pc];

@@ -44,11 +44,12 @@ void validate(Program& p, bool is_outcome) {
     const Static& s = p.statics[i];
     if (s.how == How::tuple && (s.first > p.elements.size() || s.count > p.elements.size() - s.first))
       malformed_state("tuple");
+    // Elements come before their tuple, so that no tuple contains itself.
     for (uint32_t j = 0; s.how == How::tuple && j < s.count; ++j)
       if (p.elements[s.first + j] >= i) malformed_state("tuple element");
   }
   uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
-  for (const Instr& in : p.code)
+  for (const Instr& in : p.code)  // filled below: what is still NONE there is a reference to a node further on
     if (in.op == Op::node && in.node->track != NONE) p.track_pc.push_back(NONE);
   struct Open {
     uint32_t end, left;
@@ -115,10 +116,7 @@ void validate(Program& p, bool is_outcome) {
   if (!open.empty() || roots != p.roots || leaf != p.leaves) malformed_state("counts");
 }
 
-}  // namespace
-
-namespace {
-
+// By its text, the type of functions, methods, cells: pickle finds a class by its module, and these are in none.
 nb::object type_state(PyTypeObject* type) {
   if (type && nameless_type(type->tp_name) == type) return text_of(type->tp_name);
   return or_none(reinterpret_cast<PyObject*>(type));
@@ -133,7 +131,8 @@ PyTypeObject* type_from_state(nb::handle state) {
 
 }  // namespace
 
-// An instruction without content, by the names of its fields, in the order of a state.
+// An instruction without content, by the names of its fields, in the order of a state: Python that puts a state
+// together by hand (import and export) knows no positions.
 Owned instruction_fields() {
   Instr n;
   Node node;
@@ -155,7 +154,7 @@ Owned instruction_fields() {
   return Owned::steal(out.release().ptr());
 }
 
-constexpr uint16_t stored_flags = 255;
+constexpr uint16_t stored_flags = 255;  // those above are found again from the rest
 
 namespace {
 
@@ -213,7 +212,7 @@ void read_tables(Program& p, nb::handle state) {
     if (pc >= p.code.size() || p.code[pc].op != Op::node || p.code[pc].node->kind->node->keys != Keys::elements ||
         (!p.set_tables.empty() && p.set_tables.back().first >= pc) || !may_be_of(p.code[pc], table))
       malformed_state("a set's table");
-    Owned made;
+    Owned made;  // a set without a table is rebuilt by adding: right, though its order may be another
     try {
       made = made_of_state(p, p.code[pc], table);
     } catch (nb::python_error& e) {
@@ -230,8 +229,7 @@ void read_tables(Program& p, nb::handle state) {
 
 Owned program_state(const Program& p) {
   nb::list code, statics, keys, elements;
-  uint32_t end = 0;  // keys by identity are not what they were in another process: what they are made of stays here
-  for (uint32_t r = 0; r < p.roots; ++r) end = p.after(end);
+  uint32_t end = p.end_of_roots();  // keys by identity are not the same in another process: they stay here
   for (uint32_t pc = 0; pc < end; ++pc) {
     const Instr& n = p.code[pc];
     code.append(nb::make_tuple(static_cast<int>(n.op), n.flags & stored_flags, n.arg, p.after(pc), n.node->track,
@@ -255,7 +253,7 @@ Owned program_state(const Program& p) {
   for (uint32_t e : p.elements) elements.append(e);
   nb::tuple out = nb::make_tuple(1, p.roots, p.leaves, or_none(p.layout), nb::tuple(code), nb::tuple(statics),
                                  nb::tuple(keys), nb::tuple(elements));
-  nb::list tables = state_of_tables(p, end);
+  nb::list tables = state_of_tables(p, end);  // last, and only where there are sets: older states have none
   if (nb::len(tables) == 0) return Owned::steal(out.release().ptr());
   return own(PySequence_Concat(out.ptr(), nb::make_tuple(nb::tuple(tables)).ptr()));
 }
@@ -276,7 +274,8 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
     int how = field<int>(t, 0);
     nb::object value = field<nb::object>(t, 1);
     if (how < 0 || how > static_cast<int>(How::hashed)) malformed_state("static");
-    if (static_cast<How>(how) == How::input) {
+    How as = static_cast<How>(how);
+    if (as == How::input) {
       if (!is_outcome) malformed_state("static");
       Static s;
       s.how = How::input;
@@ -286,10 +285,10 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
       p.statics.push_back(s);
       continue;
     }
-    if (static_cast<How>(how) == How::function) {
+    if (as == How::function) {
       if (!PyFunction_Check(value.ptr())) malformed_state("function");
       p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));
-    } else if (static_cast<How>(how) == How::tuple) {
+    } else if (as == How::tuple) {
       Static s;
       s.how = How::tuple;
       s.type = &PyTuple_Type;
@@ -307,16 +306,17 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
       }
       p.statics.push_back(s);
     } else {
+      // What it is now decides, not what the state says: a class may have been registered or changed since.
       const Kind& kind = kind_of(value.ptr());
-      if (static_cast<How>(how) == How::copied) {
+      if (as == How::copied) {
         if (!is_outcome || kind.leaf != Leaf::numpy) malformed_state("static");
         add_static(p, value.ptr(), kind, true);
-      } else if (static_cast<How>(how) == How::context && kind.how != How::context) {
+      } else if (as == How::context && kind.how != How::context) {
         if (!PyCallable_Check(value.ptr())) malformed_state("static");
         add_context_field(p, value.ptr());
       } else if (kind.leaf == Leaf::statics || kind.leaf == Leaf::numpy) add_static(p, value.ptr(), kind);
-      else if (static_cast<How>(how) == How::hashed && kind.own_equality) add_hashed(p, value.ptr());
-      else if (static_cast<How>(how) == How::identity) add_identity(p, value.ptr());
+      else if (as == How::hashed && kind.own_equality) add_hashed(p, value.ptr());
+      else if (as == How::identity) add_identity(p, value.ptr());
       else add_key(p, value.ptr());
     }
   }

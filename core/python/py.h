@@ -248,6 +248,7 @@ inline bool equal(PyObject* a, PyObject* b) {
 }
 
 inline nb::object or_none(PyObject* obj) { return obj ? nb::borrow(obj) : nb::none(); }
+inline PyObject* or_null(nb::handle obj) { return obj.is_none() ? nullptr : obj.ptr(); }
 
 // Do both tuples hold the same objects, by pointer?
 inline bool same_items(PyObject* a, PyObject* b) {

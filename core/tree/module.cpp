@@ -28,12 +28,11 @@ void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const
   try {
     take_up_to(prefix.tree, tree.ptr(), out);
   } catch (Mismatch&) {
+    // Python finds the mismatch once more, and says where: no walk that matches pays for paths.
     hooks::refuse_mismatch.object()(nb::cast(&prefix, nb::rv_policy::reference), tree, name);
     raise_error(PyExc_SystemError, "a mismatch that cannot be found again");
   }
 }
-
-PyObject* or_null(nb::handle h) { return h.is_none() ? nullptr : h.ptr(); }
 
 nb::tuple flatten_tree(nb::handle tree, nb::handle is_leaf) {
   Walking walking;
@@ -46,7 +45,7 @@ nb::tuple flatten_tree(nb::handle tree, nb::handle is_leaf) {
 nb::list tree_leaves(nb::handle tree, nb::handle is_leaf) {
   Walking walking;
   OwnedList leaves;
-  walk_tree(tree.ptr(), {nullptr, &leaves, nullptr, or_null(is_leaf), false});
+  walk_tree(tree.ptr(), {nullptr, &leaves, nullptr, or_null(is_leaf), false});  // no structure is written: faster
   return to_list(leaves);
 }
 
@@ -149,28 +148,28 @@ Owned mapped(nb::handle f, const TreeDef& def, std::vector<OwnedList>& columns) 
   return build(def.tree, results.data(), build_tree_node);
 }
 
-nb::object map(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf) {
+// Both maps: with `named`, the paths of the leaves are the first column.
+nb::object map_columns(nb::handle f, nb::handle tree, const nb::args& rest, nb::handle is_leaf, NamedNodes* named,
+                       bool takes_path, const char* name) {
   Walking walking;
   TreeDef walked;
-  std::vector<OwnedList> columns(1 + nb::len(rest));
-  walk_tree(tree.ptr(), {&walked.tree, &columns[0], nullptr, or_null(is_leaf), false});
+  size_t leaves = named ? 1 : 0, first = leaves + 1;
+  std::vector<OwnedList> columns(first + rest.size());
+  walk_tree(tree.ptr(), {&walked.tree, &columns[leaves], named, or_null(is_leaf), takes_path});
+  if (named) leaf_paths(walked.tree, *named, columns[0]);
   nb::object hold = treedef_of(std::move(walked.tree));  // not before: the collector shows it to anybody
   auto& def = nb::cast<TreeDef&>(hold);
-  for (size_t k = 1; k < columns.size(); ++k) flatten_up_to(def, rest[k - 1], columns[k], "tree.map");
+  for (size_t k = first; k < columns.size(); ++k) flatten_up_to(def, rest[k - first], columns[k], name);
   return nb::steal(mapped(f, def, columns).release());
 }
 
+nb::object map(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf) {
+  return map_columns(f, tree, rest, is_leaf, nullptr, false, "tree.map");
+}
+
 nb::object map_with_path(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf, bool takes_path) {
-  Walking walking;
-  TreeDef walked;
-  std::vector<OwnedList> columns(2 + nb::len(rest));
   NamedNodes named;
-  walk_tree(tree.ptr(), {&walked.tree, &columns[1], &named, or_null(is_leaf), takes_path});
-  leaf_paths(walked.tree, named, columns[0]);
-  nb::object hold = treedef_of(std::move(walked.tree));
-  auto& def = nb::cast<TreeDef&>(hold);
-  for (size_t k = 2; k < columns.size(); ++k) flatten_up_to(def, rest[k - 2], columns[k], "tree.map_with_path");
-  return nb::steal(mapped(f, def, columns).release());
+  return map_columns(f, tree, rest, is_leaf, &named, takes_path, "tree.map_with_path");
 }
 
 nb::object one_level(nb::handle obj, bool keys) {
@@ -178,6 +177,7 @@ nb::object one_level(nb::handle obj, bool keys) {
   const TreeKind& kind = tree_kind_of(Py_TYPE(obj.ptr()));
   if (!kind.is_node()) return nb::none();
   OwnedList children, entries;
+  // A registered class names its children itself, and may open otherwise for that.
   if (keys && kind.role == Role::registered) {
     Owned data = open_with_keys(obj.ptr(), kind, entries, children);
     if (data) return nb::make_tuple(with_paths(entries, children), nb::borrow(data.get()));

@@ -6,9 +6,16 @@
 
 namespace graftax {
 
+namespace {
+
+// Do its class and the number of its children say all?
+bool has_no_data(const TreeKind& kind) { return kind.role < Role::dict || kind.role == Role::namedtuple; }
+
+}  // namespace
+
 Owned kept_data(const TreeKind& kind, PyObject* data) {
-  if (kind.role == Role::dict) return own(PySequence_Tuple(data));
-  if (kind.role < Role::dict || kind.role == Role::namedtuple) return {};
+  if (kind.role == Role::dict) return own(PySequence_Tuple(data));  // node data have a list: JAX's own do
+  if (has_no_data(kind)) return {};
   return Owned::borrow(data);
 }
 
@@ -52,7 +59,8 @@ Owned with_mark(const TreeKind& kind, PyObject* data, bool back) {
 
 [[noreturn]] void refuse_records() { raise_error(PyExc_ValueError, "this is not a pickled tree structure"); }
 
-// A structure made of its records, given in pre-order.
+// A structure made of its records, given in pre-order. They may come from a damaged file: what is counted here is what
+// the walks rely on, so that none leaves the arrays.
 class FromRecords {
  public:
   void leaves(uint32_t count) {
@@ -64,7 +72,7 @@ class FromRecords {
   }
   void node(const TreeKind& kind, uint32_t arity, PyObject* data) {
     if (done_ || (!open_.empty() && open_.back().second == 0)) refuse_records();
-    bool empty = kind.role < Role::dict || kind.role == Role::namedtuple;
+    bool empty = has_no_data(kind);
     if (!empty || kind.role == Role::none) check_data(kind, data, arity);
     if (!open_.empty()) --open_.back().second;
     open_.emplace_back(out_.tree.open(kind, arity, empty ? nullptr : data), arity);
@@ -122,6 +130,7 @@ TreeDef from_state(nb::list state) {
     }
     if (!PyType_Check(type)) refuse_records();
     const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(type));
+    // The data of another registration would be given to the wrong constructor.
     if (static_cast<int>(kind.role) != role)
       raise_error(PyExc_ValueError, std::string(kind.type->tp_name) +
                                         " is registered in another way than when this structure was pickled");

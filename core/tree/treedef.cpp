@@ -116,7 +116,7 @@ Py_hash_t structure_hash(const Structure& t) {
   if (t.hash != -1) return t.hash;
   size_t h = t.leaves;
   for (size_t i = 0; i < t.nodes.size(); ++i) {
-    const TreeNode n = t.nodes[i];
+    const TreeNode n = t.nodes[i];  // a copy: __hash__ of data may collect, which clears the structure
     h = mix(h, (static_cast<size_t>(n.arity) << 4) + static_cast<size_t>(n.role));
     if (n.kind) h = mix(h, reinterpret_cast<size_t>(n.kind->type));
     if (!n.data) continue;
@@ -128,7 +128,7 @@ Py_hash_t structure_hash(const Structure& t) {
     h = mix(h, static_cast<size_t>(data));
   }
   t.hash = static_cast<Py_hash_t>(h);
-  if (t.hash == -1) t.hash = -2;
+  if (t.hash == -1) t.hash = -2;  // -1 is an error in Python, and here: not known yet
   return t.hash;
 }
 
@@ -279,26 +279,29 @@ Result or_set_error(Result failed, Body body) {
   return failed;
 }
 
+// Of PyTreeDef.__new__ alone there is no structure.
+const Structure& structure_in(PyObject* self) {
+  if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
+  return nb::inst_ptr<TreeDef>(self)->tree;
+}
+
 // As slots: nanobind's own call of a method costs more than the comparison.
 PyObject* treedef_compare(PyObject* self, PyObject* other, int op) {
   if (op != Py_EQ && op != Py_NE) Py_RETURN_NOTIMPLEMENTED;
   return or_set_error<PyObject*>(nullptr, [&]() -> PyObject* {
-    if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
+    const Structure& ours = structure_in(self);
     if (!nb::isinstance<TreeDef>(other)) {
       if (op == Py_EQ) Py_RETURN_NOTIMPLEMENTED;
       // JAX's own != says False to what is no treedef of its own
       return Py_NewRef(equal(self, other) ? Py_False : Py_True);
     }
-    bool same = nb::inst_ptr<TreeDef>(self)->tree == nb::inst_ptr<TreeDef>(other)->tree;
+    bool same = ours == nb::inst_ptr<TreeDef>(other)->tree;
     return Py_NewRef(same == (op == Py_EQ) ? Py_True : Py_False);
   });
 }
 
 Py_hash_t treedef_hash(PyObject* self) {
-  return or_set_error<Py_hash_t>(-1, [&] {
-    if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
-    return structure_hash(nb::inst_ptr<TreeDef>(self)->tree);
-  });
+  return or_set_error<Py_hash_t>(-1, [&] { return structure_hash(structure_in(self)); });
 }
 
 PyType_Slot treedef_slots[] = {{Py_tp_richcompare, reinterpret_cast<void*>(treedef_compare)},
