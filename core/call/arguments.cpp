@@ -67,6 +67,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
   Py_ssize_t extra = std::max<Py_ssize_t>(0, total - b.positional);
   for (Py_ssize_t i = 0; i < extra; ++i) out.values.push(positional_at(b.positional + i));
   for (Py_ssize_t i = b.positional; i < count; ++i) out.values.push(nullptr);
+  // `*args` stand behind the positional ones: what follows moves up by their number.
   auto place = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
   std::vector<Py_ssize_t> more;
   for (Py_ssize_t k = 0; k < nkw; ++k) {
@@ -140,6 +141,7 @@ void give_back(const Binding& b, const Roots& roots) {
     PyObject* origin = PyTuple_GET_ITEM(b.origins.ptr(), i);
     if (PyTuple_GET_ITEM(origin, 2) != Py_True) continue;
     PyObject *holder = PyTuple_GET_ITEM(origin, 0), *name = PyTuple_GET_ITEM(origin, 1), *before = roots.assigned[at++];
+    // Held: setting a class attribute may run user code, which may write to the cell.
     Owned now = Owned::borrow(PyCell_GET(roots.values[first + static_cast<size_t>(i)]));
     if (now ? now.get() == before : before == b.missing.ptr()) continue;
     if (PyType_Check(holder)) {

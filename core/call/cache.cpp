@@ -11,6 +11,7 @@ namespace graftax {
 
 namespace {
 
+// A call tries these in turn before it records anything: each costs a walk up to the first difference.
 constexpr size_t max_recent = 8;
 constexpr size_t max_hints = 1024;
 constexpr size_t hints_of_one_hash = 4;
@@ -33,6 +34,7 @@ void show_table(const Table& t, Visitor& visit) {
   for (const Table::Hint& h : t.hints) visit(h.entry);
 }
 
+// Emptied before anything is released: the last reference to an entry may run code that uses the table.
 void clear_table(Table& t) {
   auto dead = std::exchange(t.recent, {});
   auto hints = std::exchange(t.hints, {});
@@ -57,6 +59,7 @@ Shared<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, PyObject* h
   if (entry.directs.empty()) return nullptr;
   int waits = entry.donor ? 0 : direct_waits(leaves.size() + (host_values ? 2 : 0));
   for (size_t i = 0; i < entry.directs.size(); ++i) {
+    // Held: what is asked of it may run Python code, during which another thread empties the list.
     Shared<Direct> direct = entry.directs[i];
     if (!direct->fits(leaves, trace_context)) continue;
     if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
@@ -91,6 +94,7 @@ Owned Entry::host_values(const OwnedList& leaves) const {
     if (Py_TYPE(leaves[leaf]) != type) return {};
     numbers.push_back(leaves[leaf]);
   }
+  // Held, as the program of the host may be replaced while it runs.
   Owned f = evaluate;
   Owned out = Owned::steal(PyObject_Vectorcall(f.get(), numbers.data(), numbers.size(), nullptr));
   if (!out) {  // the arithmetic raises for these: so does the function, in a trace of its own
@@ -163,6 +167,7 @@ bool Entry::has_alike(const OwnedList& leaves) const {
       for (uint32_t leaf : group)
         if (leaves[leaf] != arrays.back()) return false;
     }
+    // `<` has no meaning for pointers of different objects, std::less has.
     std::sort(arrays.begin(), arrays.end(), std::less<>());
     if (std::adjacent_find(arrays.begin(), arrays.end()) != arrays.end()) return false;
   }
@@ -176,6 +181,7 @@ bool Entry::takes_numpy(const OwnedList& leaves) const {
   return true;
 }
 
+// What goes is released on return, when the list is whole again.
 void Entry::remember(Shared<Direct> direct) {
   if (direct->after_looks != remembered) return;  // of another thread meanwhile, which may have met leaves like these
   ++remembered;
@@ -381,6 +387,7 @@ void bind_table(nb::module_& m) {
       .def(
           "_forget",
           [](Table& t, nb::handle entry) {
+            // Both are released on return, when the table does not mention the entry any more.
             std::vector<Table::Hint> gone;
             for (Table::Hint& h : t.hints)
               if (h.entry.get() == entry.ptr()) gone.push_back(std::exchange(h, {}));

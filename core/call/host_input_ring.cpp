@@ -43,6 +43,7 @@ std::unique_ptr<Ring> Ring::of(PyObject* description) {
   return out;
 }
 
+// Its witness was deleted or donated, so nobody can say when the memory is free: neither is used again.
 void Ring::lose(const std::shared_ptr<Slot>& slot) {
   if (!witnesses_.empty() && slot->result == witnesses_[0]) witnesses_.erase(witnesses_.begin());
   auto found = std::find(slots_.begin(), slots_.end(), slot);  // the caller holds it: nothing is released here
@@ -53,6 +54,7 @@ std::shared_ptr<Ring::Slot> Ring::claim() {
   static PyObject* const is_ready = interned("is_ready");
   if (slots_.empty() || witnesses_.empty()) return nullptr;
   used_ = std::min(used_, slots_.size());
+  // In turn: the one that was used longest ago is free most likely.
   std::shared_ptr<Slot> slot = slots_[next_++ % used_];
   bool is_free = !slot->busy;
   if (is_free && slot->witness) {
@@ -65,9 +67,11 @@ std::shared_ptr<Ring::Slot> Ring::claim() {
     is_free = ready.get() == Py_True && !slot->busy;  // another thread may have claimed it meanwhile
   }
   if (!is_free) {
+    // A further one only where the device is behind, so that few of them stay in the cache of the processor.
     if (used_ >= slots_.size()) return nullptr;
     slot = slots_[used_++];
   }
+  // From here on it is this call's alone, whatever other threads do until `give_back`.
   slot->busy = true;
   return slot;
 }

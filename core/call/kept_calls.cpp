@@ -71,6 +71,7 @@ nb::list list_from(const OwnedList& items) {
 CallRing* ring_of(PyObject* ring) { return ring && ring != Py_None ? nb::inst_ptr<CallRing>(ring) : nullptr; }
 
 void KeptCall::clear() {
+  // One after the other, each empty before it is released: that may run code which looks at this call.
   for (Owned* held :
        {&target, &plan, &entry, &graphdef, &layout, &host, &before, &outputs, &are_finite, &draws, &raised, &refs}) {
     Owned gone = std::move(*held);
@@ -83,6 +84,7 @@ void KeptCall::clear() {
 }
 
 Owned CallRing::ask(const char* method, PyObject* argument, PyObject* other) const {
+  // Held: the collector may clear the ring while the observer answers.
   Owned asked = observer;
   return own(other ? PyObject_CallMethod(asked.get(), method, "OO", argument, other)
                    : PyObject_CallMethod(asked.get(), method, "O", argument));
@@ -90,6 +92,7 @@ Owned CallRing::ask(const char* method, PyObject* argument, PyObject* other) con
 
 bool CallRing::read(PyObject* obj, bool waits) {
   KeptCall& kept = kept_call(obj);
+  // Held: waiting for the device lets other threads in, which may drop the call.
   Owned hold = Owned::borrow(obj), scalar = kept.are_finite;
   if (!scalar) return true;
   bool is_finite;
@@ -110,6 +113,7 @@ bool CallRing::read(PyObject* obj, bool waits) {
   return true;
 }
 
+// The oldest first, and none behind one that is not known yet: they are reported in the order of the calls.
 void CallRing::read_known() {
   for (size_t i = 0; i < calls.size(); ++i) {
     Owned call = calls[i];
@@ -130,6 +134,7 @@ void CallRing::make_room() {
   }
 }
 
+// Its vectors have kept their memory: a call that takes its place allocates nothing.
 Owned CallRing::take_spare() {
   if (spare_ && Py_REFCNT(spare_.get()) == 1) return std::move(spare_);
   return own(nb::cast(KeptCall{}).release().ptr());
@@ -143,6 +148,8 @@ void CallRing::fill(KeptCall& kept, const Beginning& call) {
   kept.entry = call.entry;
   kept.layout = Owned::borrow(call.layout);
   for (size_t i = 0; i < call.walk.leaves.size(); ++i) kept.leaves.push(call.walk.leaves[i]);
+  // The structure of an entry holds its statics weakly. A call on the fast path, which has recorded nothing, takes the
+  // strong one of an earlier call, and where there is none keeps its roots, so that nothing of it dies.
   auto is_of_same = [&](const Owned& other) {
     return kept_call(other.get()).is_strong && kept_call(other.get()).entry.get() == call.entry.get();
   };
@@ -191,6 +198,7 @@ void CallRing::copy_what_may_change(KeptCall& kept, const Entry& entry) {
   if (copied.empty()) return;
   Owned originals = own(PyList_New(0));
   for (size_t i : copied) check(PyList_Append(originals.get(), kept.leaves[i]));
+  // Runs Python: nothing that was borrowed from the call before is used after it.
   Owned copies = ask("copies", originals.get());
   if (!PyList_Check(copies.get()) || static_cast<size_t>(PyList_GET_SIZE(copies.get())) != copied.size())
     raise_error(PyExc_SystemError, "the copies of leaves are no list");

@@ -156,6 +156,7 @@ void Donation::leave_out_held_arguments() {
   order();
 }
 
+// Counted exactly: the one place in the graph, what the call itself holds, and nothing besides.
 constexpr Py_ssize_t one_place = 1, in_roots = 1;
 
 void Donation::count_nodes(const CallReferences& references) {
@@ -201,6 +202,7 @@ std::vector<uint32_t> Donation::worth_donating(bool is_first_call) {
     leaves.push_back(c.leaf);
     bytes += c.bytes;
   }
+  // Another program costs a compilation: it has to donate a quarter more, and the first one half of all.
   bool is_better = is_ready() ? bytes > donated_bytes_ + donated_bytes_ / 4 : bytes > 0 && 2 * bytes >= total_bytes_;
   streak_ = is_better ? streak_ + 1 : 0;
   bool is_worth_it = is_better && programs_ < most_programs && (is_first_call || streak_ > patience);
@@ -218,6 +220,7 @@ void Donation::use(const std::vector<uint32_t>& leaves, Owned program, Owned res
     donated_bytes_ += c.bytes;
     donated_free_ = donated_free_ && c.holder == Holder::nobody;
   }
+  // What was there is released on return, when this object is whole again.
   std::swap(handlers, result_handlers);
   std::swap(execute, program);
 }

@@ -5,6 +5,7 @@ namespace graftax {
 
 namespace {
 
+// By identity, which PySequence_Contains is not: codes of equal text are equal, whosever they are.
 bool is_in(PyObject* value, const nb::tuple& values) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values.ptr()); ++i)
     if (PyTuple_GET_ITEM(values.ptr(), i) == value) return true;
@@ -47,7 +48,7 @@ bool Inside::holds(const Frame& frame) {
   if (frame.code() != frames_->bind.ptr() && frame.code() != frames_->apply.ptr() &&
       !is_in(frame.code(), frames_->of_jaxprs))
     return has_leaves_alone(frame);
-  if (!frame.variable(0)) return false;
+  if (!frame.variable(0)) return false;  // deleted, or not assigned yet
   if (is_in(frame.code(), frames_->of_jaxprs)) return stays(frame.variable(0));
   if (frame.code() == frames_->apply.ptr()) {
     PyObject* function = frame.function();
@@ -80,6 +81,7 @@ bool Inside::equation_stays(nb::handle equation) {
          values_stay(own(attribute(equation.ptr(), "params")).get());
 }
 
+// Held as long as it is known: another object may not come to have its address.
 bool Inside::remember(PyObject* value, bool answer) {
   if (known_.emplace(value, answer).second) held_.push(value);
   return answer;
@@ -91,6 +93,7 @@ bool Inside::is_own(PyObject* primitive) {
   return remember(primitive, nb::cast<bool>(frames_->owns(nb::handle(primitive))));
 }
 
+// Only the exact types are opened: a subclass may call when it is read.
 bool Inside::is_given_leaves(PyObject* value) {
   if (!value) return false;
   if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
@@ -117,6 +120,7 @@ bool Inside::values_stay(PyObject* params) {
   return true;
 }
 
+// Does nothing in this parameter of an equation call anybody's code? A jaxpr does where one of its equations does.
 bool Inside::stays(PyObject* value) {
   if (PyTuple_Check(value)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)

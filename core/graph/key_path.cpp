@@ -13,7 +13,8 @@ Step to_named_item(const Kind& kind, Py_ssize_t i) {
   return {Cursor::Stage::fields, kind.node, i, kind.item_names[static_cast<size_t>(i)], {}};
 }
 
-// Calls visit(pc, path steps) for every instruction, in order.
+// Calls visit(root, pc, path steps) for every instruction, in order. One walk for all of them: `steps_to` for each
+// would be quadratic.
 template <class Visit>
 void walk(const Program& p, Visit visit) {
   struct Open {
@@ -114,7 +115,7 @@ std::string step_text(const Step& s, size_t longest) {
 Owned place_of_steps(uint32_t root, std::vector<Step>& steps) {
   nb::tuple path = nb::steal<nb::tuple>(check(PyTuple_New(static_cast<Py_ssize_t>(steps.size()))));
   for (size_t i = 0; i < steps.size(); ++i) {
-    if (!steps[i].entry) steps[i].entry = key_entry(steps[i]);
+    if (!steps[i].entry) steps[i].entry = key_entry(steps[i]);  // in a walk, one for all places below
     PyTuple_SET_ITEM(path.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(steps[i].entry.get()));
   }
   return Owned::steal(nb::make_tuple(root, path).release().ptr());

@@ -53,6 +53,7 @@ void collect_slots(Kind& kind) {
       PyUnicode_InternInPlace(&name);
       own_slots.push_back({name, member->offset});
     }
+    // In the order of memory, which no change of the class's dict can alter.
     std::sort(own_slots.begin(), own_slots.end(), [](const Slot& a, const Slot& b) { return a.offset < b.offset; });
     for (const Slot& s : own_slots) {
       bool known =
@@ -233,6 +234,7 @@ const Kind& text_array_kind() {
 }
 
 void forget_kind(PyTypeObject* type) {
+  // Programs still hold it: they see that it has been replaced.
   if (const Kind* known = known_kind(type)) known->stale = true;
   Kinds::forget(type);
 }
@@ -319,6 +321,7 @@ void init_kinds() {
   runtime.empty_tuple = PyTuple_New(0);
   nb::dict scope;
   scope["__builtins__"] = nb::module_::import_("builtins");
+  // The deallocator that every class statement gives its class: how such classes are told from those of C.
   nb::exec("class Probe: pass", scope);
   runtime.python_dealloc = reinterpret_cast<PyTypeObject*>(nb::object(scope["Probe"]).ptr())->tp_dealloc;
 }

@@ -56,6 +56,7 @@ uint32_t target_of(const Row& row) {
 }
 
 nb::object key_entry_of(Row& row) {
+  // Made when it is asked for: most rows are never shown.
   if (row.parent == NONE) return nb::none();
   if (!row.entry) row.entry = key_entry(step_to(row.all(), row.parent, row.child));
   return nb::borrow(row.entry.get());

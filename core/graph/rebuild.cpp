@@ -19,6 +19,7 @@ namespace {
 void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& replaced) {
   auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);
   Py_XINCREF(value);
+  // Released by the caller once all slots are filled: a __del__ sees none half done.
   replaced.push_stolen(Owned::steal(std::exchange(*place, value)));
 }
 
@@ -75,6 +76,7 @@ Builder::Builder(const Program& program, Sources sources) : program_(program), s
   if (sources.live)
     for (size_t t = 0; t < tracked; ++t)
       if (program.code[program.track_pc[t]].flags & HANDED_OVER) nodes_.set(t, sources.live[program.track_pc[t]]);
+  // What an earlier build has made stays the same objects: a trace goes on with more roots.
   size_t built = sources.built ? sources.built->size() : 0;
   for (size_t pc = 0; pc < built; ++pc) {
     const Instr& n = program.code[pc];
@@ -221,6 +223,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
       raise_graftax("StructureError",
                     std::string("a cycle runs through immutable or registered nodes only (") + n.node->type->tp_name +
                         "): it cannot be rebuilt. Put a list, a dict or a plain object into the cycle.");
+    // Until it is made there is nothing to refer to: a reference that comes back meanwhile is a cycle.
     if (open_.empty()) open_.resize(program_.track_pc.size());
     open_[n.node->track] = true;
   }
@@ -254,6 +257,7 @@ bool Builder::fill_next(size_t floor) {
 // Is the content of this mutable node made of a node that is under construction?
 bool Builder::needs_open(uint32_t pc) {
   if (!program_.cyclic || frames_.empty()) return false;
+  // Stamped with the number of this look, so that nothing has to be cleared between two of them.
   looked_at_.resize(program_.code.size());
   ++look_;
   std::vector<uint32_t> todo = {pc};
@@ -380,6 +384,7 @@ void Builder::run(size_t floor) {
     if (top.left == 0) {
       if (registered_ && !top.fill && program_.code[top.pc].node->kind->node->is_registered && fill_next(top.waiting))
         continue;
+      // A copy: it is popped before it is finished, which may push others.
       Frame frame = top;
       frames_.pop_back();
       finish_frame(frame);
@@ -421,6 +426,7 @@ Owned Builder::made_again(uint32_t pc) {
 }
 
 void Builder::drain() {
+  // What needed an open node waits in `late_`: by now nothing is open.
   for (; !queue_.empty() || !late_.empty(); std::swap(queue_, late_))
     while (fill_next(0)) run(frames_.size() - 1);
 }

@@ -20,6 +20,7 @@ std::string type_name(PyObject* obj) { return Py_TYPE(obj)->tp_name; }
 // Puts the path into an error on its way out: ours get it in their message, a user's exception gets a note.
 [[noreturn]] void raise_at_path(nb::python_error& e, const std::string& path) {
   nb::object exc = nb::borrow(e.value());
+  // Given back to the interpreter and cleared: no Python code may run while an error is set.
   e.restore();
   PyErr_Clear();
   Owned raised = hooks::at_path(exc.ptr(), own(PyUnicode_FromString(path.c_str())).get());
@@ -39,6 +40,7 @@ bool numpy_is_dynamic(PyObject* obj, bool refuse) {
   Owned answer = hooks::numpy_role(dtype.get());
   if (refuse && PyUnicode_Check(answer.get())) raise_graftax("UnsupportedValueError", utf8(answer.get()));
   if (answer.get() != Py_True) return false;
+  // Bounded, as dtypes can be made without an end; each is kept for ever, so that its address stays its own.
   if (numeric.size() < 64) numeric.push_back(Py_NewRef(dtype.get()));
   return true;
 }
@@ -255,6 +257,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     }
     if (uint32_t* before = seen_->find(obj)) {
       Instr& first = p.code[*before];
+      // `next` is written when a node closes.
       bool is_open = first.op == Op::node && first.node->next == 0;
       if (first.node->track == NONE && is_open) {  // an immutable node that contains itself
         first.node->track = static_cast<uint32_t>(p.track_pc.size());
@@ -312,6 +315,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   if (kind.node->is_registered)
     n.node->treedef = p.keep(hooks::one_level_treedef(reinterpret_cast<PyObject*>(Py_TYPE(obj)), cursor.extra(),
                                                       own(PyLong_FromSsize_t(cursor.items())).get()));
+  // User code may run here and below (a reduce function, a hash): so the node is pushed after it.
   n.node->payload = kind.node->add_payload(p, obj, kind);
   if (kind.node->is_function && is_plain_function(obj) && !(options_.inputs && made_in_a_call(obj))) {
     n.flags |= SELF_CONTAINED;
@@ -323,6 +327,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     Owned keys = list_items(obj, &PyDict_Type);
     refuse_lost_keys(obj, PySequence_Fast_ITEMS(keys.get()), PyList_GET_SIZE(keys.get()));
   }
+  // Keys are collected on one stack, above those of the nodes around: `close` moves this node's to the program.
   field_base_.push_back(field_keys_.size());
   n.arg = kind.node->add_elements(p, obj, field_keys_);
   // With `everything` each place is one of its own, whatever is equal to it.
@@ -343,6 +348,7 @@ void Recorder::step() {
   Frame& top = stack_.back();
   PyObject *child = nullptr, *key = nullptr;
   if (!top.cursor.next(child, key)) return close();
+  // Borrowed from a node that user code below may change.
   Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
   const Kind& kind = top.cursor.kind();
   Below below = top.below;
@@ -393,6 +399,7 @@ void Recorder::close() {
   n.node->next = static_cast<uint32_t>(p.code.size());
   uint32_t count = n.node->has_extra + n.node->items + n.node->fields + n.node->slots, child = frame.pc + 1, found = 0;
   for (; child < n.node->next; child = p.after(child)) ++found;
+  // Counted again: user code has run since the node was opened.
   if (!frame.cursor.intact() || found != count)
     raise_graftax("ConcurrentChangeError", "a " + type_name(frame.cursor.object()) + " changed during flattening");
   if (field_keys_.size() > base) {
@@ -468,6 +475,7 @@ void Recorder::close_value(uint32_t pc) {
         }
       value_hash_.erase(gone);
     }
+    // Last: `n` refers to one of these.
     p.code.resize(pc);
     out_.live.resize(pc);
     p.code[other].flags |= TARGET;
@@ -483,6 +491,7 @@ void Recorder::run() {
   size_t steps = 0;
   try {
     while (!stack_.empty()) {
+      // So that Control-C ends the walk of a huge graph.
       if ((++steps & 0xFFFF) == 0) check(PyErr_CheckSignals());
       step();
     }

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int max_key_depth = 200;
 
+// By their bits, so that 0.0 and -0.0 differ: a program may divide by them. All nan are one.
 bool same_bits(double a, double b) {
   if (std::isnan(a) && std::isnan(b)) return true;
   return std::memcmp(&a, &b, sizeof a) == 0;
@@ -52,6 +53,7 @@ bool plain_equal(PyObject* a, PyObject* b, int depth) {
     if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a static value is nested too deeply");
     PyObject *key, *value;
     for (Py_ssize_t pos = 0; PyDict_Next(a, &pos, &key, &value);) {
+      // Held: a comparison below may run the __eq__ of a key, which may change the dict.
       Owned hold = Owned::borrow(value), other = Owned::borrow(dict_get(b, key));
       if (!other || !plain_equal(value, other.get(), depth + 1)) return false;
     }
@@ -120,6 +122,7 @@ bool same_key(PyObject* a, PyObject* b) {
 // What a key object is made of. It is compared, never traced, so it must hold no array.
 // Keys inside a key's own contents count by pointer.
 std::shared_ptr<Program> contents_of(PyObject* key) {
+  // The walk over a key meets keys itself: without this, one that holds itself would never end.
   static thread_local bool inside = false;
   if (inside) return nullptr;
   struct Guard {
@@ -295,6 +298,7 @@ uint32_t add_identity(Program& program, PyObject* obj) {
 
 bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   const Static& s = program.statics[id];
+  // From the cheapest answer to those that call Python.
   if (matches_at_once(s, obj)) return true;
   if (s.how == How::function) return PyFunction_Check(obj) && function_matches(s, obj);
   if (s.weak) return static_object(s).get() == obj;
@@ -311,6 +315,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
     if (!same_key(s.obj, obj) && !defines_eq(s.type)) return false;
     if (!s.contents) return s.obj == obj;
     Owned key = Owned::borrow(obj);
+    // Held: the replay may run user code that drops the program of this static.
     std::shared_ptr<Program> contents = s.contents;
     Walk walk;
     walk.order = Order::in_a_trace;  // a frozenset is a key, or is in one
@@ -319,6 +324,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
     return given && replay(*contents, &given, 1, walk);
   }
   if (s.how == How::reduce) {
+    // Held: a reduce function is Python code.
     Owned snapshot = Owned::borrow(s.snapshot);
     Owned hold = Owned::borrow(obj);
     return plain_equal(snapshot.get(), reduced(kind_of(obj), obj).get(), 0);
@@ -335,6 +341,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
 bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib) {
   const Static& x = a.statics[ia];
   const Static& y = b.statics[ib];
+  // Equal statics hash alike, so most of those that differ end here, without a call.
   if (x.how != y.how || x.type != y.type || x.hash != y.hash) return false;
   if (x.how == How::identity || x.how == How::copied) {
     Owned ox = static_object(x), oy = static_object(y);

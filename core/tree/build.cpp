@@ -26,6 +26,7 @@ Owned build_dict(const TreeNode& n, PyObject* const* items) {
 Owned build_fields(const TreeNode& n, PyObject* const* items) {
   const TreeKind& kind = *n.kind;
   Py_ssize_t first = kind.absent ? 1 : 0;
+  // Where the class has a plain constructor and the data have the form that it gave; others are asked themselves.
   bool direct = !kind.order.empty() &&
                 PyTuple_GET_SIZE(n.data) == first + static_cast<Py_ssize_t>(kind.others.size()) &&
                 (!first || PyTuple_GET_ITEM(n.data, 0) == kind.absent.get());
@@ -37,7 +38,7 @@ Owned build_fields(const TreeNode& n, PyObject* const* items) {
   for (uint32_t k : kind.order) {
     bool child = k < n.arity;
     PyObject* value = child ? items[k] : PyTuple_GET_ITEM(n.data, first + static_cast<Py_ssize_t>(k - n.arity));
-    if (value == kind.absent.get()) continue;
+    if (value == kind.absent.get()) continue;  // the object had no such attribute
     PyObject* name = child ? kind.children[k] : kind.others[k - n.arity];
     check(PyObject_GenericSetAttr(out.get(), name, value));  // cheaper than by way of the instance dictionary
   }

@@ -80,7 +80,8 @@ void copy_names(PyFunctionObject* from, PyFunctionObject* to) {
 #endif
 }
 
-// A function with the code, globals and names of `function`, and nothing else of it.
+// A function with the code, globals and names of `function`, and nothing else of it: the function itself would keep
+// the arrays in its defaults and cells alive.
 Owned bare_twin(PyObject* function) {
   auto* f = reinterpret_cast<PyFunctionObject*>(function);
   Owned out = own(PyFunction_NewWithQualName(f->func_code, f->func_globals, f->func_qualname));
@@ -111,6 +112,7 @@ uint32_t add_function(Program& p, PyObject* obj) {
   s.obj = p.keep(bare_twin(obj));
   Py_hash_t code = PyObject_Hash(PyFunction_GET_CODE(obj));
   if (code == -1) raise_python();
+  // Names are compared and not hashed: the code tells most functions apart.
   s.hash = code ^ static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(PyFunction_GET_GLOBALS(obj)) >> 4);
   p.statics.push_back(s);
   return static_cast<uint32_t>(p.statics.size() - 1);
@@ -125,6 +127,7 @@ void weaken_function(Program& p, Static& s) {
   Owned holder;
   PyObject* name = PyDict_GetItemString(v.globals, "__name__");
   PyObject* module = name ? dict_get(PyImport_GetModuleDict(), name) : nullptr;
+  // A dict has no weak reference: its module stands for it.
   if (module && PyModule_Check(module) && PyModule_GetDict(module) == v.globals)
     holder = own(PyWeakref_NewRef(module, nullptr));
   else holder = Owned::borrow(v.globals);

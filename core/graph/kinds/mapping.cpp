@@ -122,7 +122,7 @@ struct DefaultDictKind final : DictKind {
 
   void fill(const Content& c, PyObject* shell) const override {
     auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(shell) + factory_offset());
-    Owned old = Owned::steal(std::exchange(*place, Py_NewRef(c.values[0])));
+    Owned old = Owned::steal(std::exchange(*place, Py_NewRef(c.values[0])));  // released when the dict is whole
     DictKind::fill(c, shell);
   }
   void write(Commit& commit, const Content& c, PyObject* dict, const Touched& touched) const override {

@@ -47,6 +47,7 @@ struct TupleKind final : NodeKind {
   Owned make(const Content& c) const override {
     Owned items = tuple_of(c.items(), c.n.node->items);
     if (c.n.node->type == &PyTuple_Type) return items;
+    // The __new__ of a named tuple or another subclass takes other arguments, and may call anything.
     return own(PyTuple_Type.tp_new(c.n.node->type, own(PyTuple_Pack(1, items.get())).get(), nullptr));
   }
 };
