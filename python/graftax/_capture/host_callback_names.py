@@ -31,12 +31,10 @@ def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> It
     """The variables of a function that hold one of these functions, which it names only to pass it on."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     filled = {name: cell for name, cell in cells if not is_empty(cell)}
-    used_otherwise, todo = set[str](), [function.__code__]
-    while todo:
-        code = todo.pop()
+    used_otherwise = set[str]()
+    for code in nested_codes(function.__code__):
         names = names_of(code)
         used_otherwise |= {chain[0] for chain in names.chains if len(chain) > 1} | names.assigned
-        todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     for name, cell in filled.items():
         host = cell.cell_contents
         if (

@@ -16,6 +16,7 @@ import jax.extend.core
 
 from graftax import _core
 from graftax._base.errors import GraftaxError, LostChangeWarning
+from graftax._capture.bytecode import content
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.signature import global_names, resolve
 from graftax._jax.equations import user_callback
@@ -251,13 +252,7 @@ def _codes(host: object) -> Iterator[types.CodeType]:
             for value in prefix:
                 todo += [value] if callable(value) else []
                 todo += [x for n in plain.__code__.co_names if callable(x := vars(type(value)).get(n))]
-            values = [_content(value) for _, value in _captured(function)]
+            captured = [value for _, value in _captured(function)]
+            values = [content(value) if isinstance(value, types.CellType) else value for value in captured]
             todo += [value for value in values if isinstance(value, types.FunctionType)]
             todo.append(plain.__code__)
-
-
-def _content(value: object) -> Any:
-    try:
-        return value.cell_contents if isinstance(value, types.CellType) else value
-    except ValueError:  # an empty cell
-        return None

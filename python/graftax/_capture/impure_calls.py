@@ -334,22 +334,16 @@ class _Watch:
 
     def _tell(self, call: Call, code: types.CodeType, line: int, module: str | None) -> None:
         call, place = call.of_code(code), f"{code.co_filename}:{line}"
+        text = call.name if call.is_read else f"{call.name}()"
         self.count += 1
         if call.kind.is_once and not self.done_once:
             self.done_once = TWICE.format(name=self._name, call=f"{call.name}()", place=place)
         key = (code.co_filename, line, call.name)
-        heard = self.calls.heard.setdefault(call.name if call.is_read else f"{call.name}()", {})
-        heard[place] = None
+        self.calls.heard.setdefault(text, {})[place] = None
         if not self._warns or key in self.calls.told or key in self._warnings:
             return
         verb = IMPURE.replace("calls {call}", "uses {call}") if call.is_read else IMPURE
-        message = verb.format(
-            name=self._name,
-            call=call.name if call.is_read else f"{call.name}()",
-            place=place,
-            later=call.kind.later,
-            way=call.kind.way,
-        )
+        message = verb.format(name=self._name, call=text, place=place, later=call.kind.later, way=call.kind.way)
         self._warnings[key] = message, module
 
     def tell_of_cache(self, call: CachedCall) -> None:

@@ -10,7 +10,7 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from jax.core import Tracer
@@ -399,7 +399,7 @@ class Views:
         if replaced or is_new:
             raise NewReads
         for origin, cell in self._assigned:
-            fill(cell, self._now(origin))
+            fill(cell, self._found(origin))
         for i, name in reads.names.left:  # what counts traces is real
             if i in self._scopes and name is not None:
                 scope, frame_scope = self._scopes[i]
@@ -417,25 +417,20 @@ class Views:
 
     def _has_changed(self) -> bool:
         """Has the trace changed an object or a global by now?"""
-        return self._rebuilt.has_changed() or any(
-            frame_scope.get(name, MISSING) is not self._begun[i].get(name, MISSING)
-            for i, (_, frame_scope) in self._scopes.items()
-            if i in self._begun
-            for name in frame_scope.keys() | self._begun[i].keys()
-        )
+        return self._rebuilt.has_changed() or next(self._set_names(), None) is not None
+
+    def _set_names(self) -> Iterator[Origin]:
+        """The globals that frames see with another value than when they began to."""
+        for i, (scope, frame_scope) in self._scopes.items():
+            if (begun := self._begun.get(i)) is not None:
+                for name in frame_scope.keys() | begun.keys():
+                    if frame_scope.get(name, MISSING) is not begun.get(name, MISSING):
+                        yield Origin(scope, name, True)
 
     def _set_by_computed_names(self, reads: ReadSet) -> list[Origin]:
         """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
         known_keys = {origin.key for origin, _ in self._shown} | reads.names.left
-        begun = self._begun
-        return [
-            Origin(scope, name, True)
-            for i, (scope, frame_scope) in self._scopes.items()
-            if i in begun
-            for name in frame_scope.keys() | begun[i].keys()
-            if frame_scope.get(name, MISSING) is not begun[i].get(name, MISSING)
-            if (i, name) not in known_keys and name != "__builtins__"
-        ]
+        return [p for p in self._set_names() if p.key not in known_keys and p.name != "__builtins__"]
 
     def _take_over(self, held: list[tuple[Origin, Any]]) -> None:
         """A tracer that was put into a module past what frames see of it, as `module.__dict__[name] = value` does."""
@@ -445,11 +440,6 @@ class Views:
             if value is not before and holds_tracer(value, ending):
                 self.scope(origin.holder)[origin.name or ""] = value
                 origin.put(before)
-
-    def _now(self, origin: Origin) -> Any:
-        if isinstance(origin.holder, type):
-            return self._classes[origin.key].value
-        return self.scope(origin.holder).get(origin.name or "", MISSING)
 
     def _patch(self, attributes: list[_SeenAttribute]) -> None:
         for attribute in attributes:
@@ -473,5 +463,5 @@ class Views:
         return [
             origin._replace(assigned=True)
             for origin, value in self._shown
-            if origin.name is not None and not origin.assigned and self._now(origin) is not value
+            if origin.name is not None and not origin.assigned and self._found(origin) is not value
         ]

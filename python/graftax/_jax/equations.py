@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +29,29 @@ def with_constants(cls: Any, bare: Any, constants: tuple[Any, ...]) -> Any:
     return bare.with_consts(constants) if hasattr(bare, "with_consts") else cls(bare, constants)
 
 
+def jaxprs_of(equation: Any) -> Iterator[Any]:
+    """The Jaxprs among the parameters of an equation: branches are several in one."""
+    for value in equation.params.values():
+        yield from filter(is_jaxpr, value if isinstance(value, list | tuple) else (value,))
+
+
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """Those of a Jaxpr and of all inside of it."""
+    todo = [jaxpr]
+    while todo:
+        for equation in todo.pop().eqns:
+            yield equation
+            todo += jaxprs_of(equation)
+
+
 def holds_tracers(jaxpr: Any) -> bool:
     """Does a Jaxpr inside of this one have a tracer among its constants?"""
-    todo = list(jaxpr.eqns)
-    while todo:
-        for value in todo.pop().params.values():
-            for part in value if isinstance(value, list | tuple) else (value,):
-                if is_jaxpr(part):
-                    if any(isinstance(x, jax.core.Tracer) for x in getattr(part, "consts", ())):
-                        return True
-                    todo += part.eqns
-    return False
+    inner = (part for equation in all_equations(jaxpr) for part in jaxprs_of(equation))
+    return any(isinstance(x, jax.core.Tracer) for part in inner for x in getattr(part, "consts", ()))
 
 
 def count_equations(jaxpr: Any) -> int:
-    """Those of a Jaxpr and of all inside of it."""
-    count, todo = 0, [jaxpr]
-    while todo:
-        equations = todo.pop().eqns
-        count += len(equations)
-        for value in (value for equation in equations for value in equation.params.values()):
-            todo += filter(is_jaxpr, value if isinstance(value, list | tuple) else (value,))
-    return count
+    return sum(1 for _ in all_equations(jaxpr))
 
 
 def user_callback(callback: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from graftax._jax.compilation import own_jit
-from graftax._jax.equations import is_jaxpr
+from graftax._jax.equations import all_equations, is_jaxpr
 
 _OWN = ("jax.", "jaxlib.", "numpy.", "builtins")
 _HELD = ("f", "f_transformed", "transforms")  # of what JAX wraps functions in
@@ -39,23 +39,8 @@ def jit_of_part(flat: Callable[..., Any]) -> Any:
 
 def jit_of_calls(flat: Callable[..., Any], jaxpr: Any) -> Any:
     """The jitted function that a trace calls for each of the parts that repeat, once `jit_of_part` has traced it."""
-    is_loop_free = all(equation.primitive.name in _WITHOUT_LOOPS for equation in _equations(jaxpr))
+    is_loop_free = all(equation.primitive.name in _WITHOUT_LOOPS for equation in all_equations(jaxpr))
     return own_jit(flat, inline=_INLINE if is_loop_free else False)
-
-
-def count_equations(jaxpr: Any) -> int:
-    """How many it has, with those of the jaxprs in it."""
-    return sum(1 for _ in _equations(jaxpr))
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Its equations, and those of the jaxprs in it."""
-    todo: list[Any] = [jaxpr]
-    while todo:
-        for equation in todo.pop().eqns:
-            yield equation
-            for value in equation.params.values():
-                todo += [part for part in (value if isinstance(value, list | tuple) else (value,)) if is_jaxpr(part)]
 
 
 def runs_foreign_code(jaxpr: Any) -> bool:

@@ -254,13 +254,8 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _find_or_build_entry(self, call: RecordedCall) -> _core.Entry:
         """The cache entry that a call runs. Builds and stores one if there is none."""
-        table, name, recording, context, numbers = (
-            self._table,
-            call.plan.name,
-            call.recording,
-            call.context,
-            call.numbers,
-        )
+        table, name, recording = self._table, call.plan.name, call.recording
+        context, numbers = call.context, call.numbers
         try:
             entry, key = table.find(recording, context)
         except Exception as error:  # raised by the `__eq__` of a static value

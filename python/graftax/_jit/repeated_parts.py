@@ -28,8 +28,9 @@ from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import Source, merge_aliases, recording_aliases
 from graftax._jax.arrays import ref_types
+from graftax._jax.equations import count_equations
 from graftax._jax.nested_jit import tracing_part
-from graftax._jax.part_programs import count_equations, jit_of_calls, jit_of_part, runs_foreign_code
+from graftax._jax.part_programs import jit_of_calls, jit_of_part, runs_foreign_code
 from graftax._jax.traces import current_trace, equations, is_of_trace, trace_context
 from graftax._jit.cache import FunctionTable
 from graftax._jit.lost_sharing import has_alias_pairs

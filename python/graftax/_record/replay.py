@@ -24,6 +24,7 @@ from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
 from graftax._base.progress_bar import ByteBar
 from graftax._capture.bytecode import content, fill
+from graftax._capture.namespaces import with_parts
 from graftax._capture.origin import Origin
 from graftax._export.digest import code_digest
 from graftax._export.holders import value_at
@@ -354,9 +355,7 @@ def _with_cells(function: types.FunctionType, cells: dict[str, types.CellType]) 
         return function
     names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = tuple(cells.get(name, cell) for name, cell in names)
-    twin = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
-    twin.__defaults__, twin.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
+    twin = with_parts(function, function.__globals__, closure)
     vars(twin).update({name: value for name, value in vars(function).items() if name != "__wrapped__"})
     return twin
 

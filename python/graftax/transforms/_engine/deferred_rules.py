@@ -8,6 +8,7 @@ import types
 import weakref
 from typing import Any
 
+from graftax._capture.namespaces import with_parts
 from graftax._jit.running_trace import RunningTrace, originals
 
 _DEPTH = 3  # how deep functions that capture functions are followed
@@ -86,8 +87,6 @@ def _weak_references(owners_found: list[tuple[RunningTrace, Any]]) -> list[tuple
 
 
 def _replace_cells(function: types.FunctionType, cells: tuple[Any, ...]) -> types.FunctionType:
-    module_globals, name, defaults = function.__globals__, function.__name__, function.__defaults__
-    copy = types.FunctionType(function.__code__, module_globals, name, defaults, cells)
-    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+    copy = with_parts(function, function.__globals__, cells)
     vars(copy).update(vars(function))
     return copy
