@@ -19,6 +19,7 @@ from graftax._base.missing import MISSING
 from graftax._capture.abstract_classes import registered_classes
 from graftax._capture.bytecode import content, is_users_class, is_users_scope
 from graftax._export.digest import Nameless, token
+from graftax._jax.arrays import without_key
 from graftax._jax.tree_registry import tree_functions
 from graftax._jit.jitted import Jitted
 
@@ -103,9 +104,7 @@ class _Tokens:
             wrapped_partial = cast("functools.partial[Any]", value)
             return f"partial {self._tokens_of(wrapped_partial.func, wrapped_partial.args, wrapped_partial.keywords)}"
         if isinstance(value, (jax.Array, np.ndarray)):
-            if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-                value = jax.random.key_data(value)
-            host = np.asarray(value)
+            host = np.asarray(without_key(value))
             return f"array {host.dtype} {host.shape} {hashlib.sha256(np.ascontiguousarray(host).tobytes()).hexdigest()}"
         if isinstance(value, Jitted):  # not what it has compiled
             own = {name: part for name, part in vars(value).items() if not name.startswith("_")}

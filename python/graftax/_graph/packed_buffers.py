@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from graftax._base.errors import StructureError
-from graftax._jax.arrays import ref_types
+from graftax._jax.arrays import is_in_default_memory, ref_types
 
 PACK_RESHAPED = (
     "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or "
@@ -45,10 +45,7 @@ def is_plain(x: Any, max_bytes: int) -> bool:
     if isinstance(x, jax.core.Tracer):
         spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
         return all(part is None for part in spec)
-    sharding = x.sharding
-    default = getattr(next(iter(sharding.device_set)), "default_memory", lambda: None)()
-    in_default_memory = sharding.memory_kind is None or default is None or sharding.memory_kind == default.kind
-    return sharding.is_fully_replicated and in_default_memory
+    return x.sharding.is_fully_replicated and is_in_default_memory(x.sharding)
 
 
 def join(leaves: list[Any]) -> Any:

@@ -137,6 +137,13 @@ def walk(
                 stack.append(((chain, child), child_state))
 
 
+def written_path(graphdef: _core.GraphDef, nodes: Sequence[int], place: RootPath) -> RootPath:
+    """Where an output leaf of an Outcome is that is written into one of these nodes (`outcome.inputs()[2]`)."""
+    write, path = place
+    root, node_path = graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
+    return root, (*node_path, *path)
+
+
 def place_name(root_path: RootPath, names: tuple[str, ...]) -> str:
     """The text of a root path in messages: the name of the root, then the key path as `path_text` prints it."""
     root, path = root_path

@@ -34,6 +34,17 @@ def is_deleted(x: object) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
 
 
+def without_key(x: Any) -> Any:
+    """The numbers of an array of typed keys; any other value as it is."""
+    is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
+def is_in_default_memory(sharding: Any) -> bool:
+    default = getattr(next(iter(sharding.device_set)), "default_memory", lambda: None)()
+    return sharding.memory_kind is None or default is None or sharding.memory_kind == default.kind
+
+
 @functools.cache
 def key_class() -> type:
     """The class of arrays of typed PRNG keys. JAX 0.10 moved it; the old place goes with JAX 0.9."""

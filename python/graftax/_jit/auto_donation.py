@@ -17,7 +17,7 @@ import jax.extend.core
 from graftax import _core
 from graftax._base.errors import some
 from graftax._explain import ArraySignature, array_signatures
-from graftax._jax.arrays import array_class, is_deleted
+from graftax._jax.arrays import array_class, is_deleted, is_in_default_memory
 from graftax._jax.compilation import own_jit
 from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users, counts_buffer_users_on_meshes
 from graftax._jax.settings import settings_of_traces
@@ -156,7 +156,7 @@ def _may_be_donated(leaf: Any) -> bool:
         return False
     if len(sharding.device_set) > 1 and not counts_buffer_users_on_meshes():
         return False
-    return sharding.memory_kind in (None, next(iter(sharding.device_set)).default_memory().kind)
+    return is_in_default_memory(sharding)
 
 
 def note_gone(error: BaseException, name: str, recording: _core.Recording) -> None:

@@ -15,7 +15,7 @@ import jax.core
 
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, compile_events
-from graftax._jax.arrays import as_weak
+from graftax._jax.arrays import as_weak, is_in_default_memory
 from graftax._jax.equations import run_equation
 from graftax._jax.part_programs import runs_foreign_code
 from graftax._jax.settings import settings_of_traces
@@ -207,10 +207,9 @@ def _are_on_one_device(leaves: Sequence[Any]) -> bool:
         if isinstance(leaf, jax.Array):
             if type(leaf.sharding) is not jax.sharding.SingleDeviceSharding:
                 return False
-            (device,) = leaf.sharding.device_set
-            if leaf.sharding.memory_kind not in (None, device.default_memory().kind):
+            if not is_in_default_memory(leaf.sharding):
                 return False
-            devices.add(device)
+            devices |= leaf.sharding.device_set
     return len(devices) <= 1 and jax.sharding.get_abstract_mesh().empty
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from graftax import _core
 from graftax._base.errors import RecordedCallWarning
 from graftax._graph.patterns import coverage_test
-from graftax._graph.structure import RootPath, place_name
+from graftax._graph.structure import RootPath, place_name, written_path
 from graftax._jax.arrays import ref_types
 from graftax._jax.tracebacks import caller_level
 from graftax._jit.call_plan import Plan
@@ -93,8 +93,8 @@ class FiniteCheck:
             elif write > len(written):  # what a node holds in another order only
                 continue
             else:
-                root, node_path = self._recording.graphdef._node_place(written[write - 1])  # pyright: ignore[reportPrivateUsage]
-                place = (root + 1, (*node_path, *path))
+                root, path = written_path(self._recording.graphdef, written, (write, path))
+                place = (root + 1, path)
             yield place, output
 
     def _written_refs(self) -> Iterator[tuple[RootPath, Any]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from graftax import _core
 from graftax._base.key_path import keystr
-from graftax._graph.structure import place_name
+from graftax._graph.structure import RootPath, place_name, written_path
 
 if TYPE_CHECKING:
     from graftax._jit.stages import Staging
@@ -25,16 +26,18 @@ def output_names(staging: Staging, stage: Any) -> list[tuple[str, bool]]:
     results, written, code = stage.out_info
     count = len(results) + len(written)
     outcome = staging.entry.outcomes[_core.decode(code)]
-    names: list[tuple[str, bool]] = []
-    for write, path in outcome.leaf_places():
-        if write == 0:
-            names.append((f"result{keystr(path)}", False))
-        else:
-            root, node = staging.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
-            names.append((place_name((root, (*node, *path)), staging.names), True))
+    nodes = outcome.inputs()[2]
+    names = [(output_path(staging, nodes, place), place[0] > 0) for place in outcome.leaf_places()]
     host = {leaf for leaf, _ in outcome.numbers}
     names = [name for i, name in enumerate(names) if i not in host]
     return names if len(names) == count else [(f"output {i}", i >= len(results)) for i in range(count)]
+
+
+def output_path(of: _core.Recording | Staging, nodes: Sequence[int], place: RootPath) -> str:
+    """The key path of an output leaf as a text: in the result, or below the argument that is written."""
+    if place[0] == 0:
+        return f"result{keystr(place[1])}"
+    return place_name(written_path(of.graphdef, nodes, place), of.names)
 
 
 _TUPLED = [inspect.Parameter("leaves", inspect.Parameter.POSITIONAL_OR_KEYWORD)]

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from graftax import _core
 from graftax._base.errors import UntiedWarning
 from graftax._base.given_warnings import note_warning
-from graftax._base.key_path import keystr
 from graftax._graph.structure import Op, RootPath, Row, Structure, place_name
 from graftax._jax.equation_match import same_step
 from graftax._jax.tracebacks import caller_level
+from graftax._jit.leaf_names import output_path
 
 UNTIED = (
     "{name}: {first} and {second} are {what}, and the call makes two of it: {one} and {other}, which then change "
@@ -110,7 +110,7 @@ def _warn(
     name: str, recording: _core.Recording, outcome: _core.Outcome, pair: AliasPair, new_paths: Sequence[RootPath]
 ) -> None:
     first_path, second_path = (place_name(path, recording.names) for path in pair.paths)
-    first_output, second_output = (output_path(recording, outcome, path) for path in new_paths)
+    first_output, second_output = (output_path(recording, outcome.inputs()[2], path) for path in new_paths)
     description, remedy = ("of one object", OF_AN_OBJECT) if pair.is_object else ("one array", OF_AN_ARRAY)
     text = UNTIED.format(
         name=name,
@@ -123,15 +123,6 @@ def _warn(
     )
     note_warning()
     warnings.warn(text, UntiedWarning, caller_level())
-
-
-def output_path(recording: _core.Recording, outcome: _core.Outcome, output: RootPath) -> str:
-    """The key path of an output leaf as a text, in the result or below the argument that is written."""
-    write, path = output
-    if write == 0:
-        return f"result{keystr(path)}"
-    root, node_path = recording.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
-    return place_name((root, (*node_path, *path)), recording.names)
 
 
 def _tails(pair: AliasPair) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

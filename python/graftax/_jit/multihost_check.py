@@ -19,6 +19,7 @@ from graftax._base.errors import type_name
 from graftax._explain.array_signature import sharding_text
 from graftax._graph.graphdef_methods import stable_text
 from graftax._graph.structure import Op, Structure, place_name
+from graftax._jax.arrays import without_key
 from graftax._jax.processes import are_of_several, spans_processes
 from graftax._jax.tracebacks import boundary
 from graftax._jit.call_plan import Layout, Plan
@@ -202,9 +203,7 @@ def _value_text(leaf: object) -> str:
 
 
 def _numbers(array: object) -> Any:
-    if isinstance(array, jax.Array) and jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    return np.asarray(array)
+    return np.asarray(without_key(array))
 
 
 def _is_shared(leaf: object) -> bool:
@@ -223,9 +222,7 @@ def _copies(graphdef: _core.GraphDef, leaves: Iterable[Any]) -> Iterator[tuple[s
     for path, leaf in zip(paths, leaves, strict=True):
         if not _is_shared(leaf):
             continue
-        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        for shard in leaf.addressable_shards:
+        for shard in without_key(leaf).addressable_shards:
             index = [(part.start or 0, part.stop) for part in shard.index]
             data = np.ascontiguousarray(np.asarray(shard.data)).tobytes()
             yield f"{place_name(path, ('obj',))}{_part_text(index)}", digest(data)[:16]

@@ -166,9 +166,7 @@ class HostComparison:
             except Exception as error:  # so that the others do not wait for the full time as well
                 self._publish("verdict", json.dumps({"away": str(error)}).encode())
                 raise
-            hosts_gone = [
-                f"host {name.rpartition('/')[2]}" for name in self._coordinator.list_names(self._key("left/"))
-            ]
+            hosts_gone = [f"host {name}" for name in self._names("left/")]
             if hosts_gone:
                 verdict = {"away": HOST_GAVE_UP.format(what=self._subject, number=self._number, hosts=some(hosts_gone))}
             self._publish("verdict", json.dumps(verdict).encode())
@@ -197,16 +195,18 @@ class HostComparison:
     def _key(self, name: str) -> str:
         return f"{_PREFIX}/{self._number}/{name}"
 
+    def _names(self, folder: str) -> list[str]:
+        return [name.rpartition("/")[2] for name in self._coordinator.list_names(self._key(folder))]
+
     def _publish(self, key: str, value: bytes) -> None:
-        if (
-            key == "verdict" and self._number > 1
-        ):  # all hosts are here, so the entries of the last comparison are no longer read
+        # With the verdict, all hosts are here: the entries of the last comparison are no longer read.
+        if key == "verdict" and self._number > 1:
             self._coordinator.delete(f"{_PREFIX}/{self._number - 1}/")
-        self._coordinator.put(f"{_PREFIX}/{self._number}/{key}", value)
+        self._coordinator.put(self._key(key), value)
 
     def _wait_for(self, key: str, hosts: list[int]) -> bytes:
         """Waits for a value that one of `hosts` publishes. The timeout error names the missing hosts."""
-        key, limit = f"{_PREFIX}/{self._number}/{key}", _timeout() or _FAIL
+        key, limit = self._key(key), _timeout() or _FAIL
         for seconds in (_WARN, limit):
             value = self._coordinator.get(key, self._begun + min(seconds, limit) - time.monotonic())
             if value is not None:
@@ -219,7 +219,7 @@ class HostComparison:
 
     def _missing(self, hosts: list[int]) -> str:
         """A phrase that names the missing hosts. Host 0 answers last, so it may itself be waiting for another host."""
-        arrived = {name.rpartition("/")[2] for name in self._coordinator.list_names(f"{_PREFIX}/{self._number}/from/")}
+        arrived = set(self._names("from/"))
         missing = [host for host in range(1, self._coordinator.processes) if str(host) not in arrived]
         blamed = [host for host in missing if host != self._coordinator.process] or hosts
         return f"{some([f'host {host}' for host in blamed])} {'has' if len(blamed) == 1 else 'have'}"

@@ -19,13 +19,13 @@ from graftax._base.errors import rename_leaves, some
 from graftax._graph.path import Path
 from graftax._graph.patterns import root_entries
 from graftax._graph.prefix_tree import ABSENT
-from graftax._graph.structure import RootPath, Structure, path_text, place_name
-from graftax._jax.arrays import array_class, kinds_of_shardings
+from graftax._graph.structure import RootPath, Structure, path_text, place_name, written_path
+from graftax._jax.arrays import array_class, is_in_default_memory, kinds_of_shardings
 from graftax._jax.compilation import own_jit
 from graftax._jax.error_texts import is_output_error
 from graftax._jax.tracebacks import hide
 from graftax._jit.call_plan import Layout, Plan
-from graftax._sharding.frozen_specs import FrozenDict, UnhashableSpec
+from graftax._sharding.frozen_specs import FrozenDict, unwrapped
 from graftax._sharding.leaf_shardings import Shardings, has_parts
 
 RETURN = "return"
@@ -200,9 +200,7 @@ class OutputPlacement:
             spec = tuple(resolver.of_leaf(path, path) for path in result_paths)
             resolver.check()
             self._refuse_misfits(result_paths, spec, result)
-        elif isinstance(spec, UnhashableSpec):
-            spec = spec.value
-        return self._jit_with_out_shardings(outcome, spec, of_writes, (*result, *written))
+        return self._jit_with_out_shardings(outcome, unwrapped(spec), of_writes, (*result, *written))
 
     def _as_given(self, leaves: Sequence[Any]) -> list[Any]:
         """The leaves with Python numbers in the places of symbolic ones, which the graph holds."""
@@ -246,11 +244,8 @@ class OutputPlacement:
 
     def _root_paths(self, outcome: _core.Outcome, paths: list[RootPath]) -> list[RootPath]:
         """The paths of written arrays, from the roots of the call."""
-        nodes, root_paths = outcome.inputs()[2], list[RootPath]()
-        for write, path in paths:
-            root, node_path = self._graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
-            root_paths.append((root, (*node_path, *path)))
-        return root_paths
+        nodes = outcome.inputs()[2]
+        return [written_path(self._graphdef, nodes, place) for place in paths]
 
     def _shardings_of_writes(
         self,
@@ -411,7 +406,7 @@ def _if_on_auto_mesh(sharding: object) -> Any:
         return None
     if not isinstance(sharding.mesh, Mesh):
         return None
-    usual = sharding.memory_kind in (None, sharding.mesh.devices.flat[0].default_memory().kind)
+    usual = is_in_default_memory(sharding)
     return sharding if usual and AxisType.Explicit not in sharding.mesh.axis_types else None
 
 

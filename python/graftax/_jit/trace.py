@@ -45,7 +45,8 @@ from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.finite_check import FiniteCheck
 from graftax._jit.jax_results import as_jax_returns
-from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
+from graftax._jit.leaf_names import output_path
+from graftax._jit.lost_sharing import warn_of_lost_sharing
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.repeated_parts import RepeatedParts
@@ -434,7 +435,7 @@ def run_trace(
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
                 outcome, outputs, changed, lost = within(tracing.finish, result, *finish_options)
-            path = functools.partial(output_path, running.recording or recording, outcome)
+            path = functools.partial(output_path, running.recording or recording, outcome.inputs()[2])
             refuse_ended(name, outcome, outputs, path, running.inner)
             refuse_tracers_in_classes(name, outcome)
             refuse_text(name, running.recording or recording, outcome, path)
@@ -518,7 +519,7 @@ def _ties(outcome: _core.Outcome, outputs: Sequence[object]) -> list[tuple[int, 
 
 
 def _path_of_output(recording: _core.Recording, outcome: _core.Outcome, leaf: int) -> str:
-    return output_path(recording, outcome, outcome.leaf_places()[leaf])
+    return output_path(recording, outcome.inputs()[2], outcome.leaf_places()[leaf])
 
 
 def restore_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:

@@ -36,7 +36,7 @@ from graftax._graph.structure import Structure, place_name
 from graftax._io.encode_graph import EncodedGraph
 from graftax._io.save import write_graph
 from graftax._io.tensor import host_bytes, parts_of
-from graftax._jax.arrays import ref_types
+from graftax._jax.arrays import ref_types, without_key
 from graftax._jit.leaf_names import leaf_names
 from graftax._record.cells import is_cell, known_cells
 from graftax._record.code_pickle import Template, dumps, main_file, source_of
@@ -200,8 +200,7 @@ def _leaf_digest(leaf: Any, done: Callable[[int], Any] | None) -> str:
     content = leaf[...] if isinstance(leaf, ref_types) else leaf
     if isinstance(content, jax.Array) and content.is_deleted():
         return ""
-    if isinstance(content, jax.Array) and jax.numpy.issubdtype(content.dtype, jax.dtypes.prng_key):
-        content = jax.random.key_data(content)
+    content = without_key(content)
     text = f"{content.dtype}[{','.join(map(str, np.shape(content)))}]"
     value = f" {np.asarray(content).reshape(-1)[0]!s}" if content.size == 1 else ""
     digest = hashlib.sha256()

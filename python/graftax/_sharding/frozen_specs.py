@@ -17,9 +17,7 @@ def freeze(value: Any) -> Any:
     value = value if (adapted := interop.prefix(value)) is None else adapted
     if isinstance(value, dict):
         return FrozenDict((k, freeze(v)) for k, v in value.items())
-    if isinstance(value, list):
-        return tuple(freeze(v) for v in value)
-    if type(value) is tuple:
+    if isinstance(value, list) or type(value) is tuple:
         return tuple(freeze(v) for v in value)
     try:
         hash(value)
@@ -36,6 +34,10 @@ class UnhashableSpec:
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+def unwrapped(spec: Any) -> Any:
+    return spec.value if isinstance(spec, UnhashableSpec) else spec
 
 
 class FrozenDict(dict[Any, Any]):

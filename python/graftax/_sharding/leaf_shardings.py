@@ -19,7 +19,7 @@ from graftax._graph.patterns import Pattern, Root, argument_pattern, refuse_unus
 from graftax._graph.prefix_tree import ABSENT, child_spec
 from graftax._graph.select import ObjectView
 from graftax._graph.structure import path_text, plain_key
-from graftax._sharding.frozen_specs import UnhashableSpec
+from graftax._sharding.frozen_specs import unwrapped
 from graftax._sharding.rules import UNUSED, Rules, refuse
 
 NO_SHARDING = (
@@ -35,7 +35,7 @@ _SHARDINGS = (Sharding, PartitionSpec, jax.ShapeDtypeStruct)
 
 def has_parts(spec: Any) -> bool:
     """Whether a spec has entries for the parts of what it applies to, and is not one sharding for everything."""
-    spec = spec.value if isinstance(spec, UnhashableSpec) else spec
+    spec = unwrapped(spec)
     if spec is None or type(spec).__module__.partition(".")[0] in ("jax", "jaxlib"):
         return False
     if isinstance(spec, (tuple, list, dict, Rules)) or interop.choices(spec) is not None:
@@ -95,7 +95,7 @@ class Shardings:
         spec, full_path, is_entered = self._spec, tuple(path), False
         self._paths.append(keystr(full_path))
         for i, key in enumerate(full_path):
-            spec = spec.value if isinstance(spec, UnhashableSpec) else spec
+            spec = unwrapped(spec)
             if isinstance(spec, Rules):
                 return self._by_rules(spec, full_path, i)
             if not has_parts(spec):
@@ -121,7 +121,7 @@ class Shardings:
                 shown = self._path_text(named[: len(named) - len(full_path) + i + 1])
                 raise ValueError(NO_SHARDING.format(spec=self._spec, path=shown, **self._message_fields))
             spec = part
-        spec = spec.value if isinstance(spec, UnhashableSpec) else spec
+        spec = unwrapped(spec)
         if isinstance(spec, Rules):
             return self._by_rules(spec, full_path, len(full_path))
         return self._leaf_entry(spec, named)
@@ -214,7 +214,7 @@ class Shardings:
 
     def _refuse_unknown_parts(self, spec: Any, target: Any, path: str, visited: set[tuple[int, int]]) -> None:
         """Raises ValueError if a spec has an entry for a part that `target` does not have."""
-        spec = spec.value if isinstance(spec, UnhashableSpec) else spec
+        spec = unwrapped(spec)
         key = id(spec), id(target)
         if key in visited or isinstance(spec, Rules) or not has_parts(spec) or interop.choices(spec) is not None:
             return
@@ -256,5 +256,5 @@ def _choices(spec: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _plain(spec: Any) -> Any:
-    spec = spec.value if isinstance(spec, UnhashableSpec) else spec
+    spec = unwrapped(spec)
     return spec.sharding if isinstance(spec, jax.ShapeDtypeStruct) else spec

@@ -13,6 +13,8 @@ import jax
 import jax.core
 import numpy as np
 
+from graftax._jax.arrays import without_key
+
 
 def equal_leaves(leaf: Any, recomputed: Any) -> bool:
     """Does a leaf that was recomputed after the trace equal the earlier one? Tracers are compared by type only."""
@@ -25,5 +27,4 @@ def equal_leaves(leaf: Any, recomputed: Any) -> bool:
 
 
 def _bits(leaf: Any) -> bytes:
-    is_key = isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
+    return np.asarray(without_key(leaf)).tobytes()

@@ -15,7 +15,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from graftax import _core
 from graftax._base.errors import MutationError, StructureError
 from graftax._capture.numbers.symbols import NUMBERS, FloatSymbol
-from graftax._graph.structure import path_text, place_name
+from graftax._graph.structure import path_text, place_name, written_path
 from graftax._graph.structure_diff import differ_only_in_jaxprs, differences_text
 from graftax._jax.compilation import own_jit
 from graftax._jax.error_texts import is_of_differentiated_callback, is_of_symbolic_zeros
@@ -425,9 +425,8 @@ class CustomCall:
         values: dict[Any, Any] = {}
         nodes, written = outcome.inputs()[2], outcome.leaf_places()[outcome.result_leaves :]
         initial_leaf = {key_path: number for number, key_path in enumerate(graphdef.leaf_places())}
-        for (write, path), cotangent, leaf in zip(written, cotangents, traced.forwarded, strict=True):
-            root, node_path = graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
-            key_path = root, (*node_path, *path)
+        for place, cotangent, leaf in zip(written, cotangents, traced.forwarded, strict=True):
+            key_path = written_path(graphdef, nodes, place)
             # An array that is written back to its own path is not an update.
             if leaf is None or initial_leaf.get(key_path) != leaf:
                 values[key_path] = _materialize_zeros(_array(cotangent), cotangent, False)
