@@ -399,8 +399,7 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("entry"))
       .def("_forget_all", [](Table& t) {
-        auto dead = std::exchange(t.recent, {});
-        auto hints = std::exchange(t.hints, {});
+        clear_table(t);
         t.hits = 0;
       });
 }

@@ -202,17 +202,11 @@ nb::tuple outcome_state(const Outcome& o) {
                         nb::cast(o.refs), nb::cast(o.ties), nb::cast(o.alike));
 }
 
-bool all_strings(PyObject* tuple) {
-  if (!PyTuple_CheckExact(tuple)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i)
-    if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(tuple, i))) return false;
-  return true;
-}
-
-bool all_simple_keys(PyObject* tuple) {
-  if (!PyTuple_CheckExact(tuple)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i)
-    if (!is_simple_key(PyTuple_GET_ITEM(tuple, i))) return false;
+template <class Test>
+bool is_tuple_of(nb::handle obj, Test test) {
+  if (!PyTuple_CheckExact(obj.ptr())) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(obj.ptr()); ++i)
+    if (!test(PyTuple_GET_ITEM(obj.ptr(), i))) return false;
   return true;
 }
 
@@ -235,8 +229,9 @@ Write write_from_state(nb::handle state, Program& p) {
   if (t.size() == 9 && !read_as(t[8], w.unseen)) malformed_state("write");
   if (!std::is_sorted(parts.children.begin(), parts.children.end())) malformed_state("write");
   if (!parts.children.empty() && parts.children.back() >= p.children(w.pc)) malformed_state("write");
-  if (!dropped.is_none() && !all_simple_keys(dropped.ptr())) malformed_state("write");
-  if (!deleted.is_none() && !all_strings(deleted.ptr())) malformed_state("write");
+  if (!dropped.is_none() && !is_tuple_of(dropped, is_simple_key)) malformed_state("write");
+  auto is_string = [](PyObject* name) { return PyUnicode_CheckExact(name); };
+  if (!deleted.is_none() && !is_tuple_of(deleted, is_string)) malformed_state("write");
   if (w.raw) {
     if (n.node->type != &PyDict_Type || n.node->track == NONE || deleted.is_none()) malformed_state("write");
     for (uint32_t i = 0; i < n.node->items; ++i)

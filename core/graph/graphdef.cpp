@@ -116,8 +116,7 @@ void Program::finish() {
   Py_hash_t h = 0x345678;
   for (const Instr& n : code) h = hash_instr(*this, n, h);
   if (layout) {
-    Py_hash_t own_hash = PyObject_Hash(layout);
-    if (own_hash == -1) raise_python();
+    Py_hash_t own_hash = hash_of(layout);
     h = mix(h, static_cast<size_t>(own_hash));
   }
   // To Python -1 is an error, and no hash.

@@ -119,6 +119,10 @@ struct Program {
   bool weak = false;     // some of its statics are held weakly
   Py_hash_t hash = 0;
 
+  uint32_t add(const Static& s) {
+    statics.push_back(s);
+    return static_cast<uint32_t>(statics.size() - 1);
+  }
   PyObject* keep(Owned obj) {
     owned.push_stolen(std::move(obj));
     return owned.back();

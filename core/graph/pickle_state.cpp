@@ -132,7 +132,7 @@ PyTypeObject* type_from_state(nb::handle state) {
 }  // namespace
 
 // An instruction without content, by the names of its fields, in the order of a state: Python that puts a state
-// together by hand (import and export) knows no positions.
+// together by hand knows no positions.
 Owned instruction_fields() {
   Instr n;
   Node node;

@@ -50,24 +50,26 @@ class Replayer {
         ++pc;
         continue;
       }
-      if (!match(roots[r], pc)) return false;
-      while (!stack_.empty())
-        if (!step()) return false;
-      if (p_.code.empty()) return false;  // cleared by the garbage collector meanwhile
-      pc = p_.after(pc);
+      if (!match_whole(roots[r], pc)) return false;
     }
     for (uint32_t key : p_.key_roots) {  // what objects that are keys are made of
       Owned hold = Owned::borrow(p_.statics[key].obj);
-      if (!match(hold.get(), pc)) return false;
-      while (!stack_.empty())
-        if (!step()) return false;
-      if (p_.code.empty()) return false;
-      pc = p_.after(pc);
+      if (!match_whole(hold.get(), pc)) return false;
     }
     return keys_as_recorded();
   }
 
  private:
+  // An object with all below it; `pc` comes to what follows.
+  bool match_whole(PyObject* obj, uint32_t& pc) {
+    if (!match(obj, pc)) return false;
+    while (!stack_.empty())
+      if (!step()) return false;
+    if (p_.code.empty()) return false;  // cleared by the garbage collector meanwhile
+    pc = p_.after(pc);
+    return true;
+  }
+
   // What costs least to ask comes first: where a static argument is another one, nothing has to be walked.
   bool static_roots_match(PyObject* const* roots, size_t n) {
     uint32_t pc = 0;

@@ -68,8 +68,7 @@ bool SetTable::is_of(PyObject* set) const {
 
 Owned SetTable::make(PyObject* const* elements) const {
   for (size_t i = 0; i < slots.size(); ++i) {
-    Py_hash_t hash = PyObject_Hash(elements[i]);
-    if (hash == -1) raise_python();
+    Py_hash_t hash = hash_of(elements[i]);
     if (hash != hashes[i]) return {};
   }
   Owned out = own(PySet_New(nullptr));

@@ -29,6 +29,11 @@ Py_hash_t hash_double(double x) {
   return h;
 }
 
+bool same_complex(PyObject* a, PyObject* b) {
+  Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+  return same_bits(x.real, y.real) && same_bits(x.imag, y.imag);
+}
+
 bool is_value(How how) { return how != How::identity && how != How::equal && how != How::copied; }
 
 // Exact equality of plain values (what a reduce function returns): tuples, lists and dicts of numbers and strings.
@@ -37,10 +42,7 @@ bool plain_equal(PyObject* a, PyObject* b, int depth) {
   PyTypeObject* type = Py_TYPE(a);
   if (type != Py_TYPE(b)) return false;
   if (type == &PyFloat_Type) return same_bits(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
-  if (type == &PyComplex_Type) {
-    Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
-    return same_bits(x.real, y.real) && same_bits(x.imag, y.imag);
-  }
+  if (type == &PyComplex_Type) return same_complex(a, b);
   if (type == &PyTuple_Type) {
     if (PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
     if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a static value is nested too deeply");
@@ -96,15 +98,10 @@ bool own_equal(PyObject* a, PyObject* b) {
 bool values_equal(How how, PyObject* a, PyObject* b) {
   switch (how) {
     case How::floating: return same_bits(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
-    case How::complex: {
-      Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
-      return same_bits(x.real, y.real) && same_bits(x.imag, y.imag);
-    }
+    case How::complex: return same_complex(a, b);
     case How::integer:
     case How::string:
-    case How::bytes: {
-      return equal(a, b);
-    }
+    case How::bytes: return equal(a, b);
     case How::equal:
     case How::hashed: return own_equal(a, b);
     default: return a == b;
@@ -171,8 +168,7 @@ void refuse_lost_keys(PyObject* container, PyObject* const* keys, Py_ssize_t cou
   for (Py_ssize_t i = 0; i <= set->mask; ++i) {
     PyObject* key = set->table[i].key;
     if (!key || !can_be_lost(key)) continue;
-    Py_hash_t now = PyObject_Hash(key);
-    if (now == -1) raise_python();
+    Py_hash_t now = hash_of(key);
     if (now != set->table[i].hash)
       raise_graftax("UnsupportedValueError",
                     std::string("a ") + Py_TYPE(key)->tp_name + " that is a key of a " + Py_TYPE(container)->tp_name +
@@ -201,12 +197,9 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
       s.snapshot = program.keep(reduced(kind, obj));
       s.hash = plain_hash(s.snapshot, 0);
       break;
-    default:
-      s.hash = PyObject_Hash(obj);
-      if (s.hash == -1) raise_python();
+    default: s.hash = hash_of(obj);
   }
-  program.statics.push_back(s);
-  return static_cast<uint32_t>(program.statics.size() - 1);
+  return program.add(s);
 }
 
 uint32_t add_context_field(Program& program, PyObject* make) {
@@ -214,8 +207,7 @@ uint32_t add_context_field(Program& program, PyObject* make) {
   s.how = How::context;
   s.type = program.keep_type(&PyBaseObject_Type);
   s.obj = program.keep(Owned::borrow(make));
-  program.statics.push_back(s);
-  return static_cast<uint32_t>(program.statics.size() - 1);
+  return program.add(s);
 }
 
 uint32_t add_hashed(Program& program, PyObject* obj) {
@@ -223,10 +215,8 @@ uint32_t add_hashed(Program& program, PyObject* obj) {
   s.how = How::hashed;
   s.type = program.keep_type(Py_TYPE(obj));
   s.obj = program.keep(Owned::borrow(obj));
-  s.hash = PyObject_Hash(obj);
-  if (s.hash == -1) raise_python();
-  program.statics.push_back(s);
-  return static_cast<uint32_t>(program.statics.size() - 1);
+  s.hash = hash_of(obj);
+  return program.add(s);
 }
 
 static Owned value_of_symbol(PyObject* symbol) { return own(PyObject_CallMethod(symbol, "pinned", nullptr)); }
@@ -264,8 +254,7 @@ uint32_t add_key(Program& program, PyObject* given, int depth) {
     s.count = static_cast<uint32_t>(ids.size());
     s.hash = hash;
     program.elements.insert(program.elements.end(), ids.begin(), ids.end());
-    program.statics.push_back(s);
-    return static_cast<uint32_t>(program.statics.size() - 1);
+    return program.add(s);
   }
   const Kind& kind = kind_of(key);
   if (kind.leaf == Leaf::statics || kind.how == How::reduce) return add_static(program, key, kind);
@@ -283,8 +272,7 @@ uint32_t add_key(Program& program, PyObject* given, int depth) {
       if (below.how == How::identity && !below.weak && kind_of(below.obj).symbolic)
         raise_graftax("UnsupportedValueError", "a number that may change, in an object that is a key");
   s.hash = s.contents ? s.contents->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
-  program.statics.push_back(s);
-  return static_cast<uint32_t>(program.statics.size() - 1);
+  return program.add(s);
 }
 
 uint32_t add_identity(Program& program, PyObject* obj) {
@@ -292,8 +280,7 @@ uint32_t add_identity(Program& program, PyObject* obj) {
   s.type = program.keep_type(Py_TYPE(obj));
   s.obj = program.keep(Owned::borrow(obj));
   s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4);
-  program.statics.push_back(s);
-  return static_cast<uint32_t>(program.statics.size() - 1);
+  return program.add(s);
 }
 
 bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
@@ -331,8 +318,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   }
   Owned value = Owned::borrow(s.obj);
   if (s.how == How::hashed) {  // one object, too, after a change that its hash shows
-    Py_hash_t recorded = s.hash, hash = PyObject_Hash(obj);
-    if (hash == -1) raise_python();
+    Py_hash_t recorded = s.hash, hash = hash_of(obj);
     return hash == recorded && own_equal(value.get(), obj);
   }
   return values_equal(s.how, value.get(), obj);
@@ -369,10 +355,8 @@ bool hash_apart(const Program& program, uint32_t first, PyObject* const* others,
   for (uint32_t i = 0; i < count; ++i) {
     Owned element = static_object(program.statics[program.keys[first + i]]);
     if (!element) return false;
-    for (auto [to, from] : {std::pair{&hashes, element.get()}, std::pair{&theirs, others[i]}}) {
-      to->push_back(PyObject_Hash(from));
-      if (to->back() == -1) raise_python();
-    }
+    hashes.push_back(hash_of(element.get()));
+    theirs.push_back(hash_of(others[i]));
   }
   std::sort(hashes.begin(), hashes.end());
   std::sort(theirs.begin(), theirs.end());
@@ -386,16 +370,12 @@ bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObjec
   for (uint32_t i = 0; i < count; ++i) {
     Owned element = static_object(program.statics[program.keys[first + i]]);
     if (!element) return false;
-    Py_hash_t h = PyObject_Hash(element.get());
-    if (h == -1) raise_python();
-    by_hash.emplace(h, program.keys[first + i]);
+    by_hash.emplace(hash_of(element.get()), program.keys[first + i]);
   }
   Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(set)).get()));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i) {
     PyObject* element = PyList_GET_ITEM(elements.get(), i);
-    Py_hash_t h = PyObject_Hash(element);
-    if (h == -1) raise_python();
-    auto [it, end] = by_hash.equal_range(h);
+    auto [it, end] = by_hash.equal_range(hash_of(element));
     while (it != end && !static_matches(program, it->second, element)) ++it;
     if (it == end) {  // equal keys may hash apart: two nan objects do
       for (it = by_hash.begin(); it != by_hash.end() && !static_matches(program, it->second, element);) ++it;

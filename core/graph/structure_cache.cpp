@@ -42,11 +42,15 @@ bool is_held(PyFunctionObject* twin) {
   return function->func_code == twin->func_code && function->func_globals == twin->func_globals;
 }
 
+PyObject* own_module(PyTypeObject* type) {
+  static PyObject* const name = interned("__module__");
+  return type->tp_dict ? dict_get(type->tp_dict, name) : nullptr;
+}
+
 // A function that JAX's decorators made, as `jax.nn.relu` is.
 bool is_of_jax(PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
-  static PyObject* const name_of_module = interned("__module__");
-  PyObject* module = type->tp_dict ? dict_get(type->tp_dict, name_of_module) : nullptr;
+  PyObject* module = own_module(type);
   const char* text = module && PyUnicode_CheckExact(module) ? PyUnicode_AsUTF8(module) : nullptr;
   if (!text || strncmp(text, "jax", 3) != 0) return PyErr_Clear(), false;
   Owned home = Owned::steal(attribute(value, "__module__"));
@@ -57,10 +61,8 @@ bool is_of_jax(PyObject* value) {
 
 bool is_held(PyTypeObject* type) {
   if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) return true;
-  static PyObject* const name_of_module = interned("__module__");
-  PyObject* module = type->tp_dict ? dict_get(type->tp_dict, name_of_module) : nullptr;
   PyObject* qualname = reinterpret_cast<PyHeapTypeObject*>(type)->ht_qualname;
-  return held_as(module, qualname) == reinterpret_cast<PyObject*>(type);
+  return held_as(own_module(type), qualname) == reinterpret_cast<PyObject*>(type);
 }
 
 // A value that holds nothing else alive, however long it is kept. A class may be kept until a full collection begins;

@@ -247,6 +247,12 @@ inline bool equal(PyObject* a, PyObject* b) {
   return answer;
 }
 
+inline Py_hash_t hash_of(PyObject* obj) {
+  Py_hash_t out = PyObject_Hash(obj);
+  if (out == -1) raise_python();
+  return out;
+}
+
 inline nb::object or_none(PyObject* obj) { return obj ? nb::borrow(obj) : nb::none(); }
 inline PyObject* or_null(nb::handle obj) { return obj.is_none() ? nullptr : obj.ptr(); }
 

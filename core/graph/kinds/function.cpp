@@ -110,12 +110,10 @@ uint32_t add_function(Program& p, PyObject* obj) {
   s.how = How::function;
   s.type = &PyFunction_Type;
   s.obj = p.keep(bare_twin(obj));
-  Py_hash_t code = PyObject_Hash(PyFunction_GET_CODE(obj));
-  if (code == -1) raise_python();
+  Py_hash_t code = hash_of(PyFunction_GET_CODE(obj));
   // Names are compared and not hashed: the code tells most functions apart.
   s.hash = code ^ static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(PyFunction_GET_GLOBALS(obj)) >> 4);
-  p.statics.push_back(s);
-  return static_cast<uint32_t>(p.statics.size() - 1);
+  return p.add(s);
 }
 
 bool function_matches(const Static& s, PyObject* function) { return equal_views(view(s), view(function)); }
