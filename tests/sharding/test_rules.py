@@ -157,7 +157,7 @@ def test_the_table_shows_bytes_and_problems():
     table = rules.table(graftax.eval_shape(Net))
     text = str(table)
     assert (table.bytes, table.bytes_per_device) == (2 * 128 + 2 * 16 + 4, 2 * 32 + 2 * 16 + 4)
-    assert "obj.layers[0][w]" in text and "no rule selects it" in text and "the rule nothing decides" in text
+    assert "obj.layers[0][w]" in text and "no rule selects it" in text and "the rule nothing has no effect" in text
     assert rules.shardings({"a": {"w": np.ones(4)}, "nothing": np.ones(2)}) == {
         graftax.Path.parse("[a][w]"): NamedSharding(MESH, P("data")),
         graftax.Path.parse("[nothing]"): NamedSharding(MESH, P()),
