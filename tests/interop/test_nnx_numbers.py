@@ -36,6 +36,22 @@ def test_it_is_traced_once():
     assert run(model, 2.0) == 6 and run.cache_info().traces == 2
 
 
+class Counted(nnx.Module):
+    def __init__(self) -> None:
+        self.w, self.steps = nnx.Param(jnp.ones(2)), 0
+
+
+def test_a_counter_of_a_module_does_not_compile_on_each_call():
+    @graftax.jit
+    def step(model: Counted) -> Any:
+        model.steps += 1  # NNX asks whether it is an instance of a `typing.Union`
+        return model.w.get_value() * model.steps
+
+    model = Counted()
+    assert [step(model).tolist() for _ in range(4)] == [[n, n] for n in (1, 2, 3, 4)]
+    assert model.steps == 4 and step.cache_info().traces == 2
+
+
 def test_it_is_differentiated_as_by_nnx():
     expected = nnx.grad(lambda m: m(2.0))(Scaled())
     gradient = graftax.grad(lambda m: m(2.0), wrt=nnx.Param)(Scaled())

@@ -88,12 +88,17 @@ class StoodIn:
                 scalar_types = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)
                 self._passed.setdefault(id(scope), set()).update(scalar_types)
 
-    def note_class_check(self, code: types.CodeType) -> bool:
-        """Is it `isinstance` of `typing.Union`? Before Python 3.14 it asks by `type`, so numbers are static then."""
+    def note_class_check(self, code: types.CodeType, scope: dict[str, Any]) -> bool | None:
+        """Notes `isinstance` of `typing.Union`, which before Python 3.14 asks by `type`.
+
+        Returns:
+            whether a trace with symbols begins anew for it; None for any other code.
+        """
         if code.co_name != "__instancecheck__" or "type" not in code.co_names or code.co_filename != typing.__file__:
-            return False
-        self._asks_in_c = True
-        return True
+            return None
+        is_new = id(scope) not in self._of_types
+        self._of_types.setdefault(id(scope), scope)
+        return is_new and self.now.symbolic
 
     def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         """Code asks a symbol for its value in C, as `float(x)` does.

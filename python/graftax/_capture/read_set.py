@@ -90,9 +90,10 @@ class ReadSet(CodeReads):
         if is_never_asked(code.co_filename):
             if (reads := OF_CODE.get(code)) is not None:
                 return self._meet_library(reads(function, first)) if is_asked_by_user() else False
-            if not self.builtins.note_class_check(code):
+            begins_anew = self.builtins.note_class_check(code, scope)
+            if begins_anew is None:
                 return NotImplemented
-            return self.signals.give() if self.builtins.now.symbolic else None
+            return self.signals.give() if begins_anew else None
         # A module that is imported in a trace would keep tracers as its arrays: it is imported before the next one.
         if self.library.imports(code, scope):
             return self.signals.give()
