@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that code computes anew from themselves are symbolic from the first call on, where the body runs once."""
 
+import collections
+import copy
 import dataclasses
 import functools
 import math
+import operator
 import reprlib
-from typing import NamedTuple
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -379,7 +384,96 @@ def in_a_loop(state):
     return state, state.w * state.steps
 
 
+class Tallied:
+    def __init__(self):
+        self.w, self.counts = jnp.ones(2), collections.Counter(seen=0)
+
+
+def by_an_update_of_a_tally(state):
+    state.counts.update(seen=2)
+    state.counts.update(["seen", "seen"])
+    state.counts.subtract(seen=1)
+    return state, state.w * state.counts["seen"]
+
+
+def by_vars(state):
+    vars(state)["steps"] += 1
+    return state, state.w * state.steps
+
+
+def by_setting_a_place(state):
+    state = graftax.at(state)["steps"].set(state.steps + 1)
+    return state, state.w * state.steps
+
+
+def by_setting_a_path(state):
+    state = graftax.at(state)["[0].steps"].set(state[0].steps + 1)
+    return state, state[0].w * state[0].steps
+
+
+def by_setting_what_a_function_returns(state):
+    state = graftax.at(state)[lambda s: s.steps].set(state.steps + 1)
+    return state, state.w * state.steps
+
+
+def by_a_function_of_a_place(state):
+    state[0] = graftax.at(state[0])["steps"].apply(lambda n: n + 1)
+    return state, state[0].w * state[0].steps
+
+
+def by_an_update_of_a_place(state):
+    graftax.at(state)["steps"].update(state.steps + 1)
+    return state, state.w * state.steps
+
+
+def by_setattr_and_getattr(state):
+    name = "steps"
+    setattr(state, name, getattr(state, name) + 1)
+    return state, state.w * state.steps
+
+
+def by_an_operator(state):
+    state.steps = operator.iadd(state.steps, 1)
+    return state, state.w * state.steps
+
+
+def by_copy_replace(state):
+    state = copy.replace(state, steps=state.steps + 1)  # pyright: ignore[reportAttributeAccessIssue]
+    return state, state.w * state.steps
+
+
+def by_a_condition(state):
+    state.steps = state.steps + 1 if state.steps < 9 else 0
+    return state, state.w * state.steps
+
+
+def by_a_variable_of_two_branches(state):
+    if state.steps < 9:
+        steps = state.steps + 1
+    else:
+        steps = 0
+        state.w = state.w * 0
+    state.steps = steps
+    return state, state.w * state.steps
+
+
+def in_nested_lists(state):
+    state[2][0]["n"][1] += 1
+    return state, state[0] * state[2][0]["n"][1]
+
+
+def in_nested_tuples(state):
+    w, (a, (b, n)) = state
+    return (w, (a, (b, n + 1))), w * n
+
+
 SPELLINGS = [
+    *((Counted, f) for f in (by_vars, by_setting_a_place, by_setting_what_a_function_returns, by_an_update_of_a_place)),
+    *((Counted, f) for f in (by_setattr_and_getattr, by_an_operator, by_a_condition, by_a_variable_of_two_branches)),
+    *((lambda: [Counted()], f) for f in (by_setting_a_path, by_a_function_of_a_place)),
+    (Tallied, by_an_update_of_a_tally),
+    (lambda: [jnp.ones(2), 0, [{"n": [3, 4]}]], in_nested_lists),
+    (lambda: (jnp.ones(2), (1, (2, 0))), in_nested_tuples),
     *((in_a_dict, f) for f in (by_update, by_a_union_in_place, by_get, by_a_new_dict, by_a_union)),
     *((Counted, f) for f in (by_the_dict_of_an_object, by_a_function, in_a_loop)),
     (functools.partial(Named, jnp.ones(2), 0), by_a_method_that_replaces),
@@ -392,6 +486,10 @@ SPELLINGS = [
 ]
 
 
+if sys.version_info >= (3, 13):
+    SPELLINGS.append((functools.partial(Named, jnp.ones(2), 0), by_copy_replace))
+
+
 @pytest.mark.parametrize("make, f", SPELLINGS, ids=[f.__name__ for _, f in SPELLINGS])
 def test_a_counter_that_is_handed_on_under_its_name_compiles_once(make, f):
     jitted, state, plain = graftax.jit(f), make(), make()
@@ -400,6 +498,50 @@ def test_a_counter_that_is_handed_on_under_its_name_compiles_once(make, f):
         assert result.tolist() == expected.tolist()
         assert graftax.equal(state, plain)
     assert jitted.cache_info().traces == 1
+
+
+def by_get_with_a_default(state):
+    state["steps"] = state.get("steps", 0) + 1
+    return state, state["w"] * state["steps"]
+
+
+def by_setdefault(state):
+    state.setdefault("steps", 0)
+    state["steps"] += 1
+    return state, state["w"] * state["steps"]
+
+
+def by_a_name_that_is_given(state, name="steps"):
+    setattr(state, name, getattr(state, name) + 1)
+    return state, state.w * state.steps
+
+
+def by_each_name(state):
+    for name in ("steps",):
+        setattr(state, name, getattr(state, name) + 1)
+    return state, state.w * state.steps
+
+
+def by_a_tree_map(state):
+    return [state[0], jax.tree.map(lambda n: n + 1, state[1])], state[0] * state[1]["n"]
+
+
+@pytest.mark.parametrize(
+    "make, f",
+    [
+        *((lambda: {"w": jnp.ones(2)}, f) for f in (by_get_with_a_default, by_setdefault)),
+        *((Counted, f) for f in (by_a_name_that_is_given, by_each_name)),
+        (lambda: [jnp.ones(2), {"n": 0}], by_a_tree_map),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_counter_that_the_first_call_cannot_know_compiles_twice(make: Callable[[], Any], f: Callable[..., Any]):
+    jitted, state, plain = graftax.jit(f), make(), make()
+    for _ in range(4):
+        (state, result), (plain, expected) = jitted(state), f(plain)
+        assert result.tolist() == expected.tolist()
+        assert graftax.equal(state, plain)
+    assert jitted.cache_info().traces == 2
 
 
 def test_a_parameter_that_is_returned_one_higher_compiles_once():

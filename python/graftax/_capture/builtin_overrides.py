@@ -137,7 +137,7 @@ class StoodIn:
 def asks_numbers(code: types.CodeType, scope: dict[str, Any]) -> bool:
     """May this code read a number in C, so that a trace with symbols begins anew for it?"""
     loaded = names_of(code).loaded
-    builtins = (*_FOR_SYMBOLS, "id", "vars", "eval", "exec")
+    builtins = (*_FOR_SYMBOLS, "id", "eval", "exec")
     return (
         any(name in loaded and name not in scope for name in builtins)
         or any(scope.get(name) is np or id(scope.get(name)) in OF_NUMBERS for name in loaded)

@@ -21,18 +21,21 @@ from graftax._capture.number_flow import Name, numbers_computed_anew
 from graftax._capture.reachable_code import ReachableCode
 
 _MOST_CODES = 256  # that are looked at
+_TALLY = frozenset(("update", "subtract"))  # methods of a `collections.Counter`
 
 
-def counters(names: set[Name], function: types.FunctionType, given: Iterable[object]) -> set[Name]:
+def counters(names: set[Name], function: types.FunctionType, given: Iterable[object], tallied: set[Name]) -> set[Name]:
     """Those of these numbers that are symbolic in the first call of a function; none where that may trace it twice.
 
     Args:
         names: of numbers.
         given: functions among the objects that the call is given, and the classes of the others.
+        tallied: those in a `collections.Counter`, which computes them anew by itself.
     """
     found = set[Name]()
     for code, scope in _plain_codes([function, *given]) if names else ():
         found |= numbers_computed_anew(code, scope, names, hands_back=code is function.__code__)
+        found |= set() if _TALLY.isdisjoint(names_of(code).attributes) else tallied
     return found
 
 

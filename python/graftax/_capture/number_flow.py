@@ -32,13 +32,15 @@ class _Value(NamedTuple):
     is_computed: bool = False
     is_known: bool = False  # is it made of what was read under these names and of constants, and nothing else?
     handed: frozenset[Name] = frozenset()  # of such numbers among its items, where they are computed
-    object: Any = MISSING  # if it is a constant or a class
+    object: Any = MISSING  # if it is a constant or a class; the code, if it is a function made here
+    owner: frozenset[Name] = frozenset()  # under which that was read whose attribute it is
 
 
 _UNKNOWN = _Value()
 _PRECALLS = "PRECALL" in dis.opmap  # Python 3.11
 _FAST = re.compile("(LOAD|STORE)_FAST")  # one instruction may load or store two
 _LEAVE_THE_TOP = ("POP_", "NOP", "RESUME", "STORE_", "DELETE_", "PUSH_", "COPY_FREE", "MAKE_CELL", "NOT_TAKEN")
+_BETWEEN_KEYS = re.compile(r"[.\[\]'\"]+")  # of a path
 _LEAVES = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RAISE_VARARGS", "RERAISE", "RETURN_CONST")
 
 
@@ -48,18 +50,31 @@ def numbers_computed_anew(
     """Those of these numbers that the code computes anew.
 
     It stores the result under the name of the number (`m.n += 1`, `d["n"] = d["n"] + 1`, `nonlocal n; n += 1`), or
-    calls a function with it (`d.update(n=d["n"] + 1)`, `replace(s, n=s.n + 1)`, `setattr(m, "n", m.n + 1)`, or the
-    field of a class), or it is an item of a dict (`d | {"n": d["n"] + 1}`).
+    calls a function with it (`d.update(n=d["n"] + 1)`, `replace(s, n=s.n + 1)`, `setattr(m, "n", m.n + 1)`,
+    `tree_at(lambda m: m.n, m, m.n + 1)`, or the field of a class), or a method of what was read under that name
+    (`at(m)["n"].set(m.n + 1)`), or it is an item of a dict (`d | {"n": d["n"] + 1}`). In place of the result there may
+    be a function that computes it (`at(m)["n"].apply(lambda n: n + 1)`).
 
     Args:
         scope: the globals of the code.
         hands_back: whether results of the code may be arguments of the next call: then it may also return a number that
             it has computed from this number and constants alone (`return params, n + 1`).
     """
-    flow = _Flow(code, scope, numbers, hands_back)
-    for instruction in dis.get_instructions(code):
-        flow.follow(instruction)
-    return flow.found
+    return _followed(_Flow(code, scope, numbers, hands_back)).found
+
+
+def _either(one: _Value, other: _Value) -> _Value:
+    """What is known where two branches meet."""
+    if one is other:
+        return one
+    return _Value(
+        one.names | other.names,
+        one.is_computed or other.is_computed,
+        one.is_known and other.is_known,
+        one.handed | other.handed,
+        one.object if one.object is other.object else MISSING,
+        one.owner | other.owner,
+    )
 
 
 def _result(*values: _Value) -> _Value:
@@ -75,30 +90,46 @@ def _container(values: list[_Value]) -> _Value:
 class _Flow:
     def __init__(self, code: types.CodeType, scope: dict[str, Any], numbers: set[Name], hands_back: bool) -> None:
         self.found: set[Name] = set()
-        self._code, self._scope, self._numbers, self._hands_back = code, scope, numbers, hands_back
+        self.returned = frozenset[Name]()  # the names of what it returns as it was read
+        self.code, self._scope, self._numbers, self._hands_back = code, scope, numbers, hands_back
         self._variables: dict[str, _Value] = {}
         self._stack: list[_Value] | None = []  # None behind a jump, up to where another one leads to
-        self._at: dict[int, list[_Value]] = {}  # the stacks that jumps lead with, by offset
+        # The stacks and the variables that jumps lead with, by offset.
+        self._at: dict[int, tuple[list[_Value], dict[str, _Value]]] = {}
         self._keywords: tuple[str, ...] = ()  # of the next call, before Python 3.13
         if hands_back:
             parameters = code.co_argcount + code.co_kwonlyargcount
             self._variables = {name: self._read(Variable(name)) for name in code.co_varnames[:parameters]}
 
     def follow(self, part: dis.Instruction) -> None:
-        if self._stack is None:
-            self._stack = self._at.get(part.offset)
+        if part.offset in self._at:
+            self._stack, self._variables = self._meeting(*self._at[part.offset], self._stack)
         if self._stack is None or part.opname in ("CACHE", "EXTENDED_ARG"):
             return
         if "JUMP" in part.opname or part.opname in ("FOR_ITER", "SEND"):
-            self._at.setdefault(part.argval, self._after(dis.stack_effect(part.opcode, part.arg, jump=True)))
+            there = self._after(dis.stack_effect(part.opcode, part.arg, jump=True))
+            before = self._at.get(part.argval)
+            self._at[part.argval] = self._meeting(*before, there) if before else (there, dict(self._variables))
         if part.opname in ("RETURN_VALUE", *_LEAVES):
-            if part.opname == "RETURN_VALUE" and self._hands_back:
-                self.found |= self._pop(1)[0].handed
+            if part.opname == "RETURN_VALUE":
+                result = self._pop(1)[0]
+                self.returned |= frozenset() if result.is_computed else result.names
+                self.found |= result.handed if self._hands_back else frozenset()
             self._stack = None
         elif not any(part_of(part) for part_of in (self._moves, self._reads, self._stores, self._makes, self._calls)):
             self._stack = self._after(dis.stack_effect(part.opcode, part.arg))
             if self._stack and not part.opname.startswith(_LEAVE_THE_TOP):
                 self._stack[-1] = _UNKNOWN
+
+    def _meeting(
+        self, stack: list[_Value], variables: dict[str, _Value], here: list[_Value] | None
+    ) -> tuple[list[_Value], dict[str, _Value]]:
+        """What is known where a jump with this stack and these variables meets what was followed up to here."""
+        if here is None:
+            return list(stack), dict(variables)
+        names = variables.keys() & self._variables.keys()
+        values = {name: _either(variables[name], self._variables[name]) for name in names}
+        return [_either(*pair) for pair in zip(stack, here, strict=False)], values
 
     def _after(self, effect: int) -> list[_Value]:
         """The stack with so many more values, or less."""
@@ -143,10 +174,10 @@ class _Flow:
         if op == "LOAD_DEREF":
             return self._push(self._variables.get(part.argval, self._read(Variable(part.argval))))
         if op in ("LOAD_ATTR", "LOAD_METHOD"):
-            self._pop(1)
-            return self._push(*[self._read(part.argval)] * (effect + 1))
+            value = self._read(part.argval)._replace(owner=self._pop(1)[0].names)
+            return self._push(*[value] * (effect + 1))
         if op == "BINARY_SUBSCR" or (op == "BINARY_OP" and part.argrepr == "[]"):
-            return self._push(self._read(self._pop(2)[1].object))
+            return self._push(self._named_by(self._pop(2)[1]))
         if op == "UNPACK_SEQUENCE":
             self._pop(1)
             return self._push(*(self._read(i) for i in reversed(range(part.arg or 0))))
@@ -155,6 +186,17 @@ class _Flow:
     def _read(self, name: object) -> _Value:
         names = frozenset(number for number in self._numbers if type(number) is type(name) and number == name)
         return _Value(names, is_known=True) if names else _UNKNOWN
+
+    def _named_by(self, value: _Value) -> _Value:
+        """What is read by a key, the path that a text may be, or a function that returns a part of what it is given."""
+        if isinstance(value.object, types.CodeType):
+            names = _followed(_Flow(value.object, self._scope, self._numbers, hands_back=False)).returned
+            return _Value(names, is_known=True) if names else _UNKNOWN
+        read = self._read(value.object)
+        if read.names or not isinstance(value.object, str):
+            return read
+        last = next((key for key in reversed(_BETWEEN_KEYS.split(value.object)) if key), "")
+        return self._read(int(last) if last.isdecimal() else last)
 
     def _stores(self, part: dis.Instruction) -> bool:
         if part.opname == "STORE_ATTR":
@@ -175,6 +217,8 @@ class _Flow:
 
     def _makes(self, part: dis.Instruction) -> bool:
         op, count = part.opname, part.arg or 0
+        if op in ("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE"):  # the code, or the function, lies above what it is given
+            return self._push(self._pop(1 - dis.stack_effect(part.opcode, part.arg))[-1])
         if op == "BINARY_OP":
             return self._push(_result(*self._pop(2)))
         if op in ("BUILD_TUPLE", "BUILD_LIST"):
@@ -194,7 +238,7 @@ class _Flow:
     def _calls(self, part: dis.Instruction) -> bool:
         op, count = part.opname, part.arg or 0
         if op == "KW_NAMES":
-            self._keywords = self._code.co_consts[count]
+            self._keywords = self.code.co_consts[count]
         elif op == "CALL" and _PRECALLS:
             self._push(self._pop(2)[1])
         elif op in ("CALL", "PRECALL", "CALL_KW"):
@@ -217,7 +261,21 @@ class _Flow:
             for name, value in zip(fields if type(fields) is tuple else (), positional, strict=False):
                 self._hand_on(name, value)
         texts = [value.object for value in positional if type(value.object) is str]
-        for value in positional if texts else ():
-            self._hand_on(texts[0], value)
+        places = (self._named_by(value).names for value in positional if isinstance(value.object, str | types.CodeType))
+        self._hand_on_all(args, next(filter(None, places), called[0].owner))
         names = frozenset[Name]().union(*(value.names for value in args), *(self._read(text).names for text in texts))
         return _Value(names, any(value.names for value in args))
+
+    def _hand_on_all(self, args: list[_Value], names: frozenset[Name]) -> None:
+        """Hands on, under these names, what is computed from them, and what functions compute from what they get."""
+        for value in args if names else ():
+            self.found |= value.names & names if value.is_computed else frozenset()
+            if isinstance(value.object, types.CodeType):
+                parameters: set[Name] = {Variable(name) for name in value.object.co_varnames[:1]}
+                self.found |= names if _followed(_Flow(value.object, self._scope, parameters, True)).found else set()
+
+
+def _followed(flow: _Flow) -> _Flow:
+    for instruction in dis.get_instructions(flow.code):
+        flow.follow(instruction)
+    return flow

@@ -163,8 +163,7 @@ class Numbers:
             family.expect(self._changed_since(family, values))
             if function is not None:
                 rows = [structure.rows[row] for row, _ in found]
-                names = [_name(structure, row, path) for row, path in zip(rows, family.names, strict=True)]
-                family.expect(_counters(structure, names, function))
+                family.expect(_counters(structure, rows, family.names, function))
             chosen_by_rules = list(_choose(rules, paths, recording.names))
             family.expect(i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic)
             family.make_static([i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic is False])
@@ -229,14 +228,20 @@ def _name(structure: Structure, row: _core.Row, path: str) -> Name | None:
     return name_of(row.key_entry)
 
 
-def _counters(structure: Structure, names: Sequence[Name | None], function: types.FunctionType) -> list[int]:
-    """Which of the numbers with these names are counters."""
+def _counters(
+    structure: Structure, rows: Sequence[_core.Row], paths: Sequence[str], function: types.FunctionType
+) -> list[int]:
+    """Which of the numbers in these rows are counters."""
+    names = [_name(structure, row, path) for row, path in zip(rows, paths, strict=True)]
     if all(name is None for name in names):
         return []
     given = {
         row.value if row.type is types.FunctionType else row.type for row in structure.rows if row.type is not None
     }
-    found = counters({name for name in names if name is not None}, function, given)
+    types_around = [structure.rows[row.parent].type if row.parent >= 0 else None for row in rows]
+    pairs = [(name, cls) for name, cls in zip(names, types_around, strict=True) if name is not None]
+    tallied = {name for name, cls in pairs if cls is collections.Counter}
+    found = counters({name for name, _ in pairs}, function, given, tallied)
     return [i for i, name in enumerate(names) if name in found]
 
 
