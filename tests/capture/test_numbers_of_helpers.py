@@ -4,6 +4,7 @@
 import types
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -103,6 +104,72 @@ def test_variables_of_helpers():
     for i in range(n + 1, n + 6):
         assert g(x).tolist() == [i, i]
     assert g.cache_info().traces == 2 and inc() == n + 6
+
+
+def make_schedule(rate, start=2):
+    def schedule(step):
+        return rate * step if step < start else rate
+
+    return schedule
+
+
+def make_nested(rate):
+    inner = make_schedule(rate)
+    return lambda step: 2 * inner(step)
+
+
+def by_its_name(y):
+    return y * schedule(3) + schedule(1)
+
+
+def by_a_helper(y):
+    return -by_its_name(y)
+
+
+def by_a_module(y):
+    return y * config.schedule(3)
+
+
+def in_a_result(y):
+    return y * schedule(1), schedule
+
+
+def in_a_loop(y):
+    return jax.lax.scan(lambda carry, _: (carry * schedule(3), None), y, None, length=2)[0]
+
+
+schedule = config.schedule = make_schedule(0.5)
+
+
+@pytest.mark.parametrize("make", [make_schedule, make_nested])
+@pytest.mark.parametrize("plain", [by_its_name, by_a_helper, by_a_module, in_a_result, in_a_loop])
+def test_numbers_of_a_function_that_is_made_again_are_symbolic(plain: Any, make: Any):
+    global schedule
+    own = types.FunctionType(plain.__code__, globals(), f"{plain.__name__}_{make.__name__}")  # shares no program
+    own.__qualname__ = own.__name__
+    f = graftax.jit(own)
+    for rate in (0.5, 0.25, 2.0, 1.5):
+        schedule = config.schedule = make(rate)
+        result, expected = f(x), plain(x)
+        if plain is in_a_result:
+            assert result[1](3) == expected[1](3)
+            result, expected = result[0], expected[0]
+        assert result.tolist() == expected.tolist()
+    assert f.cache_info().traces == 2
+
+
+def test_a_function_that_is_made_of_other_code_or_with_another_text_is_another_program():
+    global schedule
+
+    def make(rate, kind):
+        return lambda step: rate if kind == "constant" else rate * step
+
+    f = graftax.jit(lambda y: y * schedule(3))
+    made = [make(0.5, "constant"), make(0.25, "constant"), make(2.0, "linear"), make(4.0, "linear"), lambda step: step]
+    for schedule in made:
+        assert f(x).tolist() == [schedule(3)] * 2
+    assert f.cache_info().traces == 4
+    schedule = make_schedule(0.5)
 
 
 def test_with_static_numbers_each_value_is_known_again():

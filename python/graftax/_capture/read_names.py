@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from graftax import _core
@@ -20,6 +20,7 @@ from graftax._capture.origin import Origin
 from graftax._capture.trace_local import alone
 
 Scope = dict[str, Any]
+Variables = tuple[str, ...]  # a variable of a function; one of the function that it holds; and so on
 
 
 class ReadNames:
@@ -33,11 +34,12 @@ class ReadNames:
         self.keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
         self.cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self.scope: Scope | None = None  # the globals of the traced function itself
-        self.assigned_own: set[str] = set()  # those of them that the code assigns
+        self.assigned_own: set[str] = set()  # those of them that are origins: the code assigns them, or they are opened
         self.shared: set[str] = set()  # those that are roots, and that other code reads in a trace
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self.left: set[tuple[int, str | None]] = set()  # origins that are none: they count traces
-        self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
+        # Origins of numbers that were seen to change, and of functions with these variables.
+        self.changing: dict[tuple[int, str | None], frozenset[Variables]] = {}
         self.touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
         # What an entry compares, with the sizes of what it was made of. None where it has to be made again.
         self.compared: tuple[tuple[int, ...], _core.Reads] | None = None
@@ -155,15 +157,34 @@ class ReadNames:
         self.origins.append(origin)
 
     @alone
-    def own(self, scope: Scope, names: Iterable[str], stored: Iterable[str]) -> None:
+    def own(self, scope: Scope, names: Collection[str], stored: Iterable[str]) -> None:
         """These globals are roots of their own; those that the function stores are assigned ones."""
         self.scope = scope
         for name in set(stored) - self.hidden:
             self.assigned_own.add(name)
             self.assign(Origin(scope, name, True))
+        # After `clear_cache`, a trace has made origins of them already.
+        self.assigned_own |= {p.name for p in self.origins if p.holder is scope and p.name is not None} & {*names}
         keys = {(id(scope), name) for name in set(names) - self.assigned_own}
         self._own |= keys
         self._seen |= keys
+
+    def open(self, origin: Origin) -> None:
+        """Makes a root of the function under this name, with what its variables hold, and not of its identity alone."""
+        if origin.key in self._own:
+            self._own.discard((id(origin.holder), origin.name or ""))
+            self.assigned_own.add(origin.name or "")
+            self._seen.discard(origin.key)
+        else:
+            self.unbind(origin.holder, origin.name or "")
+        self.add(origin)
+
+    @property
+    def own_functions(self) -> list[tuple[str, types.FunctionType]]:
+        """The functions among the globals of the traced function."""
+        scope = self.scope or {}
+        values = {name: scope.get(name) for i, name in self._own if i == id(scope)}
+        return [(name, value) for name, value in values.items() if isinstance(value, types.FunctionType)]
 
     @alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:

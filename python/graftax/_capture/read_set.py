@@ -21,6 +21,7 @@ from graftax._capture.bytecode import (
     OF_KEYS,
     OF_NAMES,
     can_be_equal,
+    cells_of,
     has_defaults,
     has_state,
     in_class,
@@ -43,6 +44,7 @@ from graftax._capture.library_reads import (
 )
 from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin
+from graftax._capture.read_names import Variables
 from graftax._capture.trace_local import Begun, alone
 from graftax._jax.nested_jit import is_inside_jit
 
@@ -374,7 +376,13 @@ class ReadSet(CodeReads):
     def refresh(self) -> bool:
         """Makes roots of bindings that hold something else by now. True where there are any."""
         names = self.names
-        if names.compared is None or names.compared[1].holds():
+        if names.compared is None:
+            return False
+        for name, value in names.own_functions:
+            if names.scope is not None and self._open_if_made_anew(names.scope, name, value):
+                names.compared = None
+                return True
+        if names.compared[1].holds():
             return False
         size_before = self._size
         reads = names.compared[1]
@@ -422,12 +430,46 @@ class ReadSet(CodeReads):
         changes = type(value) is int or type(value) is float  # by assignment, as a counter does
         if isinstance(holder, type) and is_bound_by(value):
             attributes.look_up_anew()  # another descriptor: what it holds counts
+        if users and not isinstance(holder, type) and self._open_if_made_anew(holder, name, value):
+            return
         if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
             names.unbind(holder, name)
             owner = in_class(holder, name)[0] if isinstance(holder, type) else None
             names.add(Origin(owner or holder, name))
             if changes:
-                names.changing.add((id(owner or holder), name))
+                names.changing[id(owner or holder), name] = frozenset()
+
+    def _open_if_made_anew(self, holder: Any, name: str, value: object) -> bool:
+        """Makes a root of a function that is made again with other numbers, as `schedule = make_schedule(rate)` is."""
+        changed = self._numbers_made_anew(value)
+        if changed:
+            self.names.open(Origin(holder, name))
+            self.names.changing[id(holder), name] = changed
+        return bool(changed)
+
+    def _numbers_made_anew(self, value: object) -> frozenset[Variables]:
+        """The variables with other numbers than in the function of the same code that was read before."""
+        now = _numbers_held(value) if isinstance(value, types.FunctionType) and value.__closure__ else {}
+        code = getattr(value, "__code__", None)
+        before = [function for function in self.names.functions.values() if now and function.__code__ is code]
+        old = _numbers_held(before[-1]) if before else now
+        return frozenset(
+            variables
+            for variables, number in now.items()
+            if type(old.get(variables)) is type(number) and repr(old[variables]) != repr(number)
+        )
+
+
+def _numbers_held(function: types.FunctionType, around: tuple[types.FunctionType, ...] = ()) -> dict[Variables, Any]:
+    """The numbers in the variables of a function, and in those of functions in its variables."""
+    numbers = dict[Variables, Any]()
+    for name, value in cells_of(function).items():
+        if type(value) in (int, float):
+            numbers[(name,)] = value
+        elif isinstance(value, types.FunctionType) and value not in around:
+            inner = _numbers_held(value, (*around, function))
+            numbers.update({(name, *variables): number for variables, number in inner.items()})
+    return numbers
 
 
 def _never_holding() -> _core.Reads:

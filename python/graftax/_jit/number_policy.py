@@ -8,7 +8,7 @@ import copy
 import threading
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from graftax._capture.counters import counters, name_of
 from graftax._capture.number_flow import Name, Variable
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
+from graftax._capture.read_names import Variables
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.user_caches import keeping_cached
@@ -137,7 +138,7 @@ class Numbers:
         self,
         recording: _core.Recording,
         context: object,
-        changing: Collection[int] = (),
+        changing: Mapping[int, frozenset[Variables]] = types.MappingProxyType({}),
         fixed: Collection[int] = (),
         rules: NumberRules = (),
         function: types.FunctionType | None = None,
@@ -145,7 +146,7 @@ class Numbers:
         """What is symbolic in a call of this structure, which has no static entry. None where nothing is.
 
         Args:
-            changing: roots that are numbers, and were seen to change.
+            changing: roots that were seen to change: numbers, and functions with the variables that are.
             fixed: roots that no copy stands for in a trace.
             rules: what the user says of numbers; the first rule that covers one decides.
             function: whose counters are symbolic from the first call on.
@@ -168,8 +169,7 @@ class Numbers:
             family.expect(i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic)
             family.make_static([i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic is False])
         if changing:
-            at = {row.number for i, row in enumerate(Structure(recording.graphdef).roots) if i in changing}
-            family.expect(i for i, (row, _) in enumerate(found) if row in at)
+            family.expect(_changed(Structure(recording.graphdef), changing, [row for row, _ in found]))
         if fixed:
             family.make_static(_numbers_of(Structure(recording.graphdef), fixed, [row for row, _ in found]))
         chosen = family.symbolic(values)
@@ -226,6 +226,24 @@ def _name(structure: Structure, row: _core.Row, path: str) -> Name | None:
     if structure.rows[row.parent].type is types.CellType:
         return Variable(path.removeprefix("closure "))
     return name_of(row.key_entry)
+
+
+def _changed(
+    structure: Structure, changing: Mapping[int, frozenset[Variables]], numbers: Sequence[int]
+) -> Iterator[int]:
+    """Which of these rows are such roots, or the content of such variables."""
+    roots = {
+        root.number: {(), *(tuple(f"__closure__[{name!r}]" for name in variables) for variables in changing[i])}
+        for i, root in enumerate(structure.roots)
+        if i in changing
+    }
+    for i, number in enumerate(numbers):
+        holder, variables = number, tuple[str, ...]()
+        while holder >= 0 and holder not in roots and (cell := structure.rows[holder].parent) >= 0:
+            variables = (getattr(structure.rows[cell].key_entry, "name", ""), *variables)
+            holder = structure.rows[cell].parent
+        if variables in roots.get(holder, ()):
+            yield i
 
 
 def _counters(

@@ -24,10 +24,14 @@ def with_symbols(
     if table.numbers.expects and table.loaded_for(call.recording, call.context, plan.name) is not None:
         return call
     origins, reads = plan.signature.origins, table.reads
-    changing_globals = reads.names.changing if reads is not None else ()
+    changing_globals = reads.names.changing if reads is not None else {}
     cached = reads.cached.objects if reads is not None else None
     fixed = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.holder is cached}
-    changing = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.key in changing_globals}
+    changing = {
+        i: changing_globals[origin.key]
+        for i, origin in enumerate(origins, len(roots) - len(origins))
+        if origin.key in changing_globals
+    }
     said = plan.number_rules, _counting(plan, function)
     # A recording may refuse some of them, such as a number that is a key too: then it is asked for the others.
     while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed, *said)) is not None:
