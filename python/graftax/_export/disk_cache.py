@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -11,6 +12,8 @@ from pathlib import Path
 from graftax._base.errors import GraftaxError, RecompileWarning
 from graftax._export.disk_programs import check_owner
 from graftax._export.disk_store import DiskStore
+from graftax._export.disk_writer import OF_JAX
+from graftax._jax import cache_of_jax
 from graftax._jax.tracebacks import caller_level
 from graftax._jit import program_store
 
@@ -53,7 +56,11 @@ _was_chosen = False  # by a call, which counts more than the environment
 
 
 def cache(
-    folder: str | os.PathLike[str] | None, *, min_seconds: float = 0.5, max_bytes: int = 2 << 30
+    folder: str | os.PathLike[str] | None,
+    *,
+    min_seconds: float = 0.5,
+    max_bytes: int = 2 << 30,
+    jax_cache: bool = True,
 ) -> DiskCache | None:
     """Keeps compiled programs in a folder, so that the next process neither traces nor compiles them.
 
@@ -65,10 +72,14 @@ def cache(
     `f.cache_info().disk` counts those that were found. The files contain pickles and machine code, which are run, so
     only you may be able to write to the folder.
 
+    JAX's own cache is turned on as well, in the same folder, for what is compiled outside of functions of graftax, such
+    as each operation that makes the initial weights. A cache of JAX that you have chosen stays as it is.
+
     Args:
         folder: the folder, which is created if it does not exist. None turns the cache off.
         min_seconds: a program that was traced and compiled in less time is not written.
         max_bytes: the maximum size of all files. Beyond it, the least recently used are removed.
+        jax_cache: whether to turn on JAX's own cache.
 
     Returns:
         the cache, whose `flush()` waits until everything is written; None if it is off.
@@ -89,6 +100,7 @@ def cache(
     """
     global _active, _was_chosen
     store = None if folder is None else _store_in(folder, min_seconds, max_bytes)
+    _use_cache_of_jax(store if jax_cache else None)
     _active, _was_chosen = store, True
     return None if store is None else DiskCache(store, max_bytes)
 
@@ -113,10 +125,26 @@ def _store_in(folder: str | os.PathLike[str], min_seconds: float, max_bytes: int
     return DiskStore(path, min_seconds, max_bytes)
 
 
+def _use_cache_of_jax(store: DiskStore | None) -> None:
+    if store is None or not os.access(store.folder, os.W_OK):  # JAX would warn of each program that it cannot write
+        cache_of_jax.turn_off()
+        return
+    folder = store.folder / OF_JAX
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        check_owner(folder)
+    except PermissionError as error:
+        raise GraftaxError(OTHERS_MAY_WRITE.format(folder=folder)) from error
+    cache_of_jax.turn_on(str(folder))
+
+
 @functools.cache
 def _from_environment() -> DiskStore | None:
     folder = os.environ.get(ENVIRONMENT, "")
-    return _store_in(folder, 0.5, 2 << 30) if folder else None
+    store = _store_in(folder, 0.5, 2 << 30) if folder else None
+    if store is not None:
+        _use_cache_of_jax(store)
+    return store
 
 
 def _current() -> DiskStore | None:
@@ -124,3 +152,5 @@ def _current() -> DiskStore | None:
 
 
 program_store.use(_current)
+with contextlib.suppress(GraftaxError):  # raised again by the first call
+    _from_environment()  # what is compiled before that counts, too

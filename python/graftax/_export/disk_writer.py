@@ -22,6 +22,7 @@ from graftax._export.program_file import write_file
 from graftax._export.programs import Program
 
 PROGRAM, READS = ".program", ".reads"  # suffixes of the files
+OF_JAX = "jax"  # the folder of JAX's own cache; a file there is a program
 
 CANNOT_WRITE = (
     "the cache on disk in {folder} cannot be written ({error}), so programs that are compiled from now on are not kept "
@@ -146,14 +147,15 @@ class Writer:
                 _remove(path)
                 continue
             total += status.st_size
-            if path.suffix == PROGRAM and path != newest:
+            if (path.suffix == PROGRAM or path.parent == self._folder / OF_JAX) and path != newest:
                 programs.append((status.st_mtime, status.st_size, path))
         for _, size, path in sorted(programs):
             if total <= self._max_bytes:
                 break
             _remove(path)
             total -= size
-            remove_unused_reads(path.parent)
+            if path.suffix == PROGRAM:
+                remove_unused_reads(path.parent)
 
 
 def remove_unused_reads(folder: Path) -> None:

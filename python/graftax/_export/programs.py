@@ -46,7 +46,8 @@ class Program:
     @classmethod
     def from_donating(cls, made: Donating, signatures: tuple[Token | None, ...], settings: dict[str, str]) -> Program:
         devices, donating = fast_dispatch.devices_of(made.stage), (made.donated, made.number)
-        return cls(signatures, settings, devices, "", made.stage, donating=donating)
+        was_retrieved = cache_of_jax.may_be_loaded(made.stage)
+        return cls(signatures, settings, devices, "", made.stage, was_retrieved=was_retrieved, donating=donating)
 
     @classmethod
     def from_stage(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's own cache of executables on disk: what it gave is written on as it lies there.
+"""JAX's own cache of executables on disk: it is turned on beside ours, and what it gave is written on as it lies there.
 
 XLA cannot serialize an executable again that it has loaded: a copy of such a one cannot be run.
 """
@@ -14,6 +14,7 @@ import jax
 from jax._src import compilation_cache as _cache
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 from graftax._base.errors import GraftaxError
 
@@ -22,14 +23,47 @@ GONE = (
     "be run. Set JAX_ENABLE_COMPILATION_CACHE=false in the process that saves"
 )
 
+_FOLDER, _SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+_SECONDS_BY_DEFAULT = 1.0
+
 _keys: dict[int, str] = {}  # in the cache, by the id of the executable that was loaded last with this id
+_turned_on: str | None = None  # the folder that the cache was given here
+
+
+def turn_on(folder: str) -> None:
+    """From now on JAX keeps in this folder what it compiles, unless the user has chosen one, or has turned that off.
+
+    However short it took: what runs outside of jitted functions is many small programs, one for each operation.
+    """
+    global _turned_on
+    turn_off()
+    if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
+        return
+    _turned_on = folder
+    jax.config.update(_FOLDER, folder)
+    if jax.config.jax_persistent_cache_min_compile_time_secs == _SECONDS_BY_DEFAULT:
+        jax.config.update(_SECONDS, 0.0)
+    compilation_cache.reset_cache()  # JAX asks at its first compilation whether there is one
+
+
+def turn_off() -> None:
+    """JAX keeps no more in the folder of `turn_on`."""
+    global _turned_on
+    folder, _turned_on = _turned_on, None
+    if folder is None or jax.config.jax_compilation_cache_dir != folder:
+        return
+    jax.config.update(_FOLDER, None)
+    if jax.config.jax_persistent_cache_min_compile_time_secs == 0.0:
+        jax.config.update(_SECONDS, _SECONDS_BY_DEFAULT)
+    compilation_cache.reset_cache()
 
 
 @functools.cache
 def note_keys() -> None:
     """From now on the keys of executables that JAX loads from its cache are noted."""
     load = getattr(_cache, "get_executable_and_time", None)
-    if load is None:
+    keep = getattr(_cache, "put_executable_and_time", None)
+    if load is None or keep is None:
         return
 
     @functools.wraps(load)
@@ -39,7 +73,12 @@ def note_keys() -> None:
             _keys[id(executable)] = cache_key
         return executable, seconds
 
-    _cache.get_executable_and_time = noting
+    @functools.wraps(keep)
+    def compiled(cache_key: str, module_name: str, executable: Any, *args: Any, **kwargs: Any) -> Any:
+        _keys.pop(id(executable), None)  # of one that is gone
+        return keep(cache_key, module_name, executable, *args, **kwargs)
+
+    _cache.get_executable_and_time, _cache.put_executable_and_time = noting, compiled
 
 
 def may_be_loaded(stage: Any) -> bool:
