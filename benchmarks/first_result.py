@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds from the start of Python to the first result of an example, with and without caches on disk.
 
-In brackets the seconds of all processor cores, which other programs on the machine change less, and how often the
-function was traced.
+In brackets the seconds of all processor cores, which other programs on the machine change less; how many of them were
+over when the function was called, for imports and data; how often it was traced, and how often XLA compiled anything.
 
     python benchmarks/first_result.py [--of NAME ...]
     python benchmarks/first_result.py --script FILE [--replace] [--jax FILE]
@@ -12,7 +12,7 @@ results; the rest is imports, data, and what runs outside of them. `--replace` r
 `--jax` names the script as it was, for the column of JAX's own cache.
 
 Each row is four fresh processes: without a cache, with an empty `GRAFTAX_CACHE`, with what that has written, and with
-JAX's own cache, filled before by a fifth one.
+JAX's own cache alone, filled before by a fifth one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,20 @@ STEPS = {
     "transformer": "step",
     "nnx_training": "step",
     "tied_layers": "train",
+    "flat_form": "train",
     "maml": "train",
     "population": "generation",
 }
 COLUMNS = ("no cache", "first run", "second run", "JAX's own cache")
+
+
+_compilations = 0
+
+
+def _count(event: str, *_: Any, **__: Any) -> None:
+    global _compilations
+    _compilations += event.endswith("backend_compile_duration")
+    _compilations -= event.endswith("compilation_cache/cache_hits")
 
 
 class Timed:
@@ -53,8 +63,10 @@ class Timed:
         self._function, self._begin = function, begin
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        before = time.process_time()
         jax.block_until_ready(jax.tree.leaves(self._function(*args, **kwargs)))
-        print(time.time() - self._begin, time.process_time(), self._function.cache_info().traces)
+        traces = self._function.cache_info().traces
+        print(time.time() - self._begin, time.process_time(), traces, before, _compilations)
         raise SystemExit
 
     def __getattr__(self, name: str) -> Any:
@@ -63,6 +75,8 @@ class Timed:
 
 def run_example(name: str, begin: float) -> None:
     """Runs an example up to the first result."""
+    jax.monitoring.register_event_listener(_count)
+    jax.monitoring.register_event_duration_secs_listener(_count)
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [name]
     example: Any = importlib.import_module(name)
@@ -113,13 +127,16 @@ def seconds(name: str, *words: str, **environment: str) -> str:
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
     wall, cores, traces, *found = map(float, done.stdout.splitlines()[-1].split())
     text = f"{wall:.1f} ({cores:.1f}, {traces:.0f}"
+    if not words:
+        before, compilations = found
+        return f"{wall:.1f} ({cores:.1f}, {before:.1f} before it; {traces:.0f} traced, {compilations:.0f} compiled)"
     return f"{text}, {found[0]:.0f} found, {found[1]:.1f} of it in compiled functions)" if found else f"{text})"
 
 
 def row(name: str, *words: str, of_jax: Sequence[str] = ()) -> list[str]:
     """One cell for each column."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as jax_folder:
-        jax_cache = {"JAX_COMPILATION_CACHE_DIR": jax_folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
+        jax_cache = {"JAX_COMPILATION_CACHE_DIR": jax_folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         seconds(name, *(of_jax or words), **jax_cache)
         runs: list[dict[str, str]] = [{}, {"GRAFTAX_CACHE": folder}, {"GRAFTAX_CACHE": folder}]
         cells = [seconds(name, *words, **environment) for environment in runs]

@@ -158,6 +158,21 @@ def test_numbers_of_a_function_that_is_made_again_are_symbolic(plain: Any, make:
     assert f.cache_info().traces == 2
 
 
+warmup, decay = make_schedule(0.5), make_schedule(0.25)
+
+
+def test_one_of_two_functions_of_the_same_code_is_made_again():
+    global warmup
+    f = graftax.jit(lambda y: y * warmup(3) + decay(3))
+    for y in (x, jnp.ones(3), x):  # another shape changes nothing of what the names stand for
+        assert f(y).tolist() == (y * warmup(3) + decay(3)).tolist()
+    assert f.cache_info().traces == 2
+    for rate in (2.0, 1.5, 0.75):
+        warmup = make_schedule(rate)
+        assert f(x).tolist() == (x * warmup(3) + decay(3)).tolist()
+    assert f.cache_info().traces == 3
+
+
 def test_a_function_that_is_made_of_other_code_or_with_another_text_is_another_program():
     global schedule
 

@@ -257,6 +257,32 @@ def test_an_array_that_changes_in_place_is_of_the_kind_that_it_was(cache):
     assert f(jnp.ones(3), 1.0).tolist() == [3, 3, 3] and f.cache_info().disk == 1
 
 
+def make_schedule(rate):
+    return lambda step: rate * step
+
+
+schedule = make_schedule(0.5)
+
+
+def scheduled(x):
+    return x * schedule(3)
+
+
+def test_a_helper_that_is_made_again_goes_on_in_another_process(cache, monkeypatch):
+    f = graftax.jit(lambda x: scheduled(x))
+
+    def run(*rates):
+        for rate in rates:
+            monkeypatch.setattr(sys.modules[__name__], "schedule", make_schedule(rate))
+            assert f(jnp.ones(2)).tolist() == scheduled(jnp.ones(2)).tolist()
+        cache.flush()
+        return f.cache_info().traces, f.cache_info().disk
+
+    assert run(0.5, 0.25, 2.0) == (2, 0)
+    f.clear_cache()
+    assert run(0.75, 4.0, 8.0) == (0, 1)
+
+
 def timed(x):
     return x + time.time() * 0
 

@@ -38,6 +38,7 @@ class ReadNames:
         self.shared: set[str] = set()  # those that are roots, and that other code reads in a trace
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self.left: set[tuple[int, str | None]] = set()  # origins that are none: they count traces
+        self.closures: dict[tuple[int, str], types.FunctionType] = {}  # the last ones that were read under these names
         # Origins of numbers that were seen to change, and of functions with these variables.
         self.changing: dict[tuple[int, str | None], frozenset[Variables]] = {}
         self.touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
@@ -99,6 +100,8 @@ class ReadNames:
         """Notes that code reads a name, which has this value now."""
         key = id(holder), name
         self.touched.add(key)
+        if isinstance(value, types.FunctionType) and value.__closure__:
+            self.closures.setdefault(key, value)
         if key in self._own:
             self.shared.add(name)
             self.hidden.discard(name)
@@ -169,22 +172,27 @@ class ReadNames:
         self._own |= keys
         self._seen |= keys
 
-    def open(self, origin: Origin) -> None:
-        """Makes a root of the function under this name, with what its variables hold, and not of its identity alone."""
+    def open(self, origin: Origin, before: types.FunctionType) -> None:
+        """Makes a root of the function under this name, with what its variables hold, and not of its identity alone.
+
+        Args:
+            before: what the name led to. Nothing depends on that any more, unless another name leads there.
+        """
         if origin.key in self._own:
             self._own.discard((id(origin.holder), origin.name or ""))
             self.assigned_own.add(origin.name or "")
             self._seen.discard(origin.key)
         else:
             self.unbind(origin.holder, origin.name or "")
+        if not any(function is before for function in self.closures.values()):
+            self.functions.pop(id(before), None)
+            self.cells = {i: held for i, held in self.cells.items() if held[1] is not before}
         self.add(origin)
 
     @property
-    def own_functions(self) -> list[tuple[str, types.FunctionType]]:
-        """The functions among the globals of the traced function."""
-        scope = self.scope or {}
-        values = {name: scope.get(name) for i, name in self._own if i == id(scope)}
-        return [(name, value) for name, value in values.items() if isinstance(value, types.FunctionType)]
+    def own_closures(self) -> list[str]:
+        """The globals of the traced function that are functions with variables."""
+        return [name for i, name in self.closures if (i, name) in self._own]
 
     @alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:

@@ -378,10 +378,10 @@ class ReadSet(CodeReads):
         names = self.names
         if names.compared is None:
             return False
-        for name, value in names.own_functions:
-            if names.scope is not None and self._open_if_made_anew(names.scope, name, value):
-                names.compared = None
-                return True
+        scope = names.scope or {}
+        if any([self._open_if_made_anew(scope, name, scope.get(name)) for name in names.own_closures]):
+            names.compared = None
+            return True
         if names.compared[1].holds():
             return False
         size_before = self._size
@@ -441,23 +441,27 @@ class ReadSet(CodeReads):
 
     def _open_if_made_anew(self, holder: Any, name: str, value: object) -> bool:
         """Makes a root of a function that is made again with other numbers, as `schedule = make_schedule(rate)` is."""
-        changed = self._numbers_made_anew(value)
+        names, key = self.names, (id(holder), name)
+        before = names.closures.get(key)
+        if before is None or before is value or not isinstance(value, types.FunctionType):
+            return False
+        names.closures[key] = value
+        if value.__code__ is not before.__code__:
+            return False
+        old, new = _numbers_held(before), _numbers_held(value)
+        changed = frozenset(at for at in new if type(old.get(at)) is type(new[at]) and repr(old[at]) != repr(new[at]))
         if changed:
-            self.names.open(Origin(holder, name))
-            self.names.changing[id(holder), name] = changed
+            names.open(Origin(holder, name), before)
+            names.changing[key] = changed
         return bool(changed)
 
-    def _numbers_made_anew(self, value: object) -> frozenset[Variables]:
-        """The variables with other numbers than in the function of the same code that was read before."""
-        now = _numbers_held(value) if isinstance(value, types.FunctionType) and value.__closure__ else {}
-        code = getattr(value, "__code__", None)
-        before = [function for function in self.names.functions.values() if now and function.__code__ is code]
-        old = _numbers_held(before[-1]) if before else now
-        return frozenset(
-            variables
-            for variables, number in now.items()
-            if type(old.get(variables)) is type(number) and repr(old[variables]) != repr(number)
-        )
+
+def _never_holding() -> _core.Reads:
+    """A comparison that fails, as its only binding has changed."""
+    scope = {"value": 0}
+    reads = _core.Reads([(scope, "value")], [], [])
+    scope["value"] = 1
+    return reads
 
 
 def _numbers_held(function: types.FunctionType, around: tuple[types.FunctionType, ...] = ()) -> dict[Variables, Any]:
@@ -470,11 +474,3 @@ def _numbers_held(function: types.FunctionType, around: tuple[types.FunctionType
             inner = _numbers_held(value, (*around, function))
             numbers.update({(name, *variables): number for variables, number in inner.items()})
     return numbers
-
-
-def _never_holding() -> _core.Reads:
-    """A comparison that fails, as its only binding has changed."""
-    scope = {"value": 0}
-    reads = _core.Reads([(scope, "value")], [], [])
-    scope["value"] = 1
-    return reads
