@@ -40,7 +40,8 @@ STEPS = {
     "transformer": "step",
     "nnx_training": "step",
     "tied_layers": "train",
-    "flat_form": "train",
+    "kalman": "train",
+    "planets": "improve",
     "maml": "train",
     "population": "generation",
 }

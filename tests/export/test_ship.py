@@ -20,7 +20,7 @@ import pytest
 
 import graftax
 import shipped_functions
-from graftax._export.digest import code_digest
+from graftax._export.digest import code_digest, token
 
 pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
 
@@ -434,3 +434,15 @@ def test_several_that_save_under_one_name_leave_one_whole_file(tmp_path):
         assert list(threads.map(lambda _: f.save_compiled(path), range(12))) == [1] * 12
     assert list(tmp_path.iterdir()) == [path] and path.stat().st_mode & 0o777 == 0o600
     assert f.load_compiled(path) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    names: frozenset
+
+
+def test_the_digest_of_a_value_does_not_depend_on_the_order_of_its_sets():
+    one, other = Chosen(frozenset([(0,), 8, 16])), Chosen(frozenset([16, 8, (0,)]))
+    few, many = Chosen(frozenset([8, 0])), Chosen(frozenset([0, 8]))  # of one slot: the first one comes first
+    assert list(few.names) != list(many.names) and token(few) == token(many)
+    assert token(one) == token(other) != token(few)

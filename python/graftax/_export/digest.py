@@ -7,11 +7,12 @@ import contextlib
 import enum
 import functools
 import hashlib
+import io
 import os
 import pickle
 import sys
 import types
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from jax import tree_util
 
@@ -137,7 +138,24 @@ def token(value: Any) -> str:
         return "name {}.{}".format(*name.module_and_name)
     if type(value).__eq__ is object.__eq__ and not isinstance(value, types.BuiltinFunctionType):
         raise Nameless
-    return f"{token(type(value))} {hashlib.sha256(pickle.dumps(value, protocol=4)).hexdigest()}"
+    return f"{token(type(value))} {hashlib.sha256(_InOrder.dumps(value)).hexdigest()}"
+
+
+class _InOrder(pickle._Pickler):  # pyright: ignore[reportPrivateUsage]
+    """Pickles for a digest: the items of a set, whose order is another one in each process, are sorted."""
+
+    dispatch: ClassVar[dict[type, Any]] = dict(cast("Any", pickle._Pickler).dispatch)  # pyright: ignore[reportPrivateUsage]
+
+    @classmethod
+    def dumps(cls, value: object) -> bytes:
+        with io.BytesIO() as file:
+            cls(file, protocol=4).dump(value)
+            return file.getvalue()
+
+    def save_items(self, items: set[object] | frozenset[object]) -> None:
+        cast("Any", self).save((type(items), sorted(map(self.dumps, items))))
+
+    dispatch[set] = dispatch[frozenset] = save_items
 
 
 def _constants_of(function: types.FunctionType, depth: int) -> str:
