@@ -40,8 +40,10 @@ def setup() -> None:
 def publish_classes() -> None:
     """Classes of private modules say the public module that has them, so that it is read in tracebacks and `help`.
 
-    `inspect` looks for the source of a class in the file of that module, since Python 3.13 by the number of its first
-    line: without one it says that there is no source, and does not show other lines.
+    `inspect` then finds the source of their methods, but not of the classes: it reads the file of the module that a
+    class names, and tracebacks, `help` and pickles read that same name. A `str` that `sys.modules` finds as another
+    could tell them apart, but it would get into pickles, and would not equal what it prints. Since Python 3.13
+    `inspect` takes the first line from the class: without one it says that there is no source, and shows no other.
     """
     graftax = sys.modules["graftax"]
     of_results = graftax.types  # the others are read as attributes of `graftax`: a traceback shows `graftax.LoadError`
