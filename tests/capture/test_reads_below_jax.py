@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -142,3 +146,23 @@ def test_room_on_the_stack_changes_nothing() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         with_room(lambda: 1 // 0)
     assert [entry.name for entry in raised.traceback][-1] == "<lambda>"
+
+
+@pytest.mark.quick(0)  # imports JAX in a process of its own
+def test_jax_in_a_folder_of_any_name_is_not_code_of_the_users(tmp_path: Path):
+    for name in ("jax", "jaxlib"):
+        (tmp_path / name).symlink_to(Path(sys.modules[name].__path__[0]))
+    program = """
+import jax
+from graftax._capture.bytecode import is_in_package, is_never_asked
+assert is_never_asked(jax.__file__) and is_in_package(jax.numpy.__file__, "jax"), jax.__file__
+assert not is_never_asked(__file__)
+print(jax.__file__)
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    path = os.pathsep.join([str(tmp_path), str(Path(graftax.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(tmp_path / "jax" / "__init__.py"), done.stderr

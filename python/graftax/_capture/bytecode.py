@@ -16,7 +16,6 @@ import types
 import typing
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,17 +28,24 @@ from graftax._graph.types.describe import LAZY_IMPORT
 # ---- whose code is it?
 
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+NEVER = ("jax", "jaxlib", "numpy", "graftax", "ml_dtypes", "scipy", "opt_einsum")
+
+
+@functools.cache
+def _folders_of(*packages: str) -> tuple[str, ...]:
+    """Wherever they are imported from, such as a checkout. A folder without `__init__` is the user's own."""
+    specs = [importlib.util.find_spec(package) for package in packages]
+    return tuple(f"{path}/" for spec in specs if spec and spec.origin for path in spec.submodule_search_locations or ())
 
 
 def _library_folders() -> tuple[str, ...]:
     paths = [sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
+    paths += [*site.getsitepackages(), site.getusersitepackages(), *_folders_of(*NEVER)]
     paths += [path for path in sys.path if path.rstrip("/").endswith("-packages")]  # of another environment
     return tuple(sorted({path.rstrip("/") + "/" for path in paths}))
 
 
 _LIBRARIES = _library_folders()
-NEVER = ("jax", "jaxlib", "numpy", "graftax", "ml_dtypes", "scipy", "opt_einsum")
 
 
 @functools.cache
@@ -58,11 +64,8 @@ def is_never_asked(filename: str) -> bool:
 
 
 def is_in_package(filename: str, *names: str) -> bool:
-    """Is this a file of one of these installed packages?"""
-    package_folder = f"{Path(__file__).parents[1]}/"
-    if "graftax" in names and filename.startswith(package_folder):
-        return True
-    return filename.startswith(tuple(f"{f}{name}/" for f in _LIBRARIES if "-packages" in f for name in names))
+    """Is this a file of one of these packages?"""
+    return filename.startswith(_folders_of(*names))
 
 
 def is_users_scope(scope: dict[str, Any]) -> bool:
