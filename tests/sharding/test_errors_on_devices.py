@@ -195,7 +195,6 @@ def scanned(model: Any, x: Any) -> Any:
 
 
 @several
-@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="on JAX 0.8 the jitted cases fail, and why is not known")
 @pytest.mark.parametrize("loss", [indexed, multiplied, scanned])
 @pytest.mark.parametrize("jit", [graftax.jit, lambda f: f], ids=["jitted", "plain"])
 def test_explicit_axes_under_fsdp_name_axis_types(loss: Any, jit: Any):

@@ -184,9 +184,7 @@ def change_counter(v, w, n):
 
 
 HOLDS = "Immutable, but the list inside can be changed."
-BY_IDENTITY = (
-    "Elements are compared by identity, and are the caller's own objects inside; adding one there is an error."
-)
+BY_IDENTITY = "Compared by identity; inside, the elements are the caller's own, and adding one is an error."
 no_arrays = {"traced": NO_ARRAYS}
 fixed = {"traced": NO_ARRAYS, "in place": IMMUTABLE}
 
