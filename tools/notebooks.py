@@ -23,12 +23,13 @@ SOURCES = {
     "agent": "examples/agent.py",
     "planets": "examples/planets.py",
 }
-SETUP = """%pip install --quiet graftax optax
+FOLDER_OF_PICTURES = """
 from pathlib import Path
 
 Path("pictures").mkdir(exist_ok=True)  # where cells draw
 """
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PRINTED = re.compile(r"\A\s*^```text\n.*?^```$", re.DOTALL | re.MULTILINE)  # by the block before: its cell prints it
 IMAGE = re.compile(r"^!\[.*\]\((.*)\)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s]+)\)")
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef)
@@ -43,7 +44,7 @@ def cells_of_page(text: str) -> Iterator[tuple[str, str]]:
             code_before += part
             yield "code", part
             continue
-        for j, piece in enumerate(IMAGE.split(part)):
+        for j, piece in enumerate(IMAGE.split(PRINTED.sub("", part))):
             if j % 2 == 0:
                 yield "markdown", LINK.sub(r"](../\1)", piece)
             elif f'"{piece}"' in code_before:
@@ -79,7 +80,8 @@ def notebook(name: str) -> dict[str, Any]:
     source = SOURCES[name]
     text = (ROOT / source).read_text(encoding="utf-8")
     cells = [*(cells_of_page(text) if source.endswith(".md") else cells_of_example(text))]
-    cells.insert(1, ("code", SETUP))
+    packages = "graftax optax" if "import optax" in text else "graftax"
+    cells.insert(1, ("code", f"%pip install --quiet {packages}" + FOLDER_OF_PICTURES * ('"pictures/' in text)))
     return {
         "cells": [_cell(i, kind, text.strip()) for i, (kind, text) in enumerate(cells) if text.strip()],
         "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},

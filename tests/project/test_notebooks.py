@@ -43,6 +43,15 @@ def test_a_notebook_runs_from_top_to_bottom(name, monkeypatch, tmp_path):
             exec(compile(code, name, "exec"), module.__dict__)
 
 
+def test_a_notebook_does_not_repeat_what_its_cells_print():
+    page = "Text\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\nMore\n\n```text\nfile\n```\n"
+    assert "".join(text for _, text in notebooks.cells_of_page(page)).split("```") == [
+        "Text\n\nprint(1)\n\n\nMore\n\n",
+        "text\nfile\n",
+        "\n",
+    ]
+
+
 def test_a_line_that_raises_is_marked_for_the_notebook():
     cells = [notebooks._cell(0, "code", f"f(x)  # {text}") for text in ("TypeError: ... is of type", "ValueError", "3")]
     assert [bool(cell["metadata"]) for cell in cells] == [True, True, False]
