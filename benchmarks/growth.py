@@ -57,18 +57,18 @@ MEASURES = {m.name: m for m in (*SERIES, _DECODE)}
 
 
 def plan(largest: int = SIZES[-1]) -> list[tuple[Case, Measure]]:
-    """The comparisons to make, small sizes first. The object is a dict; `jax_flat` gets the same arrays as a list.
-
-    The last one is what a step of decoding costs the host with a large NNX module, which it does not change.
-    """
-    decoding = (Case(f"{NNX.name} {VARIABLES}", NNX, VARIABLES), _DECODE)
-    series = [
+    """The comparisons to make, small sizes first. The object is a dict; `jax_flat` gets the same arrays as a list."""
+    return [
         (Case(f"dict {n}", DICT, n), m)
         for n in SIZES
         for m in SERIES
         if n <= min(largest, _LARGEST.get(m.name, largest))
     ]
-    return [*series, decoding] if largest >= VARIABLES else series
+
+
+def decoding() -> list[tuple[Case, Measure]]:
+    """What a step of decoding costs the host with a large NNX module, which it does not change."""
+    return [(Case(f"{NNX.name} {VARIABLES}", NNX, VARIABLES), _DECODE)]
 
 
 def rounds_for(case: Case, rounds: int) -> int:

@@ -26,6 +26,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--budgets", action="store_true", help="measure the budgets; exit 1 if one is missed")
     what.add_argument("--growth", action="store_true", help="measure calls with 1 to 100,000 leaves")
+    what.add_argument("--decode", action="store_true", help="measure a call that reads one of 7,600 NNX Variables")
     what.add_argument("--trees", action="store_true", help="measure graftax.tree beside jax.tree and optree")
     what.add_argument("--files", action="store_true", help="load and save beside safetensors and Orbax; exit 1 too")
     parser.add_argument("--megabytes", type=int, default=files.MEGABYTES, help="of the large file of --files")
@@ -41,7 +42,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them: FILE.svg or FILE.png")
     args = parser.parse_args(argv)
-    if args.plot is not None and (args.budgets or args.trees or args.files or args.plot.suffix not in _PLOTS):
+    if args.plot is not None and (
+        args.budgets or args.decode or args.trees or args.files or args.plot.suffix not in _PLOTS
+    ):
         parser.error("--plot draws the table or the growth series, as .svg or .png")
     if (args.budgets or args.files) and (args.case or args.measure or args.subject):
         parser.error("--budgets and --files measure all: --case, --measure and --subject choose from the table")
@@ -102,7 +105,8 @@ def _run_growth(args: argparse.Namespace, console: report.Console) -> list[table
     report.print_absent(console, absent)
     names = {name: module.NAME for name, module in present.items()}
     rounds = _rounds(args, 31)
-    plan = growth.plan(largest=1000 if args.quick else growth.SIZES[-1])
+    part = "decode" if args.decode else "growth"
+    plan = growth.decoding() if args.decode else growth.plan(largest=1000 if args.quick else growth.SIZES[-1])
     rows: list[table.Row] = []
     with report.progress(console) as bar:
         task = bar.add_task("", total=sum(growth.rounds_for(case, rounds) for case, _ in plan))
@@ -110,7 +114,7 @@ def _run_growth(args: argparse.Namespace, console: report.Console) -> list[table
             bar.update(task, description=f"{case.name}: {measure.title}")
             rows += growth.measure(case, measure, present, rounds, lambda: bar.advance(task))
     report.print_growth(console, rows, names)
-    _write(args.json, "growth", _content(rows, rounds, names, absent))
+    _write(args.json, part, _content(rows, rounds, names, absent))
     if args.plot is not None:
         from benchmarks import plot
 
@@ -178,7 +182,7 @@ def main(argv: list[str]) -> int:
     if args.budgets or args.files:
         judged = _run_files(args, console) if args.files else _run_budgets(args, console)
         return 0 if all(verdict.held for verdict in judged) else 1
-    run = _run_growth if args.growth else _run_trees if args.trees else _run_table
+    run = _run_growth if args.growth or args.decode else _run_trees if args.trees else _run_table
     rows = run(args, console)
     if not rows:
         print("nothing was measured: no case, measure and subject fit together", file=sys.stderr)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fills the tables of docs/performance.md and README.md from benchmarks/results.json: nobody types a number.
 
-python benchmarks/run.py --json run.json                     # and again with --growth, --trees and --budgets
+python benchmarks/run.py --json run.json                     # again with --growth, --decode, --trees, --budgets
 python tools/performance_tables.py --keep run.json --write   # without --write: exit 1 where a page is not current
 """
 
@@ -28,6 +28,7 @@ BLOCK = re.compile(r"(<!-- measured: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTAL
 # Few columns stay readable; the JSON has every subject.
 SUBJECTS = ("jax_flat", "jax_tree", "graftax_jit", "equinox_filter_jit", "nnx_jit", "flarejax_filter_jit")
 NNX = ("graftax_jit", "nnx_jit", "nnx_jit_tree", "nnx_cached_partial", "nnx_split")
+DECODE = ("jax_flat", "jax_tree", "graftax_jit", "equinox_filter_jit", "nnx_cached_partial", "nnx_jit")
 GRAFTAX = ("graftax_jit", "graftax_filter_jit", "graftax_pack")
 PACKED = ("jax_flat", "graftax_jit", "graftax_pack")
 # What users wait for. Walks alone are a part of it, and `flatten` has no known structure to compare with.
@@ -99,9 +100,11 @@ def numbers(results: dict[str, Any]) -> str:
     return _grid(["argument of the call", "compared with", "time of graftax"], lines)
 
 
-def _calls(measure: str, subjects: tuple[str, ...], only: str = "") -> Callable[[dict[str, Any]], str]:
+def _calls(
+    measure: str, subjects: tuple[str, ...], only: str = "", part: str = "table"
+) -> Callable[[dict[str, Any]], str]:
     def render(results: dict[str, Any]) -> str:
-        table = results["table"]
+        table = results[part]
         rows = [r for r in table["rows"] if r["measure"] == measure and r["subject"] in subjects and only in r["case"]]
         cells, present = _cells(rows), [s for s in subjects if any(r["subject"] == s for r in rows)]
         lines = [
@@ -139,7 +142,7 @@ def counts(results: dict[str, Any]) -> str:
 def growth(results: dict[str, Any]) -> str:
     series = results["growth"]
     cells = {(r["measure"], r["leaves"], r["subject"]): r for r in series["rows"]}
-    names = {"read_one": "reads one", "update_one": "changes one", "decode": "reads one of an nnx.Module"}
+    names = {"read_one": "reads one", "update_one": "changes one"}
     lines = [
         [f"{names[m]}, {n:,}", *(_microseconds(cells.get((m, n, s))) for s in series["subjects"])]
         for m in _in_order(series["rows"], "measure")
@@ -196,6 +199,7 @@ def trees(results: dict[str, Any]) -> str:
 ROW = ("case", "measure", "subject")
 KEPT = {
     "budgets": ("title", "limit", "measured", "floor", "held"),
+    "decode": (*ROW, "ratio", "error"),
     "growth": (*ROW, "leaves", "seconds", "error"),
     "table": (*ROW, "ratio", "amount", "equal", "error"),
     "trees": (*ROW, "seconds"),
@@ -230,6 +234,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "nnx": _calls("write_back", NNX, only="nnx"),
     "packed": packed,
     "counts": counts,
+    "decode": _calls("decode", DECODE, part="decode"),
     "growth": growth,
     "trees": trees,
     "slower": slower,

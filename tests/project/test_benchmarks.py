@@ -55,6 +55,15 @@ def test_parts_share_one_file(tmp_path, monkeypatch):
     assert all(row["equal"] for row in found["growth"]["rows"])
 
 
+@pytest.mark.quick(0)  # two seconds; no result depends on it
+def test_a_step_of_decoding_is_measured_beside_jax_and_nnx(tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(growth, "VARIABLES", 10)
+    assert command.main(["bench", "--decode", "--rounds", "2", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["decode"]["rows"]
+    assert {row["subject"] for row in rows} == set(growth.SUBJECTS) and all(row["equal"] for row in rows)
+
+
 @pytest.mark.quick(0)  # half a minute; nothing else in the suite depends on it
 def test_trees_are_measured_beside_jax_and_give_the_same(tmp_path, monkeypatch):
     out = tmp_path / "out.json"
