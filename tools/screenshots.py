@@ -99,7 +99,7 @@ def pages(folder: Path, site: Path | None) -> dict[str, Path]:
     made |= {name: notebook(folder, name, back) for name, back in NOTEBOOKS.items()}
     if site is not None:
         made |= {"site": site / "index.html", "site-tutorial": site / "tutorial.html"}
-        made["site-reference"] = site / "api" / "compile.html"
+        made["site-reference"] = site / "api" / "jit.html"
     return made
 
 
