@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import site
-import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from graftax._capture.bytecode import is_users
 from graftax._jax.equations import name_scopes, source_frames
 from graftax._record.origin_marks import Value, is_elementwise, is_floating
 
@@ -113,7 +111,7 @@ def _placed(equation: Any, enclosing: Sequence[Enclosing]) -> Origin:
     origin = Origin("equation", "nan", path=_object_path(scopes), is_backward="transpose" in transforms)
     origin.loops = tuple(text for e in enclosing if (text := e.text()))
     if frames:
-        own = next((frame for frame in frames if not _is_installed(frame[0])), frames[0])
+        own = next((frame for frame in frames if is_users(frame[0])), frames[0])
         origin.file, origin.line, origin.function = own
         if own is not frames[0]:
             file, line, function = frames[0]
@@ -128,15 +126,6 @@ def _object_path(scopes: Sequence[str]) -> str:
         if root in scopes[:i] or any(scope.startswith((root + ".", root + "[")) for scope in scopes[:i]):
             return scopes[i]
     return scopes[-1] if scopes else ""
-
-
-_STANDARD = sysconfig.get_paths()
-_FOLDERS = {_STANDARD["purelib"], _STANDARD["platlib"], _STANDARD["stdlib"], *site.getsitepackages()}
-_INSTALLED = tuple(os.path.realpath(folder) + os.sep for folder in _FOLDERS if folder != sys.prefix)
-
-
-def _is_installed(file: str) -> bool:
-    return os.path.realpath(file).startswith(_INSTALLED) or f"{os.sep}site-packages{os.sep}" in file
 
 
 def _number(x: Any) -> str:
