@@ -25,13 +25,17 @@ Owned key_of(PyObject* cls, PyObject* name) {
   return own(PyTuple_Pack(2, id.get(), name));
 }
 
+bool is_of_this_thread(PyObject* attribute_shown) {
+  Owned thread = own(attribute(attribute_shown, "thread"));
+  return PyLong_AsUnsignedLong(thread.get()) == PyThread_get_thread_ident();
+}
+
 // What a trace shows in the place of an attribute, unless that is of this thread and assigned by now; or null.
 Owned shown_for(PyObject* cls, PyObject* name) {
   if (!is_any_shown()) return {};
   Owned found = Owned::borrow(dict_get(shown, key_of(cls, name).get()));
   if (!found || in_class(cls, name) == found.get()) return found;
-  Owned thread = own(attribute(found.get(), "thread"));
-  return PyLong_AsUnsignedLong(thread.get()) == PyThread_get_thread_ident() ? Owned() : std::move(found);
+  return is_of_this_thread(found.get()) ? Owned() : std::move(found);
 }
 
 Owned original_of(PyObject* attribute_shown) {
@@ -47,12 +51,52 @@ void put(PyObject* cls, PyObject* name, PyObject* value) {
   if (value || in_class(cls, name)) check(PyType_Type.tp_setattro(cls, name, value));
 }
 
+const PyGetSetDef* dict_of_type = nullptr;  // the interpreter's own `type.__dict__['__dict__']`
+PyGetSetDef dict_with_shown;                // the same, while traces show something
+
+// The names of a class with what this thread finds there; null where no trace shows anything in the class.
+Owned seen_dict(PyObject* cls) {
+  Owned seen, id = own(PyLong_FromVoidPtr(cls));
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(shown, &at, &key, &value);) {
+    PyObject* name = PyTuple_GET_ITEM(key, 1);
+    if (!equal(PyTuple_GET_ITEM(key, 0), id.get()) || in_class(cls, name) != value) continue;
+    if (!seen) seen = own(PyDict_Copy(scope_of(cls).get()));
+    Owned found = is_of_this_thread(value) ? own(attribute(value, "value")) : original_of(value);
+    check(PyDict_SetItem(seen.get(), name, found.get()));
+  }
+  return seen;
+}
+
+PyObject* get_dict(PyObject* cls, void* closure) {
+  try {
+    Owned seen = seen_dict(cls);
+    return seen ? PyDictProxy_New(seen.get()) : dict_of_type->get(cls, closure);
+  } catch (nb::python_error& e) {
+    e.restore();
+    return nullptr;
+  }
+}
+
+// While traces show something, `cls.__dict__` is answered here: its values would be what stands in the class for them.
+void answer_for_dicts(bool are_shown) {
+  Owned descriptor = Owned::borrow(in_class(reinterpret_cast<PyObject*>(&PyType_Type), interned("__dict__")));
+  auto* getset = reinterpret_cast<PyGetSetDescrObject*>(descriptor.get());
+  if (!dict_of_type) {
+    dict_of_type = getset->d_getset;
+    dict_with_shown = *dict_of_type;
+    dict_with_shown.get = get_dict;
+  }
+  getset->d_getset = are_shown ? &dict_with_shown : const_cast<PyGetSetDef*>(dict_of_type);
+}
+
 // What it returns stands there again when `uncover` is given it: another trace of this thread shows it.
 Owned cover(PyObject* cls, PyObject* name, PyObject* attribute_shown, bool stands) {
   Owned key = key_of(cls, name), outer = Owned::borrow(dict_get(shown, key.get())),
         own_value = class_attribute(cls, name);
   set_original(attribute_shown, own_value.get());
   check(PyDict_SetItem(shown, key.get(), attribute_shown));
+  answer_for_dicts(true);
   if (own_value && stands) put(cls, name, attribute_shown);
   return outer ? std::move(outer) : Owned::borrow(Py_None);
 }
@@ -61,6 +105,7 @@ void uncover(PyObject* cls, PyObject* name, PyObject* attribute_shown, PyObject*
   Owned key = key_of(cls, name), original = original_of(attribute_shown);
   if (outer != Py_None) check(PyDict_SetItem(shown, key.get(), outer));
   else if (PyDict_DelItem(shown, key.get()) < 0) raise_python();
+  answer_for_dicts(is_any_shown());
   put(cls, name, original.get());
 }
 

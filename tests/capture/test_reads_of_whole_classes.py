@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import threading
+
+import jax
 import jax.numpy as jnp
 import pytest
 
+import graftax
 from programs import Program, beside
 
 CLASSES = """import abc, dataclasses, inspect, operator, typing
@@ -109,3 +113,62 @@ def test_a_module_that_gets_a_getattr():
     )
     beside(Program(source, lambda m: setattr(m.mod, "__getattr__", lambda name: 5.0)))
     beside(Program(source, lambda m: setattr(m.mod, "k", 5.0)))
+
+
+DICTS = """import inspect
+class Box:
+    def __init__(self): self.n = 1.0
+class A:
+    m, log, rate, w = Box(), [], 2.0, jnp.ones(())
+    @classmethod
+    def own(cls): return cls.__dict__['m']
+a = A()
+def f(x):
+    {do}
+    return x * A.rate + A.w, {read}
+"""
+IN_DICTS = {
+    "of a class": ("A.__dict__['m'].n += 1", "A.__dict__['m'].n"),
+    "of the class of an object": ("type(a).__dict__['m'].n += 1", "len(type(a).__dict__['log'])"),
+    "of each base": ("pass", "[c.__dict__['m'].n for c in type(a).__mro__ if 'm' in c.__dict__]"),
+    "in a class method": ("A.own().n += 1", "A.own().n"),
+    "by inspect": ("inspect.getattr_static(a, 'm').n += 1", "inspect.getattr_static(A, 'rate')"),
+    "of an array": ("A.w = A.__dict__['w'] + 1", "A.__dict__['w'] * 2"),
+    "of a number": ("A.rate = A.__dict__['rate'] * 2", "A.__dict__['rate']"),
+}
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("do", "read"), IN_DICTS.values(), ids=IN_DICTS)
+def test_the_dict_of_a_class_shows_what_a_trace_has_there(do: str, read: str):
+    def change(m):
+        m.A.m.n, m.A.rate = 40.0, 9.0
+        m.A.log.append(1)
+
+    beside(Program(DICTS.format(do=do, read=read), change, ("A.m.n", "A.log", "A.rate", "A.w")))
+
+
+def test_another_thread_finds_the_classs_own_in_its_dict():
+    class A:
+        w = jnp.ones(())
+
+    seen, is_traced, has_looked = [], threading.Event(), threading.Event()
+
+    def look():
+        is_traced.wait()
+        seen.append(A.__dict__["w"])
+        has_looked.set()
+
+    def f(x):
+        wait()
+        return x * A.__dict__["w"]
+
+    def wait():
+        is_traced.set()
+        has_looked.wait()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    graftax.jit(f, warn_impure=False)(jnp.ones(1))
+    thread.join()
+    assert seen == [A.w] and isinstance(seen[0], jax.Array) and not isinstance(seen[0], jax.core.Tracer)

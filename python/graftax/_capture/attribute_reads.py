@@ -49,10 +49,8 @@ class AttributeReads:
         self.classes: dict[type, None] = {}
         self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
         self.attributes: set[str] = set()
-        self.laid_open: set[type] = set()  # classes whose __dict__ code reads: it would show what stands for a root
         self.reads_names = False  # is there code that may look at all names of a class?
         self.asks_names = False  # is there code that asks classes and functions for their names?
-        self._computes_names = False  # is there code that asks for attributes by names that it computes?
         self._sets_names = False  # is there code that sets attributes by names that it computes?
         self._matches = False  # is there code that matches classes?
         self._stored: set[str] = set()  # attributes that code sets
@@ -66,12 +64,10 @@ class AttributeReads:
 
     def note_users(self, names: Names) -> None:
         """Code of the user's asks for these."""
-        reads_names = "vars" in names.loaded or OF_NAMES in names.attributes
-        # What was looked up for its names alone has to be looked at once more for its values.
-        if (names.computes and not self._computes_names) or (reads_names and not self.reads_names):
+        reads_names = names.computes or "vars" in names.loaded or OF_NAMES in names.attributes
+        if reads_names and not self.reads_names:  # what was looked up for some of its names counts with all
             self._looked.clear()
-        self._computes_names = self._computes_names or names.computes
-        self.reads_names = self.reads_names or reads_names or names.computes
+        self.reads_names = self.reads_names or reads_names
         if names.matches and not self._matches:
             self._matches = True
             for cls in list(self.classes):
@@ -143,14 +139,6 @@ class AttributeReads:
         else:
             yield from self.add(type(value))
 
-    def lay_open(self, cls: type) -> bool:
-        """Code reads `cls.__dict__`: what is in it counts as a binding. True where that is new."""
-        if cls in self.laid_open:
-            return False
-        self.laid_open.update(cls.__mro__)
-        self._looked.clear()
-        return True
-
     # ---- what is there
 
     def look_up_anew(self) -> None:
@@ -177,19 +165,15 @@ class AttributeReads:
             for subclass in type.__subclasses__(cls):
                 yield from self.add(subclass)
 
-    def all_names(self, cls: type, shows_values: bool) -> Iterator[NameRead]:
-        """All that a class has, and that it has no more, where code may look at all names.
-
-        `shows_values` says whether code calls `vars`. That shows what may change by itself, which is a root then.
-        """
+    def all_names(self, cls: type) -> Iterator[NameRead]:
+        """All that a class has, and that it has no more, where code may look at all names."""
         for base in filter(is_users_class, cls.__mro__ if self.reads_names else ()):
             yield NameRead(base, OF_NAMES, MISSING, False)
             for name in in_class(base, OF_NAMES)[1]:
                 if name == "_abc_impl":  # the interpreter's own notes on an abstract class
                     continue
                 value = _core.class_attribute(base, name)
-                shows = (self._computes_names or shows_values) and base not in self.laid_open
-                is_root = shows and not is_bound_by(value) and not is_constant(value)
+                is_root = not is_bound_by(value) and not is_constant(value)
                 yield NameRead(base, name, value, is_root and not _is_refused(Origin(base, name)))
 
     def asked_of(self, cls: type) -> Iterator[tuple[str, type | None, Any]]:
@@ -200,7 +184,7 @@ class AttributeReads:
 
     def read_of(self, cls: type, name: str, owner: type | None, value: object) -> NameRead:
         if owner is not None and is_users_class(owner) and not is_constant(value) and not is_bound_by(value):
-            return NameRead(owner, name, value, owner not in self.laid_open)
+            return NameRead(owner, name, value, True)
         return NameRead(cls, name, value, False)  # of the class that is asked: another base may come to have the name
 
     def asked_of_super(self, cls: type) -> Iterator[NameRead]:

@@ -182,9 +182,7 @@ class CodeReads:
                 self._add_class(value)
                 if names.asks_classes:
                     self.abstract_classes.note(value)
-                if users and attribute == OF_NAMES:
-                    if self.attributes.lay_open(value):
-                        self.names.drop(p for p in self.names.origins if p.holder in value.__mro__ and not p.assigned)
+                if attribute == OF_NAMES:
                     return None
                 owner, value = in_class(value, attribute)
                 binding = owner, attribute
@@ -318,7 +316,7 @@ class CodeReads:
         attributes = self.attributes
         for cls in attributes.not_looked_up():
             self._note_all(attributes.new_subclasses(cls))
-            self._note_all(attributes.all_names(cls, bool(self.builtins.of_vars)))
+            self._note_all(attributes.all_names(cls))
             for name, owner, value in attributes.asked_of(cls):
                 self._note_cache(value)
                 self._note_all(attributes.add_in(value))

@@ -270,17 +270,14 @@ class Views:
         return self._scopes.setdefault(id(scope), (scope, dict(scope)))[1]
 
     def vars(self, *arguments: object) -> Any:
-        """What `vars` is for code under the trace: of a class or a module, with the rebuilt values."""
+        """What `vars` is for code under the trace: of a module, with the rebuilt values."""
         if not arguments:
             return sys._getframe(1).f_locals
         shown = builtins.vars(*arguments)
-        if isinstance(arguments[0], types.ModuleType):
-            tell_of_call(VARS_OF_MODULE, sys._getframe(1))
-            return self.seen(shown)
-        if not isinstance(arguments[0], type) or not any(isinstance(value, _SeenAttribute) for value in shown.values()):
+        if not isinstance(arguments[0], types.ModuleType):
             return shown
-        values = {name: value.get() if isinstance(value, _SeenAttribute) else value for name, value in shown.items()}
-        return types.MappingProxyType(values)
+        tell_of_call(VARS_OF_MODULE, sys._getframe(1))
+        return self.seen(shown)
 
     def seen(self, scope: dict[str, Any]) -> dict[str, Any]:
         """The same, where they see anything else than the globals themselves."""
@@ -453,8 +450,8 @@ class Views:
             module.__class__ = own_class
         for attribute in self._classes.values():
             origin = attribute.origin
-            current = vars(origin.holder).get(origin.name or "", MISSING)
-            if current is not attribute:
+            current = vars(origin.holder).get(origin.name or "", MISSING)  # of a class that shows it: its value
+            if current is not attribute.value:
                 if origin.assigned or reads.attributes.sets(origin.name) or isinstance(current, Tracer):
                     attribute.value = current
                 else:

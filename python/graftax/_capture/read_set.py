@@ -417,7 +417,7 @@ class ReadSet(CodeReads):
             return
         if name == OF_KEYS:
             return
-        if name == OF_NAMES or (isinstance(holder, type) and holder in attributes.laid_open):
+        if name == OF_NAMES:
             self._note_all(attributes.renewed(holder))
             names.compared = None
             return
