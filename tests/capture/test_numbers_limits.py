@@ -365,6 +365,17 @@ def test_a_frozen_function_says_which_number_it_cannot_compute(program: Any, val
         f(x(), value)
 
 
+def test_behind_the_first_decision_that_differs_nothing_is_computed():
+    """For such numbers the code goes another way: `2**n` would take for ever."""
+    f = graftax.jit(lambda x, n: x * 2 if n < 99 and 2**n < 2**99 else x)
+    for n in (1, 2, 3):
+        f(x(), n)
+    f.freeze()
+    with pytest.raises(graftax.GraftaxError, match="n < 99 was True, is False") as error:
+        f(x(), 100)
+    assert "2 ** n" not in str(error.value)
+
+
 # `Union[...]` of today's Python is another class than that of `typing` before 3.14.
 NUMBER: Any = typing.Union[int, float]  # noqa: UP007
 

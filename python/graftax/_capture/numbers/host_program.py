@@ -17,6 +17,7 @@ _COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
 _ONE_TO_ONE = ("+", "-", "*", "/", "neg", "pos")
 _MOST = 3.4028235677973366e38  # what is not below it is infinite in 32 bits
 _CAPACITY = 16  # inputs of one type; a trace that needs more begins anew with more
+_SKIPPED = object()  # the value of an operation that is not computed
 _LONGEST = 60  # characters of an operation in an explanation
 
 
@@ -172,33 +173,41 @@ class HostProgram:
         Args:
             names: of the numbers, for the text.
         """
-        values, texts = self._values(numbers), self._texts(names)
-        broken: list[tuple[str, str, str, str]] = []
-        for (node, _), expected in self.guards.items():
-            value = values[node]
-            if type(value) is not type(expected) or repr(value) != repr(expected):
-                broken.append((texts[node], repr(expected), repr(value), self.asked.get(node, "")))
+        texts, values, broken = self._texts(names), list[Any](), list[tuple[str, str, str, str]]()
+        guards, stops = self.guards_by_node(), False
+        for node in range(len(self._nodes)):
+            value = self._value(node, values, numbers, stops)
+            values.append(value)
+            for _, expected in guards.get(node, ()) if value is not _SKIPPED else ():
+                if type(value) is not type(expected) or repr(value) != repr(expected):
+                    broken.append((texts[node], repr(expected), repr(value), self.asked.get(node, "")))
+            stops = stops or bool(broken) or isinstance(value, Exception)
         for kind, nodes in self.inputs.items():
             for node in nodes:
                 value = values[node]
-                if isinstance(value, Exception) or (kind is int and not fits(value)):
+                if isinstance(value, Exception) or (kind is int and value is not _SKIPPED and not fits(value)):
                     requirement = "an int that JAX can take" if kind is int else "a float"
                     broken.append((texts[node], requirement, repr(value), ""))
         return broken
 
-    def _values(self, numbers: Sequence[int | float]) -> list[Any]:
-        """Of each node; where the arithmetic raises, the error."""
-        results: list[Any] = []
-        for name, *operands in self._nodes:
-            if name == "number":
-                results.append(numbers[operands[0]])
-            elif name == "constant":
-                results.append(operands[-1])
-            else:
-                arguments = [results[operand] for operand in operands]
-                error = next((value for value in arguments if isinstance(value, Exception)), None)
-                results.append(_computed(name, arguments) if error is None else error)
-        return results
+    def guards_by_node(self) -> dict[int, list[tuple[str, Any]]]:
+        guards: dict[int, list[tuple[str, Any]]] = {}
+        for (node, aspect), expected in self.guards.items():
+            guards.setdefault(node, []).append((aspect, expected))
+        return guards
+
+    def _value(self, node: int, values: Sequence[Any], numbers: Sequence[int | float], stops: bool) -> Any:
+        """Of a node, with those of the nodes before it; where the arithmetic raises, the error.
+
+        Behind the first error, or the first guard that does not hold, it `stops`: the code goes another way for these
+        numbers, and `2**n` may take for ever.
+        """
+        name, *operands = self._nodes[node]
+        if name in ("number", "constant"):
+            return numbers[operands[0]] if name == "number" else operands[-1]
+        if error := next((values[operand] for operand in operands if isinstance(values[operand], Exception)), None):
+            return error
+        return _SKIPPED if stops else _computed(name, [values[operand] for operand in operands])
 
     def _texts(self, names: Sequence[str]) -> list[str]:
         """Each node as Python code. What is long is cut: one of a shared node is as long as its paths are many."""
@@ -238,9 +247,7 @@ class _Source:
         self._lines: list[str] = []
 
     def function(self, outcomes: int) -> Callable[..., Any]:
-        guards: dict[int, list[tuple[str, Any]]] = {}
-        for (node, aspect), expected in self._program.guards.items():
-            guards.setdefault(node, []).append((aspect, expected))
+        guards = self._program.guards_by_node()
         for number, node in enumerate(self._nodes):  # all: what nobody needs may raise, in plain Python too
             self._compute(number, node)
             for aspect, expected in guards.get(number, ()):
