@@ -128,7 +128,10 @@ nb::list Trace::build_roots(uint32_t first_root) {
   }
   behind_.resize(p.track_pc.size());
   for (uint32_t t = first_track; t < p.track_pc.size(); ++t)
-    if (raw_[t]) behind_.replace(t, behind(p.track_pc[t], raw_[t]));
+    if (raw_[t]) {
+      bool is_handed_over = p.code[p.track_pc[t]].flags & HANDED_OVER;
+      behind_.replace(t, behind(p.track_pc[t], raw_[t], is_handed_over ? &kept_[t] : nullptr));
+    }
   unflattened_.resize(p.code.size());
   for (uint32_t c = first_pc; c < p.code.size(); ++c) unflattened_.set(c, unflattened(c).get());
   return out;
@@ -430,6 +433,7 @@ void Trace::close() {
   built_.clear();
   raw_.clear();
   behind_.clear();
+  kept_.clear();
   opened_.clear();
   // It points into `held_`, and goes first.
   recording_ = &Recording::nothing();

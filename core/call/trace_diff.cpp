@@ -306,8 +306,8 @@ bool flattens_alike(const Cursor& one, const Cursor& other) {
 }  // namespace
 
 // What is behind the attributes of a registered node as it was rebuilt: by name, a list of what containers and objects
-// hold that are no nodes of their own. Null where nothing is.
-Owned Trace::behind(uint32_t pc, PyObject* attributes) const {
+// hold that are no nodes of their own. Null where nothing is. Where `kept` is given, each of them is kept there as it is.
+Owned Trace::behind(uint32_t pc, PyObject* attributes, OwnedList* kept) const {
   constexpr Py_ssize_t most = 10000;
   const Program& p = recording_->program();
   std::unordered_set<PyObject*> nodes;  // that are compared by themselves
@@ -328,10 +328,12 @@ Owned Trace::behind(uint32_t pc, PyObject* attributes) const {
       if (kind.leaf == Leaf::numpy || PyByteArray_Check(obj)) {
         changes = true;
         add_bytes(held.get(), obj);
+        if (kept && kind.leaf == Leaf::numpy) kept->push_stolen(keep(obj, kind));
       }
       if (!kind.is_node() || kind.node->is_registered || nodes.count(obj) || !seen.insert(obj).second) continue;
       changes = changes || !PyTuple_CheckExact(obj);
       if (PySet_Check(obj)) check(PyList_Append(held.get(), own(PyFrozenSet_New(obj)).get()));
+      if (kept) kept->push_stolen(keep(obj, kind));
       Cursor cursor(obj, kind);
       while (cursor.next(value, key)) {
         if (key) check(PyList_Append(held.get(), key));
@@ -396,16 +398,47 @@ bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject
   return any;
 }
 
-// Gives a registered node the attributes back that its snapshot holds.
-void Trace::restore_raw(uint32_t pc, Commit& commit) {
-  PyObject* obj = recording_->live[pc];
+void Trace::restore_attributes(PyObject* obj, PyObject* before, Commit& commit) const {
   const Kind& kind = kind_of(obj);
-  uint32_t track = recording_->program().code[pc].node->track;
-  PyObject *before = track != NONE ? raw_[track] : unflattened_[pc], *name, *value;
+  PyObject *name, *value;
   Owned now = attributes_of(obj, kind);
   for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &name, &value);)
     if (!dict_get(before, name)) commit.field(obj, kind, name, nullptr);
   for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &value);) commit.field(obj, kind, name, value);
+}
+
+// (the object, a copy of its items or None, its attributes): for `restore_kept`.
+Owned Trace::keep(PyObject* obj, const Kind& kind) const {
+  auto* type = reinterpret_cast<PyObject*>(kind.solid);
+  Owned items = Owned::borrow(Py_None), attributes = own(PyDict_New());
+  if (kind.leaf == Leaf::numpy) items = own(PyObject_CallMethod(obj, "copy", nullptr));
+  else if (!kind.node->is_whole && type && PyObject_HasAttrString(type, "copy"))
+    items = call_base(kind.solid, "copy", obj);
+  if (kind.is_node() && kind.has_fields()) attributes = attributes_of(obj, kind);
+  return own(PyTuple_Pack(3, obj, items.get(), attributes.get()));
+}
+
+void Trace::restore_kept(PyObject* kept, Commit& commit) const {
+  PyObject *obj = PyTuple_GET_ITEM(kept, 0), *items = PyTuple_GET_ITEM(kept, 1);
+  const Kind& kind = kind_of(obj);
+  if (kind.leaf == Leaf::numpy) {
+    Owned now = own(PyObject_CallMethod(obj, "copy", nullptr));
+    auto put = [array = Owned::borrow(obj)](const Owned& values) {
+      check(PyObject_SetItem(array.get(), Py_Ellipsis, values.get()));
+    };
+    commit.step([put, before = Owned::borrow(items)] { put(before); }, [put, now] { put(now); });
+  } else if (items != Py_None) {
+    commit.exchange(*kind.node, obj, own(PyObject_CallMethod(items, "copy", nullptr)));
+  }
+  if (kind.is_node() && kind.has_fields()) restore_attributes(obj, PyTuple_GET_ITEM(kept, 2), commit);
+}
+
+// Gives a registered node back what its snapshot holds: its attributes, and what is behind them.
+void Trace::restore_raw(uint32_t pc, Commit& commit) {
+  uint32_t track = recording_->program().code[pc].node->track;
+  restore_attributes(recording_->live[pc], track != NONE ? raw_[track] : unflattened_[pc], commit);
+  auto kept = kept_.find(track);
+  for (size_t i = 0; kept != kept_.end() && i < kept->second.size(); ++i) restore_kept(kept->second[i], commit);
 }
 
 // What a registered node flattens to with these of its attributes as they were when it was rebuilt.

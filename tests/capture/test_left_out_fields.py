@@ -192,3 +192,47 @@ def test_what_is_a_node_of_its_own_is_no_field_that_is_left_out():
     for n in (1, 2):
         jitted(tree, ONE * n)
         assert (tree.inner.count, tree.inner.w.tolist()) == (n, [2.0 * n])
+
+
+class Empty:
+    """Its flatten gives nothing: where no array is beside it, the function gets the object itself."""
+
+    def __init__(self) -> None:
+        self.log, self.table, self.tags = [1], {"a": 1}, {"a"}
+        self.queue, self.bytes, self.array = collections.deque([1]), bytearray(b"a"), np.zeros(1)
+        self.inner = Inner()
+
+
+jax.tree_util.register_pytree_node(Empty, lambda m: ((), None), lambda aux, parts: Empty())
+KEPT = Empty()
+
+
+def with_default(x: Any, change: Callable[[Any], Any], m: Empty = KEPT) -> Any:
+    change(m)
+    return x
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.log.append(2),
+        lambda m: m.table.update(a=5),
+        lambda m: m.tags.add("b"),
+        lambda m: m.queue.append(2),
+        lambda m: m.bytes.extend(b"bc"),
+        lambda m: counts(m.inner),
+        lambda m: m.inner.names.append("b"),
+        in_an_array,
+        counts_by_a_text,
+    ],
+)
+def test_an_object_without_arrays_is_as_before(change):
+    def state() -> list[str]:
+        return [repr(vars(KEPT.inner)) if name == "inner" else repr(value) for name, value in vars(KEPT).items()]
+
+    before, jitted = state(), graftax.jit(lambda x: with_default(x, change))
+    for _ in range(3):
+        with pytest.raises(graftax.MutationError, match="__defaults__"):
+            jitted(ONE)
+        assert state() == before
