@@ -137,3 +137,24 @@ def test_a_function_with_state_that_is_made_again_between_calls(name):
         f"        return count\n    return step\nstep = make()\n{MADE_AGAIN[name]}\ndef f(x): return x * helper()"
     )
     beside(Program(source, lambda m: setattr(m, "step", m.make()), ("step.__closure__[0].cell_contents",)))
+
+
+LOG: list[int] = []
+
+
+def note(x, log=LOG):
+    log.append(1)
+    return x
+
+
+def test_a_call_that_fails_again_changes_nothing_again():
+    """What a helper has was found by the first trace, in which it was heard of for the only time."""
+
+    def f(x):
+        raise ValueError(note(x))
+
+    jitted = graftax.jit(f)
+    for _ in range(3):
+        with pytest.raises(ValueError):
+            jitted(jnp.ones(1))
+        assert LOG == []
