@@ -456,3 +456,30 @@ def test_a_cache_that_drops_what_the_function_asks_for_again_is_refused(size: in
     with pytest.raises(graftax.MutationError, match=r"asks for .*double\(\d\), and the cache drops .*maxsize"):
         graftax.jit(step)(jnp.ones(2))
     assert double(1) == 2
+
+
+@pytest.mark.parametrize("filled", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+def test_an_equal_object_has_other_results_in_the_cache_of_a_method(filled: bool, given: bool):
+    source = """
+    class Rows:
+        @functools.lru_cache(8)
+        def rows(self, n=1): return {"n": n}
+    one, two = Rows(), Rows()
+    here = one
+    def f(x, rows): return x * (rows or here).rows()["n"]
+    """
+
+    def run(wrap: Any) -> list[Any]:
+        m = module(source)
+        f, out = wrap(m.f), list[Any]()
+        if filled:
+            m.two.rows()["n"] = 7
+        for rows, change in ((m.one, 0), (m.one, 0), (m.two, 0), (m.two, 9), (m.one, 0)):
+            m.here = rows
+            if change:
+                rows.rows()["n"] = change
+            out.append(f(jnp.ones(1), rows if given else None).tolist())
+        return out
+
+    assert run(graftax.jit) == run(plain)

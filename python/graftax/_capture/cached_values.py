@@ -123,6 +123,11 @@ class CachedValues:
             if each.is_known or any(type(x) in _CONTAINERS or is_object(x) for x in made):
                 yield each.call
 
+    def in_keys(self) -> Iterator[object]:
+        """The objects that the caches know by their identity: another one that is equal has other results."""
+        for cache in [cache for reference in list(self._caches.values()) if (cache := reference()) is not None]:
+            yield from (part for key in results_in(cache) for part in _parts(key) if _is_by_identity(type(part)))
+
     def note(self, cache: object) -> types.CodeType | None:
         """Notes a cache that code names. Gives the code of its function where that is new."""
         if type(cache) is not Cache or not is_known or self._is_known(cache):

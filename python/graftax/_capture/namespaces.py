@@ -130,6 +130,7 @@ class Rebuilt:
         self.cells: dict[int, tuple[int, types.CellType]] = {}
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
+        self.in_keys: dict[int, int] = {}  # the same of those that are keys of a cache
         self.raised: list[BaseException] = []  # errors about a tracer
         self.changes_in_place = False  # did its code change arrays in place, or arguments that could be NumPy's?
         self.views: Views | None = None  # of the traced function
@@ -171,6 +172,10 @@ class Rebuilt:
         """Of a copy: the id of the caller's object."""
         identity = self._identity(obj)
         return None if identity is None or identity[1] == builtins.id(obj) else identity[1]
+
+    def note_keys(self, objects: Iterable[object]) -> None:
+        """A cache has results for these objects."""
+        self.in_keys.update(filter(None, map(self._identity, objects)))
 
     def id(self, obj: object, /) -> int:
         """What `id` is for code under the trace: of a copy, that of the caller's object."""

@@ -263,6 +263,7 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
                     result = signature.call(*call_arguments)
                     if reads is not None:
                         reads.impure.tell_of_copies(reads.cached.lost())
+                        graph.note_keys(reads.cached.in_keys())
                 else:
                     run = functools.partial(signature.call, *call_arguments)
                     result = _core.run_watched(
@@ -360,8 +361,9 @@ def _note_trace(
     if graph.changes_in_place:
         table.numpy_leaves[id(outcome)] = [isinstance(leaf, (np.ndarray, np.generic)) for leaf in recording.leaves]
     # Most ids that code reads serve one walk of a graph. They matter later only if an argument or a result holds them.
-    if graph.asked and (recording.holds_ids or outcome.holds_ids):
-        table.requested_ids[id(outcome)] = graph.asked
+    asked = graph.asked if recording.holds_ids or outcome.holds_ids else {}
+    if asked or graph.in_keys:
+        table.requested_ids[id(outcome)] = asked | graph.in_keys
 
 
 def _see_to_hosts(
