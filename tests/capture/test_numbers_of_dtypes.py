@@ -87,3 +87,28 @@ def test_a_number_has_64_bits_where_the_code_turns_them_on():
     f = graftax.jit(program)
     for value in (0.1, 0.2, 0.3, 0.7):
         assert float(f(value)) == value * 3
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16])
+def test_a_numpy_integer_in_a_list_has_to_fit(dtype: Any):
+    def program(n: Any) -> Any:
+        return jnp.array([np.int64(n), 1], dtype)
+
+    f = graftax.jit(program)
+    assert all(agree(program, f, value) for value in INTEGERS)
+
+
+def test_a_float_is_no_length():
+    def program(n: Any) -> Any:
+        return jnp.zeros(7) if n == 500 else jnp.zeros(n)
+
+    f = graftax.jit(program)
+    for value in (2.0, 500.0, 7.0, 3.0):
+        try:
+            expected: Any = program(value)
+        except TypeError:
+            with pytest.raises(TypeError):
+                f(value)
+        else:
+            assert same(f(value), expected)

@@ -65,13 +65,16 @@ def only_checks_dtype(frame: types.FrameType | None) -> bool:
     return True
 
 
-def wanted_dtype(frame: types.FrameType) -> tuple[Any, bool] | None:
-    """(the dtype, whether an integer has to fit it) where this frame of JAX makes an array of a number."""
+def wanted_dtype(frame: types.FrameType) -> tuple[Any, bool, bool] | None:
+    """(the dtype, whether an int has to fit it, whether an integer of NumPy does) where this frame of JAX makes an array
+    of a number. One of NumPy does in a list, of which NumPy makes the array."""
     in_list = frame.f_code.co_name == "<listcomp>" and frame.f_back is not None
     frame = frame.f_back if in_list and frame.f_back is not None else frame
     name = {"_convert_element_type": "new_dtype", "array": "dtype"}.get(frame.f_code.co_name)
     dtype: Any = frame.f_locals.get(name) if name is not None and _is_of_jax(frame) else None
-    return (dtype, name == "dtype") if isinstance(dtype, np.dtype) else None
+    if not isinstance(dtype, np.dtype):
+        return None
+    return dtype, name == "dtype", name == "dtype" and isinstance(frame.f_locals.get("object"), list | tuple)
 
 
 def makes_seed(frame: types.FrameType) -> bool:

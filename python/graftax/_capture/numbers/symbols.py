@@ -404,7 +404,8 @@ class Symbol:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dimension_as_value" and not is_users(sys._getframe(1).f_code.co_filename):
+        is_whole = isinstance(self._number, int | np.integer)
+        if name == "dimension_as_value" and is_whole and not is_users(sys._getframe(1).f_code.co_filename):
             return functools.partial(_as_array, self)  # JAX asks this of what stands for a number in its own traces
         if not hasattr(type(self._number), name):
             raise AttributeError(
@@ -453,14 +454,14 @@ def _is_within(integer: Any, dtype: object) -> bool:
     return int(limits.min) <= integer <= int(limits.max)
 
 
-def _of_dtype(symbol: Any, dtype: Any, has_to_fit: bool) -> Any:
+def _of_dtype(symbol: Any, dtype: Any, int_has_to_fit: bool, scalar_has_to_fit: bool) -> Any:
     """What JAX is to make an array of this dtype of. A float is converted by the host: it has more bits there."""
     value, trace = symbol._number, symbol._of_trace
     is_float = isinstance(value, float | np.floating)
     if dtype.kind == "b":
         return symbol != 0
     if jax.numpy.issubdtype(dtype, np.integer):
-        if not is_float and (isinstance(value, np.generic) or not has_to_fit):
+        if not is_float and not (scalar_has_to_fit if isinstance(value, np.generic) else int_has_to_fit):
             return trace.array(symbol)
         if is_float and not math.isfinite(value):
             return trace.value(symbol)
