@@ -205,7 +205,7 @@ def _trace(call: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
     cast("Any", call.caller)._begin_trace()
     reads, recording = call.caller._table.reads, call.recording
     if reads is not None and not call.plan.signature.has_roots_of(reads):
-        raise NewReads  # they were found by a trace of this entry that has failed, and what it met is not heard of again
+        raise NewReads  # a trace of this entry that failed found them; what it met is not heard of again
     locks = Locks(recording.instances(LOCKS))
     has_constants = call.plan.signature.numpy_is_constant or call.plan.options.static
     constants = recording.instances((np.ndarray,)) if has_constants else ()
