@@ -79,7 +79,7 @@ def make(seed: int) -> Sequence:
 def _seen(value: Any) -> Any:
     """Types, the digits of numbers and arrays, what is in containers."""
     if isinstance(value, jax.Array):
-        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         return jax.typeof(value), value.weak_type, repr(np.asarray(jax.random.key_data(value) if is_key else value))
     if isinstance(value, (list, tuple, set, frozenset)):
         parts = [_seen(item) for item in value]

@@ -66,8 +66,8 @@ def only_checks_dtype(frame: types.FrameType | None) -> bool:
 
 
 def wanted_dtype(frame: types.FrameType) -> tuple[Any, bool, bool] | None:
-    """(the dtype, whether an int has to fit it, whether an integer of NumPy does) where this frame of JAX makes an array
-    of a number. One of NumPy does in a list, of which NumPy makes the array."""
+    """Where this frame of JAX makes an array of a number: the dtype, whether an int has to fit it, and whether an
+    integer of NumPy does, as in a list, of which NumPy makes the array."""
     in_list = frame.f_code.co_name == "<listcomp>" and frame.f_back is not None
     frame = frame.f_back if in_list and frame.f_back is not None else frame
     name = {"_convert_element_type": "new_dtype", "array": "dtype"}.get(frame.f_code.co_name)
