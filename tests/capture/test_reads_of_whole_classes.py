@@ -172,3 +172,17 @@ def test_another_thread_finds_the_classs_own_in_its_dict():
     graftax.jit(f, warn_impure=False)(jnp.ones(1))
     thread.join()
     assert seen == [A.w] and isinstance(seen[0], jax.Array) and not isinstance(seen[0], jax.core.Tracer)
+
+
+@pytest.mark.parametrize("setter", ["type.__setattr__", "Meta.__setattr__", "super(Meta, A).__setattr__"])
+def test_an_attribute_that_a_method_sets_is_set_once_a_call(setter: str):
+    held = "" if setter.startswith("super") else "A, "
+    source = f"""
+    class Meta(type): pass
+    class A(metaclass=Meta): pass
+    def f(x):
+        {setter}({held}'n', getattr(A, 'n', 0) + 1)
+        {setter}({held}'w', x * 3)
+        return x * A.n
+    """
+    beside(Program(source, lambda m: setattr(m.A, "n", 7), ("A.n", "A.w")))

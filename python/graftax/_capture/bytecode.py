@@ -158,6 +158,7 @@ _LONGEST_KEY = 40
 _NO_PART = frozenset(("PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
 _ASKS_BY_TEXT = frozenset(("getattr", "hasattr"))
 _SETS_BY_TEXT = frozenset(("setattr", "delattr"))
+_SETTERS = frozenset(("__setattr__", "__delattr__"))  # methods that do the same
 
 
 def names_of(code: types.CodeType) -> Names:
@@ -216,7 +217,7 @@ class _Scan:
             frozenset(text for text in texts_in(self.code.co_consts) if len(text) <= _LONGEST_KEY),
             not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes})
             or self._computes_names(instructions, _ASKS_BY_TEXT),
-            self._computes_names(instructions, _SETS_BY_TEXT),
+            not _SETTERS.isdisjoint(self.attributes) or self._computes_names(instructions, _SETS_BY_TEXT),
             matches,
             matches or not self.loaded.keys().isdisjoint(("isinstance", "issubclass")),
         )
