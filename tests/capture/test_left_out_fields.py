@@ -236,3 +236,23 @@ def test_an_object_without_arrays_is_as_before(change):
         with pytest.raises(graftax.MutationError, match="__defaults__"):
             jitted(ONE)
         assert state() == before
+
+
+TRANSFORMS = {
+    "vmap": lambda change: graftax.vmap(lambda m, x: change(m) or x, in_axes=(None, 0)),
+    "grad": lambda change: graftax.grad(lambda m, x: change(m) or x.sum(), wrt=1),
+    "grad in jit": lambda change: graftax.jit(
+        lambda m, x: graftax.grad(lambda m, x: change(m) or x.sum(), wrt=1)(m, x)
+    ),
+    "scan": lambda change: lambda m, x: graftax.scan(lambda c, v: change(m) or (c, v), 0.0, x),
+    "checkpoint": lambda change: graftax.checkpoint(lambda m, x: change(m) or x),
+}
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_under_a_transform(transform):
+    _refused(in_a_nested_list, model := Layer(ONE), model, "'inner' of m")  # as the function does by itself
+    with pytest.raises(graftax.MutationError, match="field 'inner' of .*, which the flatten of Layer leaves out"):
+        transform(in_a_nested_list)(model, ONE)
+    assert model.inner.names == ["a"]

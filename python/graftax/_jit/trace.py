@@ -432,6 +432,8 @@ def run_trace(
                 running.numpy.end(values, recording.names, result)
                 if graph is not None:
                     graph.changes_in_place = running.numpy.has_changes
+                elif mutation == "propagate":  # a transform, which hears of no reads: what is only set goes back
+                    refuse_left_out(name, tracing.left_out(), lambda field: False)
             for changes in running.copies:
                 text = changes()
                 if text:
