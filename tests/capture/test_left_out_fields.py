@@ -253,6 +253,6 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_under_a_transform(transform):
     _refused(in_a_nested_list, model := Layer(ONE), model, "'inner' of m")  # as the function does by itself
-    with pytest.raises(graftax.MutationError, match="field 'inner' of .*, which the flatten of Layer leaves out"):
+    with pytest.raises(graftax.MutationError, match=r"field 'inner' of .*, which the flatten of Layer leaves out"):
         transform(in_a_nested_list)(model, ONE)
     assert model.inner.names == ["a"]
