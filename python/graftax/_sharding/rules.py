@@ -162,7 +162,7 @@ class Rules:
         mesh: the mesh to use if no other is given and none is set with `jax.set_mesh`.
 
     Raises:
-        TypeError: if a rule is not a pair, or its spec is none of these.
+        TypeError: if a rule is not a pair, or its spec has another type.
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
