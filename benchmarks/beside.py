@@ -120,10 +120,11 @@ def _leaves(model: Any) -> list[Any]:
 
 
 def _inner(jit: Callable[..., Any], build: Callable[[list[Any]], Any], read: Callable[[Any], Any]) -> Callable[[], Any]:
-    obj = build(_arrays(100))
+    obj, scope, numbers = build(_arrays(100)), {"squares": _squares, "read": read}, itertools.count()
 
     def traced() -> Any:
-        inner = jit(lambda obj: _squares(read(obj)))  # a function that was not met before
+        # Code that was not met before: graftax traces equal functions once.
+        inner = jit(eval(f"lambda obj: squares(read(obj)) + {next(numbers)}.0", scope))
         return jax.jit(lambda obj: inner(obj) + 1).trace(obj)
 
     return traced

@@ -133,6 +133,7 @@ class StaticChurn:
     bound: int = 512
     # Memory after the last tenth over memory at half time: the table is full by then and must not grow.
     memory_limit: float = 1.05
+    kept: int = 16  # the newest executables, for a function with equal code that may be made soon
 
     _STEPS = 10
 
@@ -167,7 +168,7 @@ class StaticChurn:
         growth = resident[-1] / resident[len(resident) // 2] if resident[-1] else 1.0
         # While the table still fills, memory grows by right.
         steady = growth <= self.memory_limit or size * self._STEPS < 4 * self.bound
-        held = equal and peak <= self.limit * self.bound and left <= 0 and steady
+        held = equal and peak <= self.limit * self.bound and left <= self.kept and steady
         detail = (
             f"{size * self._STEPS:,} values: at most {peak} live executables of {self.bound}, {left} left "
             f"after the function, memory {growth:.2f}x over the second half, "
