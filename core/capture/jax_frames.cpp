@@ -157,7 +157,14 @@ void bind_inner_frames(nb::module_& m) {
           "the names of JAX's own modules begin, `modules` those of its modules whose functions call nothing but what "
           "they are given. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, "
           "`leaves` those of what such functions may be given. "
-          "`owns(primitive)` says whether its rules are JAX's own.");
+          "`owns(primitive)` says whether its rules are JAX's own.")
+      .def(
+          "add_leaf",
+          [](InnerFrames& self, nb::handle type) {
+            self.leaves = nb::tuple(nb::steal(check(PySequence_Concat(self.leaves.ptr(), nb::make_tuple(type).ptr()))));
+          },
+          nb::arg("type"), nb::sig("def add_leaf(self, type: type) -> None"),
+          "They may be given values of this class, too.");
   m.def(
       "outside",
       [](nb::list noted, const InnerFrames* inner) {

@@ -285,6 +285,9 @@ class InnerFrames:
         """Codes of JAX's: `bind` of a primitive's method (self, *args, **params) that runs it; `apply` of what its jitted functions run on a call (*args, **kwargs), whose closure holds the function in the cell number `applied`, or None; `of_jaxprs` of functions that run or cut a jaxpr, their first argument. `owner` is how the names of JAX's own modules begin, `modules` those of its modules whose functions call nothing but what they are given. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, `leaves` those of what such functions may be given. `owns(primitive)` says whether its rules are JAX's own.
         """
 
+    def add_leaf(self, type: type) -> None:
+        """They may be given values of this class, too."""
+
 def outside(noted: list[Any], inner: InnerFrames | None) -> list[Any]:
     """Those of the equations, each given itself or by what holds it, in which somebody else's code may be called; all that are still there, where nothing is known of JAX's own.
     """

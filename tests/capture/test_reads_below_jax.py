@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
+from graftax import _core
 from graftax._base.stack_reserve import with_room
 from users_modules import ONE, Wrap, both, module
 
@@ -166,3 +171,34 @@ print(jax.__file__)
         [sys.executable, script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
     assert done.stdout.strip() == str(tmp_path / "jax" / "__init__.py"), done.stderr
+
+
+def _hears_of_frames() -> bool:
+    """Has the interpreter another function than its own to evaluate a frame?"""
+    state, api = ctypes.c_void_p, ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = api._PyInterpreterState_GetEvalFrameFunc.restype = state
+    api._PyInterpreterState_GetEvalFrameFunc.argtypes = [state]
+    now = api._PyInterpreterState_GetEvalFrameFunc(api.PyInterpreterState_Get())
+    return now != ctypes.cast(api._PyEval_EvalFrameDefault, state).value
+
+
+@pytest.mark.skipif(bool(_core.frames_unknown()), reason="frames are not heard of on this interpreter")
+@pytest.mark.parametrize("make", [jnp.ones, np.ones], ids=["jax", "numpy"])
+def test_jax_runs_without_the_hook_below_an_operator_on_an_argument(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
+) -> None:
+    heard: list[bool] = []
+    call = type(jnp.multiply).__call__
+
+    def noting(self: object, *args: object) -> object:
+        heard.append(_hears_of_frames())
+        return call(self, *args)
+
+    def f(x: Any) -> Any:
+        assert _hears_of_frames()
+        return jax.grad(lambda y: (y * y).sum())(x) + (x * 2) * 3
+
+    monkeypatch.setattr(type(jnp.multiply), "__call__", noting)
+    assert graftax.jit(f)(make(3)).tolist() == [8, 8, 8]
+    assert not any(heard)
+    assert len(heard) >= 3

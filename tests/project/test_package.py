@@ -40,7 +40,12 @@ NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
 
 def source_files(*suffixes: str) -> list[Path]:
     folders = ["python", "core", "tests", "benchmarks", "examples", "tools", "ecosystem", ".ci", ".github"]
-    found = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
+    found = [
+        p
+        for folder in folders
+        for p in (ROOT / folder).rglob("*")
+        if p.suffix in suffixes and ".hypothesis" not in p.parts
+    ]
     assert found
     return sorted(found)
 

@@ -63,6 +63,12 @@ def is_never_asked(filename: str) -> bool:
     return not installed or is_in_package(filename, *NEVER)
 
 
+def is_never_asked_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
+    """The same of code that runs in these globals. `dataclasses` compiles methods of JAX's classes from text."""
+    filename = scope.get("__file__") if code.co_filename == "<string>" else code.co_filename
+    return isinstance(filename, str) and is_never_asked(filename)
+
+
 def is_in_package(filename: str, *names: str) -> bool:
     """Is this a file of one of these packages?"""
     return filename.startswith(_folders_of(*names))

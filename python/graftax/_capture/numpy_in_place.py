@@ -31,6 +31,7 @@ from graftax._base.given_warnings import note_warning
 from graftax._capture.bytecode import is_never_asked
 from graftax._graph.structure import place_name
 from graftax._graph.types.describe import is_symbol
+from graftax._jax.inner_frames import add_class_of_tracers
 from graftax._jax.tracers import copy_of_tracer
 
 CHANGED = (
@@ -266,6 +267,7 @@ def _become(tracer: object, mixin: type) -> None:
     tracer.__class__ = stand_in
     if stand_in not in _known_to_core:  # an object that was recorded before is compared with its record afterwards
         _core.flatten(tracer)
+        add_class_of_tracers(stand_in)
         _known_to_core.add(stand_in)
 
 

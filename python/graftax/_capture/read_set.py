@@ -28,7 +28,7 @@ from graftax._capture.bytecode import (
     is_bound_by,
     is_constant,
     is_generated,
-    is_never_asked,
+    is_never_asked_code,
     is_of_module,
     is_users_class,
     is_users_code,
@@ -89,7 +89,7 @@ class ReadSet(CodeReads):
         `function` is None where the trace itself made it (before 3.12: where known code makes such functions).
         """
         # Of JAX and the standard library nothing counts, but for the functions that read something for their caller.
-        if is_never_asked(code.co_filename):
+        if is_never_asked_code(code, scope):
             if (reads := OF_CODE.get(code)) is not None:
                 return self._meet_library(reads(function, first)) if is_asked_by_user() else False
             begins_anew = self.builtins.note_class_check(code, scope)

@@ -58,3 +58,9 @@ def inner_frames() -> _core.InnerFrames | None:
     """JAX's frames that run no code of users. None if another library has classes of traces or avals of its own."""
     theirs = (*_subclasses(jax.core.Trace), *_subclasses(jax.core.AbstractValue))
     return _inner_frames() if all(c.__module__.startswith(("jax.", "flax.")) for c in theirs) else None
+
+
+def add_class_of_tracers(cls: type) -> None:
+    """A class of tracers made later, whose methods run no code of users: JAX's frames may be given those, too."""
+    if (frames := _inner_frames()) is not None:
+        frames.add_leaf(cls)
