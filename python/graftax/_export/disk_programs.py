@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.core
 import numpy as np
 
 from graftax import _core
@@ -36,6 +34,7 @@ from graftax._export.read_set_data import modules_of, restore
 from graftax._export.saved_entry import Saved
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
+from graftax._jax.tracers import has_tracer
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.trace import add_outcome
 
@@ -195,7 +194,7 @@ class FunctionPrograms:
         """
         self.miss = self._refused or self.miss
         adopted = [key for key, reads in self._adopted.items() if reads is None or reads.holds()]
-        if not adopted or any(isinstance(leaf, jax.core.Tracer) for leaf in recording.leaves):
+        if not adopted or has_tracer(recording.leaves):
             return None
         try:
             fingerprint = digest(recording.graphdef, recording.names, name)

@@ -17,6 +17,7 @@ from graftax._explain import ArraySignature, array_signatures, settings_texts
 from graftax._jax import cache_of_jax, fast_dispatch
 from graftax._jax.compilation import own_jit, pickling_avals
 from graftax._jax.settings import settings_of_traces
+from graftax._jax.tracers import has_tracer
 from graftax._jit.auto_donation import Donating
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 from graftax._jit.trace import encode
@@ -138,7 +139,7 @@ def fitting(programs: Sequence[Program], leaves: Sequence[Any]) -> Program | Non
 
 def all_fitting(programs: Sequence[Program], leaves: Sequence[Any]) -> list[Program]:
     """The same, with those that donate."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if has_tracer(leaves):
         return []
     tokens, settings = tuple(map(signature_token, array_signatures(leaves))), settings_tokens()
     return [program for program in programs if program.signatures == tokens and program.settings == settings]
@@ -178,7 +179,7 @@ class Shipped:
     def _pack(self, arguments: tuple[Any, ...]) -> None:
         least, self._packs_after = self._packs_after, None
         leaves = arguments[0] if self._tupled else arguments
-        if least is None or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if least is None or has_tracer(leaves):
             return
         begin = time.perf_counter()
         stage = self._compiled.lower(*arguments).compile()  # the call runs it

@@ -22,6 +22,7 @@ from graftax._base.trace_markers import Dynamic
 from graftax._graph.packed_buffers import Buffer, copy_array, is_plain, join, sharding_of, split
 from graftax._jax.arrays import is_deleted, ref_types
 from graftax._jax.tracebacks import boundary
+from graftax._jax.tracers import has_tracer
 
 PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
 PACK_CHANGED_TWICE = (
@@ -310,7 +311,7 @@ def _pack_leaves(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], PackLayout]:
     """(arrays, other leaves, layout) of these leaves."""
     # A buffer for each dtype and placement. Tracers have no placement: XLA decides.
-    traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+    traced = has_tracer(leaves)
     groups: dict[Any, list[int]] = {}
     for i, x in enumerate(leaves):
         if is_plain(x, max_bytes):

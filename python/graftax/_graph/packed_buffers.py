@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from graftax._base.errors import StructureError
 from graftax._jax.arrays import is_in_default_memory, ref_types
+from graftax._jax.tracers import has_tracer
 
 PACK_RESHAPED = (
     "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or "
@@ -50,7 +51,7 @@ def is_plain(x: Any, max_bytes: int) -> bool:
 
 def join(leaves: list[Any]) -> Any:
     """The buffer of these leaves."""
-    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+    if has_tracer(leaves):
         with _keep_64_bits():
             return _traced_join(leaves)
     # Through the host: outside of a trace, a concatenation by XLA would compile for every list of shapes.

@@ -6,7 +6,7 @@ None of this is public. Where a version of JAX lacks an attribute, the transform
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
@@ -46,6 +46,11 @@ def live_traces() -> list[Any]:
 def trace_of(leaf: Any) -> Any:
     """The trace that a tracer belongs to; None for other values."""
     return getattr(leaf, "_trace", None) if isinstance(leaf, Tracer) else None
+
+
+def has_tracer(values: Iterable[object]) -> bool:
+    """Is one of these a tracer? Arrays have few classes, which are quicker to look at than a thousand arrays."""
+    return any(issubclass(kind, Tracer) for kind in set(map(type, values)))
 
 
 def copy_of_tracer(tracer: Any) -> Any:

@@ -23,6 +23,7 @@ from graftax._graph.object_diff import equal_numbers, numbers_of
 from graftax._graph.structure_diff import Difference, differences
 from graftax._jax.arrays import ref_types
 from graftax._jax.tracebacks import boundary
+from graftax._jax.tracers import has_tracer
 from graftax._jit.call_plan import number_test
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names
@@ -85,7 +86,7 @@ class Checked(Jitted[P, R]):
         recording = plan.record(roots, layout)
         self._restart_if_reads_changed(recording, plan)
         leaves, graphdef = recording.leaves, recording.graphdef
-        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        if has_tracer(leaves):
             return None, (), roots, layout
         copies = _core.unflatten_roots(graphdef, [_copy_leaf(x) for x in leaves])
         graph, signature = Rebuilt(), self._plan.signature

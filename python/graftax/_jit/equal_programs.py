@@ -20,6 +20,7 @@ from graftax._jax.compilation import same_executable, unheard_stages, with_resul
 from graftax._jax.part_programs import runs_foreign_code
 from graftax._jax.settings import settings_of_traces
 from graftax._jax.tracebacks import boundary
+from graftax._jax.tracers import has_tracer
 from graftax._jit.compile_progress import report_reused
 from graftax._jit.multihost_check import program_text
 
@@ -60,7 +61,7 @@ class Reusing:
         if not (self._is_first or self._reused) or jax.config.jax_debug_nans or jax.config.jax_debug_infs:
             return self._compiled(*arguments)
         leaves = arguments[0] if self._tupled else arguments
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if has_tracer(leaves):
             return self._compiled(*arguments)
         stage = self.stage_for(leaves)
         if stage is None:

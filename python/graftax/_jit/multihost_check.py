@@ -22,6 +22,7 @@ from graftax._graph.structure import Op, Structure, place_name
 from graftax._jax.arrays import without_key
 from graftax._jax.processes import are_of_several, spans_processes
 from graftax._jax.tracebacks import boundary
+from graftax._jax.tracers import has_tracer
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.multihost_rendezvous import HostComparison, Line, coordinator, pack_description
 from graftax._jit.number_policy import SymbolicNumbers
@@ -72,7 +73,7 @@ class CrossHostCheck:
         `program()` gives the digest and the text of the program, or None if it runs on this host only.
         """
         key = tuple(map(_signature_of, leaves))
-        if key not in self._checked and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if key not in self._checked and not has_tracer(leaves):
             description = program()
             if description is not None:
                 self._compare(*description)

@@ -28,6 +28,7 @@ from graftax._capture.namespaces import Rebuilt
 from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import AliasRecorder
+from graftax._jax.tracers import has_tracer
 from graftax._jax.traces import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
 from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import Layout, Plan
@@ -134,7 +135,7 @@ class Growth:
         if any(map(reads.has_set, origins)) or not views.can_extend():
             return False
         added = recording.leaves[len(self.leaves) :]
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in added):  # the function has put it there before it was read
+        if has_tracer(added):  # the function has put it there before it was read
             return False
         with within_trace(self._jax_trace):
             leaves = [*self.leaves, *(add_argument(self._jax_trace, leaf) for leaf in added)]
