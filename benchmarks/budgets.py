@@ -330,7 +330,7 @@ BUDGETS: tuple[Budget, ...] = (
     FirstCall("first call, 24 layers in a list, a step of training, vs jax.jit on the arrays", 1.02),
     CompiledLayers("compilation, 24 layers in a list, a step of training, vs the loop unrolled", 0.25),
     ChangingNumbers("call, a counter that is written back, vs the same without", 1.15, _with_counter),
-    ChangingNumbers("call, a learning rate that changes, vs a constant one", 1.15, _with_rate),
+    ChangingNumbers("call, a learning rate that changes, vs a constant one", 1.20, _with_rate),
     NodeCalls("user flatten and unflatten calls, registered node, vs jax.jit", 1.00),
     FlattenCalls("user flatten calls, registered node, structure not met before", 3, known=False),
     FlattenCalls("user flatten calls, registered node, known structure outside the last eight", 1, known=True),

@@ -133,14 +133,15 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     table.add_column("budget")
     table.add_column("at most", justify="right")
     table.add_column("measured", justify="right")
-    table.add_column("floor", justify="right")
+    table.add_column("executable", justify="right")
+    table.add_column("by hand", justify="right")
     table.add_column("")
     table.add_column("detail")
     for v in verdicts:
         measured = "none" if v.measured is None else f"{v.measured:.3f}x"
         held = "[green]held[/green]" if v.held else "[red]MISSED[/red]"
-        floor = "" if v.floor is None else f"{v.floor:.3f}x"
-        table.add_row(v.title, f"{v.limit:.2f}x", measured, floor, held, v.detail)
+        floors = ["" if floor is None else f"{floor:.3f}x" for floor in (v.floor, v.by_hand)]
+        table.add_row(v.title, f"{v.limit:.2f}x", measured, *floors, held, v.detail)
     console.print(table)
 
 

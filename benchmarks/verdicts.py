@@ -18,3 +18,5 @@ class Verdict:
     detail: str
     # The same of the executable alone, measured in the same rounds: no call can be below. None where none was.
     floor: float | None = None
+    # The same with the objects of the result made by Python code that does nothing else.
+    by_hand: float | None = None

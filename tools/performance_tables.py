@@ -79,17 +79,16 @@ def versions(results: dict[str, Any]) -> str:
 
 def budgets(results: dict[str, Any]) -> str:
     verdicts = results["budgets"]["budgets"]
-    floored = any("floor" in v for v in verdicts)
 
     def figure(v: dict[str, Any], name: str, absent: str) -> str:
         return f"{v[name]:.3f}" if name in v else absent
 
     def line(v: dict[str, Any]) -> list[str]:
-        floor = [figure(v, "floor", "")] if floored else []
+        floors = [figure(v, name, "") for name in ("floor", "by_hand")]
         held = "yes" if v["held"] else "**no**"
-        return [v["title"], f"{v['limit']:.2f}", figure(v, "measured", "not measured"), *floor, held]
+        return [v["title"], f"{v['limit']:.2f}", figure(v, "measured", "not measured"), *floors, held]
 
-    heads = ["budget", "at most", "measured", *(["floor"] if floored else []), "held"]
+    heads = ["budget", "at most", "measured", "executable", "by hand", "held"]
     return _grid(heads, [line(v) for v in verdicts])
 
 
@@ -198,7 +197,7 @@ def trees(results: dict[str, Any]) -> str:
 # What a row of each part keeps: what a page shows of it.
 ROW = ("case", "measure", "subject")
 KEPT = {
-    "budgets": ("title", "limit", "measured", "floor", "held"),
+    "budgets": ("title", "limit", "measured", "floor", "by_hand", "held"),
     "decode": (*ROW, "ratio", "error"),
     "growth": (*ROW, "leaves", "seconds", "error"),
     "table": (*ROW, "ratio", "amount", "equal", "error"),
