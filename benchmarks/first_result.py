@@ -7,8 +7,8 @@ over when the function was called, for imports and data; how often it was traced
     python benchmarks/first_result.py [--of NAME ...]
     python benchmarks/first_result.py --script FILE [--replace] [--jax FILE]
 
-With a script, which runs to its end, the brackets say in addition what its compiled functions took until their first
-results; the rest is imports, data, and what runs outside of them. `--replace` runs it as `python -m graftax run` does,
+With a script, which runs to its end, the brackets say what its compiled functions took until their first results; the
+rest is imports, data, and what runs outside of them. `--replace` runs it as `python -m graftax run` does,
 `--jax` names the script as it was, for the column of JAX's own cache.
 
 Each row is four fresh processes: without a cache, with an empty `GRAFTAX_CACHE`, with what that has written, and with
@@ -90,6 +90,8 @@ def run_script(script: str, replace: str, begin: float) -> None:
     from graftax._jit.jitted import Jitted
     from graftax.replace import install
 
+    jax.monitoring.register_event_listener(_count)
+    jax.monitoring.register_event_duration_secs_listener(_count)
     made: list[Any] = []
     missed = 0.0
     make, find_entry, load = Jitted.__init__, Jitted._entry, Jitted._reads
@@ -101,11 +103,11 @@ def run_script(script: str, replace: str, begin: float) -> None:
     def timed(method: Any) -> Any:
         def call(*arguments: Any) -> Any:
             nonlocal missed
-            start = time.perf_counter()
+            start = time.process_time()
             try:
                 return method(*arguments)
             finally:
-                missed += time.perf_counter() - start
+                missed += time.process_time() - start
 
         return call
 
@@ -119,7 +121,7 @@ def run_script(script: str, replace: str, begin: float) -> None:
         infos = [function.cache_info() for function in made]
         traces, disk = sum(info.traces for info in infos), sum(info.disk for info in infos)
         compiled = sum(v.all_seconds for f in made for v in graftax.explain(f).variants)
-        print(time.time() - begin, time.process_time(), traces, disk, missed + compiled)
+        print(time.time() - begin, time.process_time(), traces, disk, missed + compiled, _compilations)
 
 
 def seconds(name: str, *words: str, **environment: str) -> str:
@@ -127,11 +129,10 @@ def seconds(name: str, *words: str, **environment: str) -> str:
     command = [sys.executable, "-W", "ignore", __file__, *(words or ("--run", name)), "--begin", str(time.time())]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
     wall, cores, traces, *found = map(float, done.stdout.splitlines()[-1].split())
-    text = f"{wall:.1f} ({cores:.1f}, {traces:.0f}"
+    counts = f"{traces:.0f} traced, {found[-1]:.0f} compiled"
     if not words:
-        before, compilations = found
-        return f"{wall:.1f} ({cores:.1f}, {before:.1f} before it; {traces:.0f} traced, {compilations:.0f} compiled)"
-    return f"{text}, {found[0]:.0f} found, {found[1]:.1f} of it in compiled functions)" if found else f"{text})"
+        return f"{wall:.1f} ({cores:.1f}, {found[0]:.1f} before it; {counts})"
+    return f"{wall:.1f} ({cores:.1f}, {found[1]:.1f} in first calls; {counts}, {found[0]:.0f} found)"
 
 
 def row(name: str, *words: str, of_jax: Sequence[str] = ()) -> list[str]:

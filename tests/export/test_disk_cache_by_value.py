@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+import types
 
 import equinox as eqx
 import jax
@@ -189,3 +191,27 @@ def test_methods_and_transformed_functions_are_found(cache):
     assert (layer(jnp.ones(3)).tolist(), f(layer, jnp.ones(3))[0].tolist()) == expected
     assert (f.cache_info().traces, f.cache_info().disk) == (0, 1)
     assert (Layer.__call__.cache_info().traces, Layer.__call__.cache_info().disk) == (0, 1)
+
+
+class OnDemand:
+    """A module gives it out under its `__getattr__`, as jaxtyping does with `PyTree`."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def times(self, x):
+        return x * self.factor
+
+
+OnDemand.__module__ = "names_on_demand"
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+def test_a_class_that_its_module_gives_out_on_demand_is_found(cache, monkeypatch, jit):
+    module = types.ModuleType("names_on_demand")
+    module.__getattr__ = {"OnDemand": OnDemand}.__getitem__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    f = jit(lambda x: OnDemand(2.0).times(x))
+    assert f(jnp.ones(3)).tolist() == [2, 2, 2]
+    in_next_process(cache, f)
+    assert f(jnp.ones(3)).tolist() == [2, 2, 2] and (f.cache_info().traces, f.cache_info().disk) == (0, 1)

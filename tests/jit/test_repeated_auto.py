@@ -23,7 +23,7 @@ class Block:
 
     def __call__(self, x):
         self.calls += 1
-        for _ in range(4):
+        for _ in range(8):
             x = x + jnp.tanh(x @ self.w) * 0.5
         return x
 
@@ -40,7 +40,7 @@ class Logging(Block):
     def __call__(self, x):
         with open(self.path, "a") as file:
             file.write("block\n")
-        for _ in range(4):
+        for _ in range(8):
             x = x + jnp.tanh(x @ self.w) * 0.5
         return x
 

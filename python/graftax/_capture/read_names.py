@@ -139,9 +139,9 @@ class ReadNames:
 
     def drop(self, origins: Iterable[Origin]) -> None:
         """They are no roots any more, and may be noted again."""
-        for origin in list(origins):
-            self.origins.remove(origin)
-            self._seen.discard(origin.key)
+        keys = {origin.key for origin in origins}
+        self.origins = [origin for origin in self.origins if origin.key not in keys]
+        self._seen -= keys
 
     def assign(self, origin: Origin) -> None:
         """Makes a root of a name that the code assigns: what it is given is given on each call."""

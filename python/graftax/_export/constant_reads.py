@@ -45,11 +45,13 @@ class ConstantReads(ReadSet):
     def __init__(self) -> None:
         super().__init__()
         self._noted: dict[tuple[int, str | None], _Noted] = {}  # by holder and name
+        self._looked_at: dict[str, tuple[list[Any], int]] = {}  # the lists of names, and how much of them is noted
 
     @alone
     def begin_trace(self) -> None:
         """What is known has the values of now."""
         self._noted.clear()
+        self._looked_at.clear()
         self._note_values()
 
     @alone
@@ -71,12 +73,18 @@ class ConstantReads(ReadSet):
         self._look_up()
         self._note_values()
 
+    def _new(self, kind: str, items: list[Any]) -> list[Any]:
+        """What came to a list since it was asked for last. A list that lost something is another one."""
+        before, count = self._looked_at.get(kind, (None, 0))
+        self._looked_at[kind] = items, len(items)
+        return items[count:] if items is before else items
+
     def _note_values(self) -> None:
-        for origin in self.names.origins:
+        for origin in self._new("origins", self.names.origins):
             if origin.key not in self._noted:
                 content = functools.partial(_content_of, origin)
                 self._noted[origin.key] = _Noted(origin.text(), content, content(), operator.eq)
-        for holder, name in self.names.bindings:
+        for holder, name in self._new("bindings", self.names.bindings):
             if isinstance(holder, dict | type) and (id(holder), name) not in self._noted:
                 is_same = operator.eq if name in (OF_KEYS, OF_NAMES) else operator.is_
                 current = functools.partial(_bound, holder, name)

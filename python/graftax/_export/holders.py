@@ -121,7 +121,7 @@ def resolve(holder: Holder) -> Any:
     value: Any = sys.modules[module]
     if name:
         for part in name.split("."):
-            value = unwrap(value, part[1:]) if part.startswith("@") else vars(value)[part]
+            value = unwrap(value, part[1:]) if part.startswith("@") else _attribute(value, part)
     elif not attribute:
         return vars(value)
     if attribute:
@@ -130,6 +130,12 @@ def resolve(holder: Holder) -> Any:
         for part in wrappers:
             value = unwrap(value, part)
     return value
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute of a class or a module as it is; of a module also one that its `__getattr__` imports on demand."""
+    is_on_demand = isinstance(value, types.ModuleType) and name not in vars(value)
+    return getattr(value, name) if is_on_demand else vars(value)[name]
 
 
 def value_at(holder: Any, name: str) -> Any:

@@ -39,7 +39,7 @@ from graftax._jit.repeated_option import Selection
 _MOST_MISSES = 4  # of a function none of whose calls has taken the program of another one
 _MOST_OBSERVED = 64  # calls in one trace: each costs a comparison of what the trace reads
 # What pays without being asked for: a program costs about as much as this many equations, for each of the calls.
-_FEWEST_EQUATIONS, _FEWEST_CALLS = 12, 4
+_FEWEST_EQUATIONS, _FEWEST_CALLS = 30, 4
 _CALLS_BEFORE = 2  # of a function of which nothing says beforehand that it is called often, before it is asked about
 
 
