@@ -7,9 +7,9 @@ over when the function was called, for imports and data; how often it was traced
     python benchmarks/first_result.py [--of NAME ...]
     python benchmarks/first_result.py --script FILE [--replace] [--jax FILE]
 
-With a script, which runs to its end, the brackets say what its compiled functions took until their first results; the
-rest is imports, data, and what runs outside of them. `--replace` runs it as `python -m graftax run` does,
-`--jax` names the script as it was, for the column of JAX's own cache.
+With a script, which runs to its end, the brackets say what its functions took to be traced, lowered and compiled.
+`--replace` runs it as `python -m graftax run` does, `--jax` names the script as it was, for the column of JAX's own
+cache.
 
 Each row is four fresh processes: without a cache, with an empty `GRAFTAX_CACHE`, with what that has written, and with
 JAX's own cache alone, filled before by a fifth one.
@@ -32,6 +32,7 @@ from typing import Any
 import jax
 
 import graftax
+from graftax._jit.jitted import Jitted
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # The compiled function of each example.
@@ -85,43 +86,33 @@ def run_example(name: str, begin: float) -> None:
     example.main()
 
 
+_made: list[Any] = []
+_make = Jitted.__init__
+
+
+def _note_made(self: Any, *arguments: Any) -> None:
+    """By a name of this module: a function that a trace makes depends on it, and is to be found in the next process."""
+    _make(self, *arguments)
+    _made.append(self)
+
+
 def run_script(script: str, replace: str, begin: float) -> None:
     """Runs a script to its end."""
-    from graftax._jit.jitted import Jitted
     from graftax.replace import install
 
     jax.monitoring.register_event_listener(_count)
     jax.monitoring.register_event_duration_secs_listener(_count)
-    made: list[Any] = []
-    missed = 0.0
-    make, find_entry, load = Jitted.__init__, Jitted._entry, Jitted._reads
-
-    def note(self: Any, *arguments: Any) -> None:
-        make(self, *arguments)
-        made.append(self)
-
-    def timed(method: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            nonlocal missed
-            start = time.process_time()
-            try:
-                return method(*arguments)
-            finally:
-                missed += time.process_time() - start
-
-        return call
-
-    Jitted.__init__, Jitted._entry, Jitted._reads = note, timed(find_entry), timed(load)  # pyright: ignore
+    Jitted.__init__ = _note_made  # pyright: ignore[reportAttributeAccessIssue]
     sys.argv, sys.path[0] = [script], str(Path(script).resolve().parent)
     if replace:
         install()
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
-        infos = [function.cache_info() for function in made]
+        infos = [function.cache_info() for function in _made]
         traces, disk = sum(info.traces for info in infos), sum(info.disk for info in infos)
-        compiled = sum(v.all_seconds for f in made for v in graftax.explain(f).variants)
-        print(time.time() - begin, time.process_time(), traces, disk, missed + compiled, _compilations)
+        compiled = sum(v.all_seconds for f in _made for v in graftax.explain(f).variants)
+        print(time.time() - begin, time.process_time(), traces, disk, compiled, _compilations)
 
 
 def seconds(name: str, *words: str, **environment: str) -> str:
@@ -132,7 +123,7 @@ def seconds(name: str, *words: str, **environment: str) -> str:
     counts = f"{traces:.0f} traced, {found[-1]:.0f} compiled"
     if not words:
         return f"{wall:.1f} ({cores:.1f}, {found[0]:.1f} before it; {counts})"
-    return f"{wall:.1f} ({cores:.1f}, {found[1]:.1f} in first calls; {counts}, {found[0]:.0f} found)"
+    return f"{wall:.1f} ({cores:.1f}, {found[1]:.1f} compiling; {counts}, {found[0]:.0f} found)"
 
 
 def row(name: str, *words: str, of_jax: Sequence[str] = ()) -> list[str]:
