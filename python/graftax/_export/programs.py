@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.core
 
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, settings_texts

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 

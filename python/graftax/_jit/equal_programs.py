@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 
 from graftax import _core
 from graftax._explain import ArraySignature, array_signatures, compile_events

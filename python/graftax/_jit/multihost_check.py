@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.core
 import numpy as np
 from jax.sharding import NamedSharding
 

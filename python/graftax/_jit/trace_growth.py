@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.core
 import jax.extend.core
 
 from graftax import _core
