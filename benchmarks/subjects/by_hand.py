@@ -100,14 +100,8 @@ class _Code:
         else:
             self._scope[f"c{name}"] = kind
             self._lines.append(f"{name} = new(c{name})")
-            slots = [
-                slot for cls in kind.__mro__ for slot in getattr(cls, "__slots__", ()) if not slot.startswith("__")
-            ]
-            parts = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)} | getattr(
-                value, "__dict__", {}
-            )
             plain = kind.__setattr__ is object.__setattr__
-            for part, item in parts.items():
+            for part, item in _parts(value).items():
                 held = self._value(item)
                 self._lines.append(f"{name}.{part} = {held}" if plain else f"put({name}, {part!r}, {held})")
         return name

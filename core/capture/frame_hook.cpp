@@ -583,15 +583,12 @@ void bind_frames(nb::module_& m) {
   m.def("is_watched", &is_watched, "Is this thread inside of a trace that notes what is read?");
 }
 
-// JAX makes thousands of functions in a trace. Whose they are is asked of no function of such code.
 void function_made(PyObject* function) {
-  Session* session = innermost();
-  if (session && !ignored().count(PyFunction_GET_CODE(function))) session->made.insert(function);
+  if (Session* session = innermost()) session->made.insert(function);
 }
 
 void function_gone(PyObject* function) {
-  for (const auto& each : running.all())
-    if (!each.what->made.empty()) each.what->made.erase(function);
+  for (const auto& each : running.all()) each.what->made.erase(function);
 }
 
 bool is_watched() {

@@ -63,12 +63,6 @@ def is_never_asked(filename: str) -> bool:
     return not installed or is_in_package(filename, *NEVER)
 
 
-def is_never_asked_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
-    """The same of code that runs in these globals. `dataclasses` compiles methods of JAX's classes from text."""
-    filename = scope.get("__file__") if code.co_filename == "<string>" else code.co_filename
-    return isinstance(filename, str) and is_never_asked(filename)
-
-
 def is_in_package(filename: str, *names: str) -> bool:
     """Is this a file of one of these packages?"""
     return filename.startswith(_folders_of(*names))
@@ -87,6 +81,11 @@ def is_open_scope(scope: dict[str, Any]) -> bool:
     if not isinstance(filename, str):
         return scope.get("__name__") not in sys.builtin_module_names
     return not is_never_asked(filename)
+
+
+def is_never_asked_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
+    """`is_never_asked` of code that runs in these globals: `dataclasses` makes methods of JAX's classes from texts."""
+    return not is_open_scope(scope) if code.co_filename == "<string>" else is_never_asked(code.co_filename)
 
 
 def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:

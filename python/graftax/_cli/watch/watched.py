@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.core
 
 from graftax import _core
 from graftax._cli.watch.record import Compilation, Record
 from graftax._cli.watch.signature import CallSignature, CompiledCall, Parameters, cause
 from graftax._cli.watch.snapshot import Snapshot, captured
 from graftax._jax.compilation import compile_stage, on_compile_stages
+from graftax._jax.tracers import has_tracer
 from graftax.replace import Request, StandsForCompiled, patch_names, restore_names
 
 _KEPT_PROGRAMS = 64  # programs of one function whose snapshots are kept
@@ -103,7 +103,7 @@ class Watched(StandsForCompiled):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         thread = self._watch.thread
-        if thread.traces or any(isinstance(x, jax.core.Tracer) for x in jax.tree_util.tree_leaves((args, kwargs))):
+        if thread.traces or has_tracer(jax.tree_util.tree_leaves((args, kwargs))):
             return self._compiled(*args, **kwargs)  # a part of a larger program
         self._count_dead()
         named = self._parameters.named(args, kwargs)
