@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -526,17 +527,77 @@ def by_a_tree_map(state):
     return [state[0], jax.tree.map(lambda n: n + 1, state[1])], state[0] * state[1]["n"]
 
 
-@pytest.mark.parametrize(
-    "make, f",
-    [
-        *((lambda: {"w": jnp.ones(2)}, f) for f in (by_get_with_a_default, by_setdefault)),
-        *((Counted, f) for f in (by_a_name_that_is_given, by_each_name)),
-        (lambda: [jnp.ones(2), {"n": 0}], by_a_tree_map),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_counter_that_the_first_call_cannot_know_compiles_twice(make: Callable[[], Any], f: Callable[..., Any]):
+class Behind:
+    def __init__(self):
+        self.w, self._steps = jnp.ones(2), 0
+
+    @property
+    def steps(self):
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps):
+        self._steps = steps
+
+
+def behind_a_property(state):
+    state.steps += 1
+    return state, state.w * state.steps
+
+
+def by_a_comprehension(state):
+    return [state[0], [n + 1 for n in state[1]]], state[0] * state[1][0]
+
+
+def beside_a_handler(state):
+    try:
+        state.w = state.w + {}["w"]
+    except KeyError:
+        state.steps += 1
+    return state, state.w * state.steps
+
+
+def beside_a_schedule(state):
+    state.steps += 1
+    state.rate = 0.1 * min(1.0, state.steps / 100)
+    return state, state.w * np.float32(state.rate)
+
+
+SHOWN_BY_THE_TRACE = [
+    *((Counted, f) for f in (by_a_name_that_is_given, by_each_name, beside_a_handler)),
+    (Behind, behind_a_property),
+    (Counted, beside_a_schedule),
+    (lambda: [jnp.ones(2), {"n": 0}], by_a_tree_map),
+    (lambda: [jnp.ones(2), [0, 7]], by_a_comprehension),
+]
+
+
+@pytest.mark.parametrize("make, f", SHOWN_BY_THE_TRACE, ids=[f.__name__ for _, f in SHOWN_BY_THE_TRACE])
+def test_a_number_that_the_first_trace_changes_compiles_once(make: Callable[[], Any], f: Callable[..., Any]):
     jitted, state, plain = graftax.jit(f), make(), make()
+    for _ in range(4):
+        (state, result), (plain, expected) = jitted(state), f(plain)
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+        assert graftax.equal(state, plain)
+    assert jitted.cache_info().traces == 1 and jitted.cache_info().misses == 1
+
+
+def test_a_trace_that_does_what_cannot_be_repeated_runs_once(capsys: pytest.CaptureFixture[str]):
+    @graftax.jit(warn_impure=False)
+    def step(state):
+        print("stepping")
+        return by_each_name(state)
+
+    state = Counted()
+    step(state)
+    assert capsys.readouterr().out == "stepping\n"
+    step(state), step(state)
+    assert state.steps == 3 and step.cache_info().traces == 2
+
+
+@pytest.mark.parametrize("f", [by_get_with_a_default, by_setdefault])
+def test_a_counter_that_is_missing_in_the_first_call_compiles_twice(f: Callable[..., Any]):
+    jitted, state, plain = graftax.jit(f), {"w": jnp.ones(2)}, {"w": jnp.ones(2)}
     for _ in range(4):
         (state, result), (plain, expected) = jitted(state), f(plain)
         assert result.tolist() == expected.tolist()

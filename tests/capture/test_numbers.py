@@ -143,10 +143,12 @@ def in_json(x: Any, n: Any) -> Any:
     return json.dumps({"n": n}), pickle.loads(pickle.dumps(n)), x
 
 
+# Traces of seven integers, and of seven floats. One is enough where another number, computed of it, is returned.
+# MANY: one for each; and one more where the first was traced for a number that changes.
 PROGRAMS = [
-    (arithmetic, 2, 2),
+    (arithmetic, 1, 1),
     (with_members, 2, 2),
-    (bits, 2, None),
+    (bits, 1, None),
     (rounded, 2, 2),
     (with_arrays, 2, 2),
     (in_functions, 2, 2),
@@ -164,9 +166,9 @@ PROGRAMS = [
     (a_shape, MANY, MANY),
     (an_index, MANY, MANY),
     (text, MANY, MANY),
-    (a_key, MANY, MANY),
+    (a_key, 8, MANY),
     (in_numpy, MANY, MANY),
-    (with_complex, MANY, MANY),
+    (with_complex, 8, MANY),
     (in_json, MANY, MANY),
 ]
 
@@ -207,14 +209,14 @@ class Trainer:
         return self.step, rate
 
 
-def test_a_trainer_that_counts_compiles_three_times():
+def test_a_trainer_that_counts_compiles_once_for_each_answer():
     f = graftax.jit(Trainer.train)
     plain, jitted = Trainer(), Trainer()
     for _ in range(45):
         assert same(f(jitted, x()), plain.train(x()))
         assert same([jitted.w, jitted.step, jitted.best], [plain.w, plain.step, plain.best])
     assert type(jitted.step) is int and type(jitted.best) is float
-    assert traces(f) == 3
+    assert traces(f) == 2
 
 
 def test_two_numbers_that_change_at_different_times():

@@ -28,8 +28,6 @@ class Run:
 def train(run: Run, x: jax.Array) -> jax.Array:
     grads = jax.grad(lambda p: ((x * p["w"] + p["b"]) ** 2).sum())(run.p)
     run.p = jax.tree.map(lambda p, g: p - run.rate * 0.5**run.step * g, run.p, grads)
-    following = [run.step + 1]  # in a list, so that nothing tells beforehand that it is a counter
-    run.step = following[0]
     run.metrics = {"norm": grads["b"]}
     return run.p["b"]
 
@@ -39,6 +37,7 @@ def test_a_counter_that_changes_while_its_object_is_set_up_is_symbolic_at_once()
     for _ in range(12):
         out, expected = step(run, jnp.arange(3.0)), train(plain, jnp.arange(3.0))
         np.testing.assert_allclose(out, expected, rtol=1e-5)
+        run.step, plain.step = run.step + 1, plain.step + 1  # outside, where no trace shows that it is a counter
     assert run.step == plain.step == 12 and list(run.p) == ["b", "w"]
     assert traces(step) == 2
     texts = [str(cause) for cause in graftax.explain(step).variants[1].causes]
@@ -48,6 +47,7 @@ def test_a_counter_that_changes_while_its_object_is_set_up_is_symbolic_at_once()
 def test_explain_says_it_beforehand():
     step, run = graftax.jit(lambda run, x: train(run, x)), Run()
     step(run, jnp.arange(3.0))
+    run.step += 1
     causes = graftax.explain(step, run, jnp.arange(3.0)).causes
     assert "run.step was 0, is 1: from now on, one program takes any value" in [str(cause) for cause in causes]
 
@@ -138,7 +138,7 @@ def test_filter_jit_takes_numbers_that_change(name: str):
             assert (out.step, type(out.step)) == (i + 1, int)
         else:
             np.testing.assert_allclose(out, expected, rtol=1e-6)
-    assert traces(f) == (3 if name == "what Python asks" else 2)
+    assert traces(f) == {"what Python asks": 3, "returned": 1}.get(name, 2)
 
 
 def test_what_a_function_by_value_reads_is_still_as_in_jax():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -599,3 +600,25 @@ def test_keyword_defaults_of_what_is_found_are_watched(cache, monkeypatch):
     assert f(jnp.ones(2)).tolist() == [4, 4] and f.cache_info().disk == 1
     monkeypatch.setitem(shifted.__kwdefaults__, "by", 2.0)
     assert f(jnp.ones(2)).tolist() == [6, 6]
+
+
+def test_what_code_does_is_read_from_its_instructions_once_for_all_processes(monkeypatch):
+    def add(x):
+        return x + 1
+
+    def subtract(x):
+        return x - 1
+
+    digest = importlib.import_module("graftax._export.digest")  # the package has a function of this name
+    with digest.collecting_digests() as digests:
+        expected = digest.code_digest(add.__code__)
+    digest._content_and_meaning.cache_clear()  # another process
+    monkeypatch.setattr(digest, "_saved_digests", {})
+    digest.know_digests(digests)
+    monkeypatch.setattr(digest, "meaning_of", lambda code: pytest.fail("it was disassembled"))
+    assert digest.code_digest(add.__code__) == expected
+    monkeypatch.undo()
+    monkeypatch.setattr(digest, "_saved_digests", digests)
+    assert digest.code_digest(subtract.__code__) != expected
+    moved = add.__code__.replace(co_firstlineno=7)
+    assert moved != add.__code__ and digest.code_digest(moved) == expected

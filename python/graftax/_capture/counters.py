@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters: numbers that code computes anew from themselves, as `self.steps += 1` does, so that each call has another.
 
-They are symbolic from the first call on, where its trace runs the body of the function once all the same. A trace with
-symbols may have to begin anew, for code that reads a number in C or catches an exception. So all code that the function
-can reach is looked at before, and where that says nothing of some of it, the first call takes the numbers as they are.
+They are symbolic from the first call on. A trace with symbols may have to begin anew, for code that reads a number in C
+or catches an exception. Where that cannot happen, as all code that the function can reach says, the first trace has
+symbols. Elsewhere it has the numbers as they are, and once it has run, another one follows.
 """
 
 from __future__ import annotations
@@ -17,41 +17,47 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from graftax._capture.builtin_overrides import asks_numbers
 from graftax._capture.bytecode import names_of
-from graftax._capture.number_flow import Name, numbers_computed_anew
+from graftax._capture.number_flow import Name, Variable, numbers_computed_anew
 from graftax._capture.reachable_code import ReachableCode
 
 _MOST_CODES = 256  # that are looked at
 _TALLY = frozenset(("update", "subtract"))  # methods of a `collections.Counter`
 
 
-def counters(names: set[Name], function: types.FunctionType, given: Iterable[object], tallied: set[Name]) -> set[Name]:
-    """Those of these numbers that are symbolic in the first call of a function; none where that may trace it twice.
+def find_counters(
+    names: set[Name], function: types.FunctionType, given: Iterable[object], tallied: set[Name]
+) -> tuple[set[Name], bool]:
+    """Those of these numbers that code computes anew, and whether a first call with symbols in their places surely runs
+    the body once. Where it may not, these are only the parameters that the function returns computed anew: what it does
+    to objects will be seen.
 
     Args:
         names: of numbers.
         given: functions among the objects that the call is given, and the classes of the others.
         tallied: those in a `collections.Counter`, which computes them anew by itself.
     """
+    codes, is_plain = _reachable([function, *given]) if names else ((), True)
+    if not is_plain:
+        parameters: set[Name] = {name for name in names if isinstance(name, Variable)}
+        return numbers_computed_anew(function.__code__, function.__globals__, parameters, hands_back=True), False
     found = set[Name]()
-    for code, scope in _plain_codes([function, *given]) if names else ():
+    for code, scope in codes:
         found |= numbers_computed_anew(code, scope, names, hands_back=code is function.__code__)
         found |= set() if _TALLY.isdisjoint(names_of(code).attributes) else tallied
-    return found
+    return found, True
 
 
-def _plain_codes(functions_and_classes: Iterable[object]) -> list[tuple[types.CodeType, dict[str, Any]]]:
-    """All code that these can reach, with its globals.
-
-    None if any of it asks a number in C, catches exceptions or imports modules.
-    """
+def _reachable(functions_and_classes: Iterable[object]) -> tuple[list[tuple[types.CodeType, dict[str, Any]]], bool]:
+    """The code that these can reach, with its globals, and True; False where that may not be all of it, or some of it
+    asks a number in C, catches exceptions or imports modules."""
     reachable, codes = ReachableCode(), list[tuple[types.CodeType, dict[str, Any]]]()
     for value in functions_and_classes:
         reachable.add(value)
     for code, scope in reachable.codes():
         codes.append((code, scope))
         if not reachable.is_known or len(codes) > _MOST_CODES or not _is_plain(code, scope):
-            return []
-    return codes if reachable.is_known else []
+            return codes, False
+    return codes, reachable.is_known
 
 
 def _is_plain(code: types.CodeType, scope: dict[str, Any]) -> bool:

@@ -78,6 +78,8 @@ def _either(one: _Value, other: _Value) -> _Value:
 
 
 def _result(*values: _Value) -> _Value:
+    if any(isinstance(value.object, str | bytes | complex) for value in values):
+        return _UNKNOWN
     names = frozenset[Name]().union(*(value.names for value in values))
     is_known = all(value.is_known for value in values)
     return _Value(names, bool(names), is_known, names if is_known and len(names) == 1 else frozenset())

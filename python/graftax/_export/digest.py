@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
 import functools
 import hashlib
 import io
+import marshal
 import os
 import pickle
 import sys
 import types
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, cast
 
 from jax import tree_util
@@ -36,6 +39,10 @@ PACKED = (
 )
 
 _MAX_DEPTH = 8  # within functions
+_NO_REFERENCES = 0  # the version of marshal that does not depend on what else refers to a constant
+_MOST_SAVED = 20_000
+_saved_digests: dict[bytes, str] = {}  # of what code does, by that of its content
+_collecting: contextvars.ContextVar[tuple[dict[bytes, str], ...]] = contextvars.ContextVar("collecting", default=())
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
@@ -181,10 +188,41 @@ def _enum_value(member: enum.Enum) -> str:
         return ""
 
 
-@functools.lru_cache(maxsize=4096)
 def code_digest(code: types.CodeType) -> str:
     """The digest of what code does: the same in every process, whatever its lines and its docstring are."""
-    return hashlib.sha256(_stable_text(meaning_of(code)).encode()).hexdigest()
+    content, meaning = _content_and_meaning(code)
+    for digests in _collecting.get():
+        digests[content] = meaning
+    return meaning
+
+
+@functools.lru_cache(maxsize=4096)
+def _content_and_meaning(code: types.CodeType) -> tuple[bytes, str]:
+    """The digests of all that code consists of, lines included, and of what it does."""
+    try:
+        content = hashlib.sha256(marshal.dumps(code, _NO_REFERENCES)).digest()
+    except ValueError:  # a constant slice, from Python 3.14 on
+        content = b""
+    meaning = _saved_digests.get(content) if content else None
+    return content, meaning or hashlib.sha256(_stable_text(meaning_of(code)).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def collecting_digests() -> Generator[dict[bytes, str]]:
+    """The digests of all code that is asked for inside the block, for `know_digests` in another process."""
+    digests: dict[bytes, str] = {}
+    token = _collecting.set((*_collecting.get(), digests))
+    try:
+        yield digests
+    finally:
+        _collecting.reset(token)
+        digests.pop(b"", None)
+
+
+def know_digests(digests: Mapping[bytes, str]) -> None:
+    """Takes over what another process found, since disassembling code takes longer than anything else here."""
+    if len(_saved_digests) < _MOST_SAVED:
+        _saved_digests.update(digests)
 
 
 def _stable_text(part: Any) -> str:

@@ -26,7 +26,7 @@ from graftax import _core
 from graftax._base.errors import GraftaxError, RecompileWarning
 from graftax._explain import array_signatures
 from graftax._export.constant_reads import constants_difference
-from graftax._export.digest import digest
+from graftax._export.digest import digest, know_digests
 from graftax._export.disk_writer import PROGRAM, READS
 from graftax._export.program_file import read_file, read_header
 from graftax._export.programs import Token, all_fitting, settings_tokens, signature_token
@@ -243,7 +243,9 @@ class FunctionPrograms:
             check_owner(path)
             header, payload = read_file(path)
             if path.suffix == READS:
-                return pickle.loads(payload)
+                data, digests = pickle.loads(payload)
+                know_digests(digests)
+                return data
             saved_pickle, programs = pickle.loads(payload)
             saved: Saved = pickle.loads(saved_pickle)
             saved.programs, saved.source = programs, "disk"

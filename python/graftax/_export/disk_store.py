@@ -15,7 +15,7 @@ from graftax._base.errors import GraftaxError
 from graftax._capture.read_set_numbers import OfSymbols
 from graftax._explain import Variant, compile_events, settings_texts
 from graftax._export.constant_reads import ConstantReads, constants_data
-from graftax._export.digest import digest
+from graftax._export.digest import collecting_digests, digest
 from graftax._export.disk_programs import NOTHING, CallKey, FunctionPrograms, folder_name
 from graftax._export.disk_writer import READS, Job, Writer
 from graftax._export.preloaded_entries import ProgramsOfFiles
@@ -138,11 +138,12 @@ class DiskStore:
         if host is not None and isinstance(entry.compiled, Shipped):
             programs += entry.compiled.programs
         held = table.reads.reads()
-        if isinstance(reads, OfSymbols) and isinstance(reads.constants, ConstantReads):
-            read_data = constants_data(reads.constants, name, caller._function, variant.graphdef)
-        else:
-            read_data = as_data(reads, name, caller._function)
-        fingerprint = digest(variant.graphdef, variant.names, name)
+        with collecting_digests() as digests:
+            if isinstance(reads, OfSymbols) and isinstance(reads.constants, ConstantReads):
+                read_data = constants_data(reads.constants, name, caller._function, variant.graphdef)
+            else:
+                read_data = as_data(reads, name, caller._function)
+            fingerprint = digest(variant.graphdef, variant.names, name)
         saved = saved_entry(entry, [], variant.graphdef, variant.names)
         if host is None:
             number = programs[0].outcome
@@ -162,7 +163,7 @@ class DiskStore:
             programs,
             on_disk.folder / (reads_key + READS),
             on_disk.environment,
-            pickle.dumps(read_data),
+            pickle.dumps((read_data, digests)),
             compiled,
             found,
         )

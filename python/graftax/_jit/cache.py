@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 import weakref
 from collections.abc import Callable, Set
@@ -105,6 +106,7 @@ class FunctionTable(_core.Table):
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
         self.misses = self.slow_hits = self.traces = self.shared = self.disk = 0
+        self.restarting: set[int] = set()  # threads whose call begins anew: it was counted
         self.requested_ids: dict[int, dict[int, int]] = {}  # ids that user code read in a trace, by id(Outcome)
         self.alike: dict[int, list[list[list[int]]]] = {}  # leaves that code found to be one array, by id(Outcome)
         self.numpy_leaves: dict[int, list[bool]] = {}  # of traces that changed arrays in place, by id(Outcome)
@@ -158,6 +160,13 @@ class FunctionTable(_core.Table):
     def calls(self) -> int:
         """The number of calls so far."""
         return self.hits + self.slow_hits + self.misses
+
+    def begins_call(self) -> bool:
+        """Is this the first attempt of a call that looks for an entry, and not one that has to begin anew?"""
+        thread = threading.get_ident()
+        begins = thread not in self.restarting
+        self.restarting.discard(thread)
+        return begins
 
     def entry_of(self, outcomes: list[_core.Outcome]) -> _core.Entry | None:
         """The entry that owns this list of Outcomes."""
@@ -214,7 +223,7 @@ class FunctionTable(_core.Table):
             return None
         key = self.find(recording, context)[1]
         entry = self.store((entry.graphdef, *key[1:]), entry)
-        self.slow_hits += 1
+        self.slow_hits += self.begins_call()
         self.shared += 1
         compile_events.record_ready(self, entry, name, recording, "shared")
         return entry

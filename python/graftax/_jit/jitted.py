@@ -229,7 +229,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             NewReads: the roots are out of date, so the core binds them again and retries.
         """
         table, plan = self._table, self._plan
-        misses, begin = table.misses, time.perf_counter()
+        begin = time.perf_counter()
         if plan.signature.binding is not binding:
             raise NewReads  # another thread has read the signature again since these roots were bound
         refuse_around(plan.name)
@@ -248,7 +248,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         self._restart_if_reads_changed(recording, plan)
         call = self._with_symbols(RecordedCall(plan, roots, layout, recording, context), opened)
         entry = self._find_or_build_entry(call)
-        if self._options.progress and table.misses != misses:  # otherwise the entry was compiled earlier
+        if self._options.progress and not entry.outcomes:  # otherwise it was compiled earlier
             report_stages(plan.name, self._options.progress, time.perf_counter() - begin)
         return entry, call.recording
 
@@ -266,12 +266,12 @@ class Jitted(_core.Caller, Generic[P, R]):
             table.drop(key)
             entry = None
         if entry is not None:
-            table.slow_hits += 1
+            table.slow_hits += table.begins_call()
             return entry
         entry = table.share(recording, context, name)
         if entry is not None:
             return entry
-        table.misses += 1
+        table.misses += table.begins_call()
         loaded = table.loaded_for(recording, context, name, numbers)
         if table.frozen and loaded is None:
             frozen.refuse(table, name, recording)

@@ -15,7 +15,7 @@ import numpy as np
 
 from graftax import _core
 from graftax._capture.caught_errors import catching
-from graftax._capture.counters import counters, name_of
+from graftax._capture.counters import find_counters, name_of
 from graftax._capture.number_flow import Name, Variable
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
@@ -52,6 +52,8 @@ class Family:
         self._static: set[int] = set()  # for good
         self._failed: tuple[Number, ...] | None = None  # a trace with symbols has raised for these
         self._pins: collections.Counter[int] = collections.Counter()
+        self._suspected: list[int] = []
+        self._has_run = False
         self.capacity: dict[type, int] = {}
 
     def symbolic(self, values: tuple[Number, ...]) -> list[int]:
@@ -67,6 +69,29 @@ class Family:
     def expect(self, numbers: Iterable[int]) -> None:
         """These have changed before they were part of such structures."""
         self._symbolic.update(numbers)
+
+    def suspect(self, numbers: list[int]) -> None:
+        """Code computes these anew, but is not traced with symbols before it has run once without."""
+        self._suspected = numbers
+
+    def has_run(self, changed: Collection[str], results: Sequence[Number]) -> bool:
+        """The first trace has ended. Does it have to begin anew, with symbols?
+
+        Args:
+            changed: the names of the numbers that it has given other values.
+            results: the numbers that it has come to.
+        """
+        if self._has_run:
+            return False
+        self._has_run = True
+        numbers = {i for i, name in enumerate(self.names) if name in changed}
+        for i in self._suspected:
+            value = self._latest[i]
+            if any(type(result) is type(value) and not _same(result, value) for result in results):
+                numbers.add(i)
+        is_new = not numbers <= self._symbolic | self._static and self._failed is None
+        self.expect(numbers)
+        return is_new
 
     def changes(self) -> Iterator[tuple[str, Number, bool]]:
         """(name, latest value, whether it is known to change) of each number that a symbol may stand for."""
@@ -155,19 +180,7 @@ class Numbers:
         if not found:
             return None
         values = tuple(value for _, value in found)
-        family, is_new = self._family(self._key(recording, context), values)
-        if is_new:
-            structure = Structure(recording.graphdef)
-            paths = [structure.root_path(structure.rows[row]) for row, _ in found]
-            family.names = tuple(place_name(path, recording.names) for path in paths)
-            family.expect(self._seen_elsewhere(family.names))
-            family.expect(self._changed_since(family, values))
-            if function is not None:
-                rows = [structure.rows[row] for row, _ in found]
-                family.expect(_counters(structure, rows, family.names, function))
-            chosen_by_rules = list(_choose(rules, paths, recording.names))
-            family.expect(i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic)
-            family.make_static([i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic is False])
+        family = self.family_of(recording, context, rules, function)
         if changing:
             family.expect(_changed(Structure(recording.graphdef), changing, [row for row, _ in found]))
         if fixed:
@@ -182,6 +195,29 @@ class Numbers:
         family.make_static(again)  # an equal immutable value elsewhere is one with it
         places = {structure.root_path(structure.rows[row]): i for i, row in rows.items() if i not in again}
         return SymbolicNumbers(family, places, values) if places else None
+
+    def family_of(
+        self, recording: _core.Recording, context: object, rules: NumberRules, function: types.FunctionType | None
+    ) -> Family:
+        """The family of a call, which is new if no call was of this structure."""
+        found = recording.graphdef.numbers()
+        values = tuple(value for _, value in found)
+        family, is_new = self._family(self._key(recording, context), values)
+        if not is_new:
+            return family
+        structure = Structure(recording.graphdef)
+        rows = [structure.rows[row] for row, _ in found]
+        paths = list(map(structure.root_path, rows))
+        family.names = tuple(place_name(path, recording.names) for path in paths)
+        family.expect(self._seen_elsewhere(family.names))
+        family.expect(self._changed_since(family, values))
+        if function is not None:
+            counters, is_plain = _counters(structure, rows, family.names, function)
+            (family.expect if is_plain else family.suspect)(counters)
+        chosen_by_rules = list(_choose(rules, paths, recording.names))
+        family.expect(i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic)
+        family.make_static([i for i, is_symbolic in enumerate(chosen_by_rules) if is_symbolic is False])
+        return family
 
     def _seen_elsewhere(self, names: Sequence[str]) -> list[int]:
         fitting = [places for places in self._expected if places <= set(names)]
@@ -248,19 +284,19 @@ def _changed(
 
 def _counters(
     structure: Structure, rows: Sequence[_core.Row], paths: Sequence[str], function: types.FunctionType
-) -> list[int]:
-    """Which of the numbers in these rows are counters."""
+) -> tuple[list[int], bool]:
+    """Which of the numbers in these rows are counters, and whether the first call takes them as symbols."""
     names = [_name(structure, row, path) for row, path in zip(rows, paths, strict=True)]
     if all(name is None for name in names):
-        return []
+        return [], True
     given = {
         row.value if row.type is types.FunctionType else row.type for row in structure.rows if row.type is not None
     }
     types_around = [structure.rows[row.parent].type if row.parent >= 0 else None for row in rows]
     pairs = [(name, cls) for name, cls in zip(names, types_around, strict=True) if name is not None]
     tallied = {name for name, cls in pairs if cls is collections.Counter}
-    found = counters({name for name, _ in pairs}, function, given, tallied)
-    return [i for i, name in enumerate(names) if name in found]
+    found, is_plain = find_counters({name for name, _ in pairs}, function, given, tallied)
+    return [i for i, name in enumerate(names) if name in found], is_plain
 
 
 def _choose(rules: NumberRules, paths: Sequence[RootPath], names: Sequence[str]) -> Iterator[bool | None]:
@@ -293,7 +329,7 @@ class SymbolicNumbers:
 
     def __init__(self, family: Family, places: dict[RootPath, int], values: tuple[Number, ...]) -> None:
         self.places = places
-        self._family, self._values = family, values
+        self.family, self._values = family, values
         self._forget: Callable[[], None] = lambda: None
         self._numbers: list[int] = []  # in the family, by symbol
         self.leaves: list[int] = []  # which leaves they are
@@ -308,30 +344,30 @@ class SymbolicNumbers:
                 self.leaves.append(row.leaf)
                 self._numbers.append(number)
         left_out = set(self.places.values()) - set(self._numbers)
-        self._family.make_static(sorted(left_out))
+        self.family.make_static(sorted(left_out))
         return not left_out
 
     def refuse(self) -> None:
         """Objects that hold them cannot be rebuilt around symbols."""
-        self._family.make_static(list(self.places.values()))
+        self.family.make_static(list(self.places.values()))
 
     def begin(self) -> HostProgram:
         kinds = tuple(type(self._values[number]) for number in self._numbers)
-        self.program = HostProgram(kinds, self._family.capacity)
+        self.program = HostProgram(kinds, self.family.capacity)
         self.program.leaves = self.leaves
         self.program.give_up = self._fail
         return self.program
 
     def _fail(self, error: BaseException | None) -> None:
         """Something in the way from a trace with symbols to its program has raised, or has caught what was raised."""
-        self._family.fail(self._values)
+        self.family.fail(self._values)
         self._forget()
         raise NotSymbolic from error
 
     def _without(self, symbols: Collection[int]) -> None:
         """These are plain numbers from the start, where there are any: the call begins anew."""
         if symbols:
-            self._family.make_static([self._numbers[symbol] for symbol in symbols])
+            self.family.make_static([self._numbers[symbol] for symbol in symbols])
             self._forget()
             raise NotSymbolic
 
@@ -401,8 +437,8 @@ class SymbolicNumbers:
             symbols.end()
         if symbols.lacks:
             for kind in symbols.lacks:
-                self._family.capacity[kind] = 2 * len(self.program.inputs[kind])
+                self.family.capacity[kind] = 2 * len(self.program.inputs[kind])
             self._forget()
             raise NotSymbolic
-        self._family.pin([self._numbers[symbol] for symbol in self.program.pinned()])
+        self.family.pin([self._numbers[symbol] for symbol in self.program.pinned()])
         return outcome, out

@@ -3,22 +3,30 @@
 
 from __future__ import annotations
 
+import threading
+
 from graftax._base.errors import MutationError
 from graftax._capture.impure_calls import take_done_once
 from graftax._capture.retrace_signals import NewReads
+from graftax._jit.cache import FunctionTable
 from graftax._jit.trace_growth import TraceFinished
 
 
 class Restartable:
-    """While entered, a call is traced. Forgets what it has done, unless it has to begin anew.
+    """While entered, a call is traced. Forgets what it has done, unless it has to begin anew, which the table learns.
 
     No generator: frames of `contextlib` would stand in the traceback of an error in the trace.
     """
+
+    def __init__(self, table: FunctionTable) -> None:
+        self._table = table
 
     def __enter__(self) -> None:
         take_done_once()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, NewReads):
+            self._table.restarting.add(threading.get_ident())
         # What a finished trace has computed is repeated, not its body.
         if not isinstance(error, NewReads) or isinstance(error, TraceFinished):
             take_done_once()

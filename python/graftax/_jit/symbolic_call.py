@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Sequence
+from typing import Any
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
+from graftax._capture.retrace_signals import NewReads
+from graftax._graph.structure import place_name
 from graftax._jax.symbolic_numbers import lacks_symbols
 from graftax._jit.cache import FunctionTable
-from graftax._jit.call_plan import Plan, RecordedCall
+from graftax._jit.call_plan import Layout, Plan, RecordedCall
+from graftax._jit.changed_numbers import changed_numbers
 from graftax._jit.number_policy import SymbolicNumbers
 
 
@@ -43,6 +48,41 @@ def with_symbols(
         if numbers.found_in(recording):
             return dataclasses.replace(call, recording=recording, numbers=numbers)
     return call
+
+
+def begin_anew_for_counters(
+    call: tuple[Plan, Layout, _core.Recording],
+    caller: Any,
+    outcomes: list[_core.Outcome],
+    numbers: SymbolicNumbers | None,
+    outcome: _core.Outcome,
+    outputs: Sequence[object],
+) -> None:
+    """After the first trace of a structure, which did nothing that must not be done twice.
+
+    Args:
+        outcomes: of the entry.
+        numbers: those of the trace that were symbolic.
+        outcome, outputs: what the trace came to.
+
+    Raises:
+        NewReads: the trace has changed numbers that were not, so that the next call would have to be traced again.
+    """
+    plan, layout, recording = call
+    table, function = caller._table, _counting(plan, caller._function)
+    key = next((key for key, entry in list(table.entries.items()) if entry.outcomes is outcomes), None)
+    if function is None or key is None or not _takes_symbols(plan, table) or not recording.graphdef.numbers():
+        return
+    places, results = changed_numbers(recording, outcome, outputs, plan.signature.arguments(layout))
+    changed = {place_name(place, recording.names) for place in places}
+    if numbers is not None:
+        begins = numbers.family.has_run(changed, results)
+    else:
+        family = table.numbers.family_of(recording, key[1], plan.number_rules, function)
+        begins = family.has_run(changed, results)
+    if begins:
+        table.sharing.forget(table.entries.get(key))
+        raise NewReads
 
 
 def would_be_symbolic(

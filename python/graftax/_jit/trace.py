@@ -52,6 +52,7 @@ from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.repeated_parts import RepeatedParts
 from graftax._jit.restarts import Restartable
 from graftax._jit.running_trace import enter_trace, leave_trace, running_traces
+from graftax._jit.symbolic_call import begin_anew_for_counters
 from graftax._jit.trace_effects import refuse_trace_effects
 from graftax._jit.trace_growth import Growth, TraceFinished, keep, take_finished
 from graftax.interop import have_errors, raises_its_own
@@ -124,13 +125,18 @@ def flat_function(
             frozen.refuse(caller._table, plan.name, recording)
         check = FiniteCheck(plan, recording, leaves) if plan.options.finite is not None and not shapes else None
         warnings_before = count_warnings()
-        with Restartable():
+        with Restartable(caller._table):
             # The trace before this one took in roots that JAX had not asked for: its equations stand for the body.
             finished = take_finished(caller._table, recording, leaves)
             if finished is not None:
                 outcome, outputs = finished.outcome, finished.repeat(leaves)
             else:
                 traced = _TracedCall(plan, caller, roots, recording, layout, leaves, donated, by_value)
+                if not (shapes or plan.options.check or running_traces()):
+                    on_outcome = functools.partial(
+                        begin_anew_for_counters, caller=caller, outcomes=outcomes, numbers=numbers
+                    )
+                    traced = traced._replace(on_outcome=on_outcome)
                 if numbers is not None:
                     outcome, outputs = numbers.run(
                         caller._table.reads,
@@ -168,6 +174,7 @@ class _TracedCall(NamedTuple):
         by_value: changes are not written back.
         has_symbols: some numbers among the leaves are symbolic.
         growth: takes in what the trace turns out to read, if it can.
+        on_outcome: is told of the Outcome of a trace that may be repeated, and raises NewReads where it has to be.
     """
 
     plan: Plan
@@ -180,6 +187,7 @@ class _TracedCall(NamedTuple):
     by_value: bool
     has_symbols: bool = False
     growth: Growth | None = None
+    on_outcome: Callable[..., None] | None = None
 
     @property
     def recording_now(self) -> _core.Recording:
@@ -221,22 +229,25 @@ def _trace(call: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
         raise
 
 
+@keeping_cached
 def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
-    plan, caller, roots, recording, layout, leaves, donated, by_value, has_symbols, growth = traced
+    plan, caller, roots, recording, layout, leaves, donated, by_value, has_symbols, growth, on_outcome = traced
     signature, options = plan.signature, plan.options
+    warnings_before = count_warnings()
     attributes = dict(vars(caller))  # what the code sets on its own jitted function is put back, and refused
     uses_up = options.mutation == "propagate"
     graph = growth.rebuilt if growth is not None else Rebuilt(has_symbols)
     equations_before, defaults = len(equations()), plan.defaults_among(roots, layout)
     # What the caller gave: of the other NumPy arrays, code may ask for values, which are constants then.
     given = {*range(signature.skip, signature.arguments(layout))} - defaults
-    parts = None
+    parts, may_repeat = None, False
     # Parts hold tracers until the trace ends: JAX would call that a leak.
     is_searched = options.repeated == "auto" and jax.config.jax_check_tracer_leaks
     if options.repeated and caller._table.reads is not None and not is_searched:
         parts = RepeatedParts(options.repeated, caller._table, graph, lambda: traced.recording_now, run_trace)
 
     def call(values: list[Any]) -> Any:
+        nonlocal may_repeat
         reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
         signals_before = 0 if reads is None else reads.signals.count
         if reads is not None:
@@ -263,6 +274,7 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
                     result = signature.call(*call_arguments)
                     if reads is not None:
                         reads.impure.tell_of_copies(reads.cached.lost())
+                        may_repeat = reads.impure.count_heard() == 0
                         graph.note_keys(reads.cached.in_keys())
                 else:
                     run = functools.partial(signature.call, *call_arguments)
@@ -327,6 +339,8 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
         caller._table.alike[id(outcome)] = aliases.alike
     if growth is not None:
         plan, recording, leaves = growth.plan, growth.recording, growth.leaves
+    if on_outcome is not None and may_repeat and count_warnings() == warnings_before:
+        on_outcome((plan, layout, recording), outcome=outcome, outputs=outputs)
     if options.replaces:
         refuse_trace_effects(plan.name, recording, outcome, signature.arguments(layout), leaves, outputs)
     _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)
