@@ -13,7 +13,7 @@ namespace graftax {
 
 namespace {
 
-// What `_direct.setup` found of JAX. Lives as long as the process.
+// What `_jax/fast_dispatch.py` found of JAX. Lives as long as the process.
 struct JaxInternals {
   bool on = false;
   size_t least = 0;             // leaves: calls with fewer stay with jax.jit

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graftax
-from graftax._capture import user_caches
+from graftax._capture import caches_in_traces
 
 
 @functools.lru_cache
@@ -199,22 +199,22 @@ def test_a_number_that_changes_is_a_key_like_another(monkeypatch):
 
 def test_a_trace_ends_while_another_thread_meets_caches():
     """At each call and return, as threads take turns. Caches are noted for as long as they live."""
-    kept, before = [], len(user_caches._met)
+    kept, before = [], len(caches_in_traces._met)
 
     def meet(*event):
         kept.append(functools.lru_cache(lambda: None))
-        user_caches.note_cache(kept[-1])
+        caches_in_traces.note_cache(kept[-1])
 
     meet(), meet()
     sys.setprofile(meet)
     try:
-        user_caches.clear_caches()
+        caches_in_traces.clear_caches()
     finally:
         sys.setprofile(None)
-    user_caches.note_cache(kept[0])
-    assert len(user_caches._met) == before + len(kept) > before + 3
+    caches_in_traces.note_cache(kept[0])
+    assert len(caches_in_traces._met) == before + len(kept) > before + 3
     kept.clear()
-    assert len(user_caches._met) == before
+    assert len(caches_in_traces._met) == before
 
 
 class Net:

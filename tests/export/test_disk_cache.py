@@ -609,7 +609,7 @@ def test_what_code_does_is_read_from_its_instructions_once_for_all_processes(mon
     def subtract(x):
         return x - 1
 
-    digest = importlib.import_module("graftax._export.digest")  # the package has a function of this name
+    digest = importlib.import_module("graftax._export.structure_digest")  # the package has a function of this name
     with digest.collecting_digests() as digests:
         expected = digest.code_digest(add.__code__)
     digest._content_and_meaning.cache_clear()  # another process

@@ -20,7 +20,7 @@ import pytest
 
 import graftax
 import shipped_functions
-from graftax._export.digest import code_digest, token
+from graftax._export.structure_digest import code_digest, token
 
 pytestmark = pytest.mark.usefixtures("cache_of_jax_is_off")
 

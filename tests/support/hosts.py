@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftax
-from graftax._jit import multihost_rendezvous
+from graftax._jit import multihost_comparison
 
 P = PartitionSpec
 SCENARIOS: dict[str, Callable[..., Any]] = {}
@@ -68,13 +68,13 @@ def scale() -> Any:
 @scenario
 def the_same_on_all(hosts: Hosts) -> Any:
     step, state = graftax.jit(scale()), hosts.state(n=2)
-    before = multihost_rendezvous._state.number
+    before = multihost_comparison._state.number
     sums = [float(step(state)) for _ in range(3)]
     return (
         sums,
-        multihost_rendezvous._state.number - before,
+        multihost_comparison._state.number - before,
         str(state["w"].sharding.spec),
-        multihost_rendezvous.status(),
+        multihost_comparison.status(),
     )
 
 
@@ -131,19 +131,19 @@ def a_counter_and_a_host_function(hosts: Hosts) -> Any:
 
 @scenario
 def programs_of_one_host_are_not_compared(hosts: Hosts) -> Any:
-    before = multihost_rendezvous._state.number
+    before = multihost_comparison._state.number
     if hosts.number:
         graftax.jit(lambda x: x * 2)(jnp.ones(3))
-    return multihost_rendezvous._state.number - before
+    return multihost_comparison._state.number - before
 
 
 @scenario
 def turned_off(hosts: Hosts) -> Any:
-    before = multihost_rendezvous._state.number
+    before = multihost_comparison._state.number
     os.environ["GRAFTAX_CHECK_HOSTS"] = "0"
     try:
         graftax.jit(lambda s: s["w"] * 5)(hosts.state())
-        return multihost_rendezvous._state.number - before, multihost_rendezvous.status()
+        return multihost_comparison._state.number - before, multihost_comparison.status()
     finally:
         del os.environ["GRAFTAX_CHECK_HOSTS"]
 
@@ -151,7 +151,7 @@ def turned_off(hosts: Hosts) -> Any:
 @scenario
 def a_host_that_stays_away(hosts: Hosts) -> Any:
     float(graftax.jit(scale())(hosts.state()))  # so that all begin together
-    os.environ["GRAFTAX_CHECK_HOSTS"], multihost_rendezvous._WARN = "5", 1.0
+    os.environ["GRAFTAX_CHECK_HOSTS"], multihost_comparison._WARN = "5", 1.0
     begun = time.monotonic()
     try:
         with warnings.catch_warnings(record=True) as warned:
@@ -162,9 +162,9 @@ def a_host_that_stays_away(hosts: Hosts) -> Any:
         return text, late, time.monotonic() - begun < 30
     finally:
         del os.environ["GRAFTAX_CHECK_HOSTS"]
-        multihost_rendezvous._WARN = 10.0
+        multihost_comparison._WARN = 10.0
         if hosts.number == hosts.count - 1:
-            multihost_rendezvous._state.number += 1  # the comparison that it has not come to
+            multihost_comparison._state.number += 1  # the comparison that it has not come to
 
 
 @scenario
@@ -263,12 +263,12 @@ def a_program_that_was_loaded_is_compared(hosts: Hosts) -> Any:
         first = graftax.jit(scale())
         first(hosts.state(n=2))
         first.save_compiled(path)
-        before = multihost_rendezvous._state.number
+        before = multihost_comparison._state.number
         count, on_all = loaded(True)
         totals = [float(on_all(hosts.state(n=2))) for _ in range(2)]
         _, on_one = loaded(False)
         totals.append(float(on_one(hosts.state(n=2))))
-        comparisons = multihost_rendezvous._state.number - before
+        comparisons = multihost_comparison._state.number - before
         traces = on_all.cache_info().traces
         text = refused(lambda: loaded(False)[1](hosts.state(n=2 + (hosts.number > 0))))
     return count, traces, totals, comparisons, text

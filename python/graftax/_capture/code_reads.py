@@ -46,6 +46,7 @@ from graftax._capture.bytecode import (
     texts_in,
 )
 from graftax._capture.cached_values import CachedValues
+from graftax._capture.caches_in_traces import note_cache
 from graftax._capture.code_by_identity import CodeSet, MetCode
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_captures import HostCaptures
@@ -65,7 +66,6 @@ from graftax._capture.origin import Origin
 from graftax._capture.read_names import ReadNames
 from graftax._capture.retrace_signals import Signals
 from graftax._capture.trace_local import Now
-from graftax._capture.user_caches import note_cache
 
 
 class CodeReads:

@@ -37,8 +37,8 @@ from graftax._capture.bytecode import (
     is_users,
     names_of,
 )
+from graftax._capture.caches_in_traces import attributes_of
 from graftax._capture.origin import Origin
-from graftax._capture.user_caches import attributes_of
 
 
 class Held:

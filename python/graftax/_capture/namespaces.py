@@ -19,6 +19,7 @@ from graftax import _core
 from graftax._base.class_lookup import in_mro
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import content, fill
+from graftax._capture.caches_in_traces import holds_tracer
 from graftax._capture.caught_errors import ERRORS_OF_TRACERS
 from graftax._capture.function_attributes import function_in, in_place_of
 from graftax._capture.impure_calls import tell_of_call
@@ -27,7 +28,6 @@ from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.trace_local import Begun
-from graftax._capture.user_caches import holds_tracer
 from graftax._jax.inner_frames import inner_frames
 from graftax._jax.traces import current_trace
 

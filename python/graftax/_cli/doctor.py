@@ -22,8 +22,8 @@ from graftax import _core
 from graftax._capture.unknown_interpreter import unknown_interpreter
 from graftax._jax import fast_dispatch
 from graftax._jax.frame_filter import filtering_mode
-from graftax._jax.private_names import lacking
-from graftax._jit import multihost_rendezvous
+from graftax._jax.missing_names import lacking
+from graftax._jit import multihost_comparison
 
 REPORT = (
     "To report a bug, send this output, the shortest program that still fails, and what it prints with "
@@ -136,7 +136,7 @@ def _in_force() -> list[tuple[str, str]]:
             "; ".join(f"{feature}: JAX has no {name}" for feature, name in lacking.items()) or "nothing else",
         ),
         ("reads of helpers", _core.frames_unknown() or "seen"),
-        ("comparing hosts", multihost_rendezvous.status()),
+        ("comparing hosts", multihost_comparison.status()),
         ("tracebacks", _tracebacks()),
         ("settings of JAX", ", ".join(settings) or "as usual"),
         ("environment", ", ".join(variables) or "nothing of graftax's or JAX's"),

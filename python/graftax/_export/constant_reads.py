@@ -15,9 +15,9 @@ from graftax._capture.bytecode import OF_KEYS, OF_NAMES
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.trace_local import alone
-from graftax._export.digest import Nameless, sentinels
 from graftax._export.holders import Holder, resolve, value_at
 from graftax._export.read_set_data import as_data, difference
+from graftax._export.structure_digest import Nameless, sentinels
 from graftax._export.value_token import content_token
 from graftax._graph.structure import Structure
 

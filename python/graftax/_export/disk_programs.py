@@ -7,16 +7,13 @@ The name of a program's file says what it is for: the read set, the structure of
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
 import os
 import pickle
-import re
 import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +23,13 @@ from graftax import _core
 from graftax._base.errors import GraftaxError, RecompileWarning
 from graftax._explain import array_signatures
 from graftax._export.constant_reads import constants_difference
-from graftax._export.digest import digest, know_digests
 from graftax._export.disk_writer import PROGRAM, READS
 from graftax._export.program_file import read_file, read_header
-from graftax._export.programs import Token, all_fitting, settings_tokens, signature_token
+from graftax._export.program_key import CallKey
+from graftax._export.programs import all_fitting, settings_tokens, signature_token
 from graftax._export.read_set_data import modules_of, restore
 from graftax._export.saved_entry import Saved
+from graftax._export.structure_digest import digest, know_digests
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
 from graftax._jax.tracers import has_tracer
@@ -43,48 +41,6 @@ OTHER_STRUCTURE = "no program for arguments of this structure with these static 
 OTHER_ARRAYS = "no program for arrays of these shapes, dtypes and devices under these settings of JAX"
 OTHER_NUMBERS = "no program for these values of the numbers"
 UNREADABLE = "{path}, a program in the cache on disk, cannot be read and is removed ({error}). It is compiled again."
-
-
-def short_digest(*parts: Any) -> str:
-    """A part of the name of a file."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-@dataclasses.dataclass(frozen=True)
-class CallKey:
-    """What a program is for, besides the function and its read set: the structure, and arrays with settings of JAX."""
-
-    structure: str
-    arrays: str
-
-    @classmethod
-    def of(
-        cls,
-        fingerprint: str,
-        context: Any,
-        settings: dict[str, str],
-        tokens: Sequence[Token | None],
-        number_leaves: Sequence[int] | None,
-    ) -> CallKey:
-        """The key of a call. The arrays of one with symbolic numbers are compared when the file is read.
-
-        Args:
-            fingerprint: of the structure.
-            number_leaves: the leaves that are symbolic numbers; None if there are none.
-        """
-        arrays = tokens if number_leaves is None else ("symbolic", *number_leaves)
-        return cls(short_digest(fingerprint), short_digest(context, sorted(settings.items()), tuple(arrays)))
-
-    def file_name(self, reads: str, variant: str) -> str:
-        return "-".join(filter(None, (reads, self.structure, self.arrays, variant))) + PROGRAM
-
-
-def folder_name(caller: Any, environment: dict[str, Any]) -> str:
-    """The name of a function's folder: the same for all versions up to the last part."""
-    function = caller._function
-    name = re.sub(r"\W", "_", caller._plan.name)[:40]
-    where = short_digest(function.__module__, function.__qualname__)
-    return f"{name}-{where}-{short_digest(sorted(environment.items()))}"
 
 
 class FunctionPrograms:

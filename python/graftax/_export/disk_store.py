@@ -15,10 +15,10 @@ from graftax._base.errors import GraftaxError
 from graftax._capture.read_set_numbers import OfSymbols
 from graftax._explain import Variant, compile_events, settings_texts
 from graftax._export.constant_reads import ConstantReads, constants_data
-from graftax._export.digest import collecting_digests, digest
-from graftax._export.disk_programs import NOTHING, CallKey, FunctionPrograms, folder_name
-from graftax._export.disk_writer import READS, Job, Writer
+from graftax._export.disk_programs import NOTHING, FunctionPrograms
+from graftax._export.disk_writer import PROGRAM, READS, Job, Writer
 from graftax._export.preloaded_entries import ProgramsOfFiles
+from graftax._export.program_key import CallKey, environment, folder_name
 from graftax._export.programs import Program, Shipped, settings_tokens, signature_token
 from graftax._export.read_set_data import as_data, key_of_data
 from graftax._export.saved_entry import (
@@ -26,12 +26,12 @@ from graftax._export.saved_entry import (
     READS_UNKNOWN,
     Saved,
     compiled_programs,
-    environment,
     saved_entry,
 )
+from graftax._export.structure_digest import collecting_digests, digest
 from graftax._jax import fast_dispatch
 from graftax._jit.leaf_guards import LeafGuards
-from graftax._jit.multihost_rendezvous import compares_hosts
+from graftax._jit.multihost_comparison import compares_hosts
 
 SEVERAL_PROCESSES = "several processes compare what they trace"
 IMPURE = (
@@ -157,7 +157,7 @@ class DiskStore:
         on_disk, reads_key = self._programs_of(caller), key_of_data(read_data)
         header = {"numbers": sorted(saved.number_paths), "direct": fast_dispatch.status() == "on"}
         return Job(
-            on_disk.folder / key.file_name(reads_key, tag),
+            on_disk.folder / (key.file_name(reads_key, tag) + PROGRAM),
             header,
             saved_pickle,
             programs,

@@ -15,12 +15,12 @@ from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.retrace_signals import NewReads
 from graftax._explain import ArraySignature, Variant
-from graftax._export.digest import digest, names_of_instances
 from graftax._export.programs import Program, Token, fitting, shipped_entry
 from graftax._export.structure_data import bind_sentinels
+from graftax._export.structure_digest import digest, names_of_instances
 from graftax._graph.structure import Structure
 from graftax._jit.cache import FunctionTable
-from graftax._jit.multihost_rendezvous import compares_hosts
+from graftax._jit.multihost_comparison import compares_hosts
 from graftax._jit.number_policy import SymbolicNumbers
 
 NO_FITTING_PROGRAM = "the file has no program for arrays of these shapes, dtypes and devices"

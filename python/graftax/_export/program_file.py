@@ -15,19 +15,19 @@ from typing import Any
 from graftax._base.errors import GraftaxError, RecompileWarning
 from graftax._base.progress_bar import Bar, ProgressCallback
 from graftax._base.whole_file import replacing
-from graftax._export.digest import PackedError, digest
 from graftax._export.preloaded_entries import ProgramsOfFiles
+from graftax._export.program_key import environment
 from graftax._export.programs import Program, settings_tokens
 from graftax._export.read_set_data import as_data, restore
 from graftax._export.saved_entry import (
     OTHER_SETTINGS,
     Saved,
     compiled_programs,
-    environment,
     refuse_unknown_reads,
     saved_entry,
 )
 from graftax._export.structure_data import Structured
+from graftax._export.structure_digest import PackedError, digest
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
 

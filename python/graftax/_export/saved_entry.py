@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was compiled for one structure, as another process loads it, and the environment that it depends on."""
+"""What was compiled for one structure, as another process loads it."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import os
-import platform
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,14 +15,11 @@ from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._explain import ArraySignature, Variant, array_signatures
-from graftax._export.digest import code_digest
 from graftax._export.programs import Program, Shipped, signature_token
-from graftax._export.read_set_data import version_of
 from graftax._export.structure_data import Structured
 from graftax._graph.structure import place_name
 from graftax._jax import cache_of_jax
 from graftax._jit.leaf_guards import LeafGuards
-from graftax._jit.multihost_rendezvous import compares_hosts
 
 OTHER_SETTINGS = (
     "it was compiled under other settings of JAX, or for arrays that are placed differently. Call it under these "
@@ -37,9 +29,6 @@ READS_UNKNOWN = (
     "{name} cannot be saved: what the function of filter_jit reads outside of its arguments is fixed when it is "
     "traced, as in JAX, and not known. graftax.jit(f, mutation='discard') works by value, and can be."
 )
-
-# Of the environment, what changes how XLA compiles.
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 
 
 @dataclasses.dataclass
@@ -131,30 +120,3 @@ def refuse_unknown_reads(caller: Any) -> None:
     """Raises GraftaxError if it is not known what a function reads."""
     if caller._table.reads is None or not caller._options.captured:
         raise GraftaxError(READS_UNKNOWN.format(name=caller._plan.name))
-
-
-def environment(caller: Any) -> dict[str, Any]:
-    """What a program depends on besides what its code reads: versions, devices, the function and its options."""
-    devices = jax.devices()
-    return {
-        "code": code_digest(caller._function.__code__),
-        "options": caller._options.of_program(),
-        "python": platform.python_version(),
-        **{package: version_of(package) for package in ("graftax", "jax", "jaxlib")},
-        "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
-        "platform": str(devices[0].client.platform_version),
-        "processor": _processor(),
-        "flags": " ".join(f"{name}={os.environ[name]}" for name in _FLAGS if name in os.environ),
-        "several processes": compares_hosts(),
-    }
-
-
-@functools.cache
-def _processor() -> str:
-    """The instruction set of the host's processor, which compiled code relies on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        flags = platform.processor()
-    return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:12]}"

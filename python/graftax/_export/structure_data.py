@@ -8,7 +8,7 @@ import pickle
 from typing import Any
 
 from graftax import _core
-from graftax._export.digest import sentinels
+from graftax._export.structure_digest import sentinels
 from graftax._graph.pickling import ByName, graphdef_from_state, picklable
 from graftax._graph.structure import Structure
 

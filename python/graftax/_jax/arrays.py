@@ -15,7 +15,7 @@ import jax
 import jax.core
 from jax._src.lax import lax as _lax
 
-from graftax._jax.private_names import lacking
+from graftax._jax.missing_names import lacking
 
 try:
     from jax._src.array import ArrayImpl

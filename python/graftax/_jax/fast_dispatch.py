@@ -24,7 +24,7 @@ from graftax import _core
 from graftax._jax.arrays import array_class, key_class
 from graftax._jax.compilation import own_jit
 from graftax._jax.error_texts import is_of_refused_arguments
-from graftax._jax.private_names import expect
+from graftax._jax.missing_names import expect
 from graftax._jax.settings import follow_settings, reader_of, required_off, setting_readers
 
 _RING_SLOTS = 40  # host input buffers of one executable: more than JAX queues calls on the CPU

@@ -6,7 +6,7 @@ from __future__ import annotations
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 
-from graftax._jax.private_names import lacking
+from graftax._jax.missing_names import lacking
 
 
 def hide_frames(folder: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graftax import _core
-from graftax._jax.private_names import expect
+from graftax._jax.missing_names import expect
 
 # With these settings on, `jax.jit` does more than run the executable: each has to be False.
 MUST_BE_OFF = (

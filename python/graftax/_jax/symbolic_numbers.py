@@ -13,7 +13,7 @@ import numpy as np
 from jax._src import core as _jax_core
 from jax._src import dtypes as _dtypes
 
-from graftax._jax.private_names import lacking
+from graftax._jax.missing_names import lacking
 
 _FOLDER = str(Path(jax.__file__).parent)
 

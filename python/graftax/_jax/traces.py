@@ -17,7 +17,7 @@ from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import partial_eval as _pe
 
-from graftax._jax.private_names import lacking
+from graftax._jax.missing_names import lacking
 
 
 def in_same_trace(x: Any, tracer: Any) -> bool:

@@ -19,7 +19,7 @@ from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, r
 from graftax._jit.equal_programs import reusing
 from graftax._jit.leaf_names import LeafNames
 from graftax._jit.multihost_check import CrossHostCheck
-from graftax._jit.multihost_rendezvous import compares_hosts
+from graftax._jit.multihost_comparison import compares_hosts
 from graftax._jit.output_shardings import OutputPlacement, may_use_mesh
 from graftax._jit.requested_donation import DonationWarnings, donated_leaves
 from graftax._jit.trace import Flat, definition_of, flat_function

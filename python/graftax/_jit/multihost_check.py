@@ -23,7 +23,7 @@ from graftax._jax.processes import are_of_several, spans_processes
 from graftax._jax.tracebacks import boundary
 from graftax._jax.tracers import has_tracer
 from graftax._jit.call_plan import Layout, Plan
-from graftax._jit.multihost_rendezvous import HostComparison, Line, coordinator, pack_description
+from graftax._jit.multihost_comparison import HostComparison, Line, coordinator, pack_description
 from graftax._jit.number_policy import SymbolicNumbers
 
 _MAX_TEXT = 200  # characters of a static value

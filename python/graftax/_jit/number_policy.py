@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftax import _core
+from graftax._capture.caches_in_traces import keeping_cached
 from graftax._capture.caught_errors import catching
 from graftax._capture.counters import find_counters, name_of
 from graftax._capture.number_flow import Name, Variable
@@ -22,7 +23,6 @@ from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
 from graftax._capture.read_names import Variables
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
-from graftax._capture.user_caches import keeping_cached
 from graftax._graph.patterns import Pattern, coverage_test
 from graftax._graph.structure import Op, RootPath, Structure, place_name
 

@@ -24,7 +24,7 @@ from graftax import _core
 from graftax._capture.bytecode import has_defaults, is_empty, is_of_module, nested_codes
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.read_set import ReadSet
-from graftax._jit.multihost_rendezvous import compares_hosts
+from graftax._jit.multihost_comparison import compares_hosts
 from graftax._jit.number_policy import Numbers
 from graftax._jit.options import Options
 

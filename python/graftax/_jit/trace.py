@@ -18,6 +18,7 @@ import numpy as np
 from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from graftax._base.given_warnings import count_warnings
+from graftax._capture.caches_in_traces import clear_caches, keeping_cached, refuse_cached
 from graftax._capture.caught_errors import tell_of_caught
 from graftax._capture.constant_arrays import read_only
 from graftax._capture.host_callbacks import codes as host_codes
@@ -30,7 +31,6 @@ from graftax._capture.namespaces import Rebuilt
 from graftax._capture.numpy_in_place import watching_numpy
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import GlobalAssigned
-from graftax._capture.user_caches import clear_caches, keeping_cached, refuse_cached
 from graftax._explain import compile_events, frozen
 from graftax._graph.array_aliases import alias_groups, recording_aliases
 from graftax._graph.types.ignored import refusing_uses

@@ -27,10 +27,10 @@ from graftax._base.progress_bar import ByteBar
 from graftax._capture.bytecode import is_users, is_users_class, is_users_scope
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
-from graftax._export.digest import code_digest
 from graftax._export.holders import value_at
 from graftax._export.programs import settings_tokens
 from graftax._export.read_set_data import version_of
+from graftax._export.structure_digest import code_digest
 from graftax._graph.pickling import NAMELESS
 from graftax._graph.structure import Structure, place_name
 from graftax._io.encode_graph import EncodedGraph

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graftax._jax.equations import name_scopes
-from graftax._record.nonfinite_origin import Enclosing
+from graftax._record.nonfinite_report import Enclosing
 
 
 def is_of_derivative(equation: Any, levels: Sequence[tuple[Any, Enclosing | None]]) -> bool:

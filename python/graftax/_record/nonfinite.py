@@ -17,8 +17,8 @@ from graftax._jit.api import jit
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names, output_names
 from graftax._jit.stages import Staging, Traced, copy_numpy_leaves, match_structure
-from graftax._record.interpreter import Interpreter
-from graftax._record.nonfinite_origin import Origin
+from graftax._record.nonfinite_report import Origin
+from graftax._record.nonfinite_search import Interpreter
 from graftax._record.origin_marks import Value, are_finite, bits
 
 ALL_FINITE = "{name}: all results are finite"

@@ -17,7 +17,7 @@ from graftax._jax.arrays import new_ref, ref_types
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import closed, run_equation, scan_parts
 from graftax._jax.tracers import is_literal
-from graftax._record.interpreter import CALLS, WITH_RULES, first_param
+from graftax._record.nonfinite_search import CALLS, WITH_RULES, first_param
 
 Jaxpr = Any
 RunEquation = Callable[[Any, list[Any]], list[Any]]

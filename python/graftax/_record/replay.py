@@ -26,8 +26,8 @@ from graftax._base.progress_bar import ByteBar
 from graftax._capture.bytecode import content, fill
 from graftax._capture.namespaces import with_parts
 from graftax._capture.origin import Origin
-from graftax._export.digest import code_digest
 from graftax._export.holders import value_at
+from graftax._export.structure_digest import code_digest
 from graftax._graph.pickling import graphdef_from_state
 from graftax._io import LoadError, peek
 from graftax._io.load import load_stored

@@ -15,10 +15,11 @@ from graftax._base.errors import MutationError, rename_leaves
 from graftax._jax.arrays import inferred_specs, varying_axes
 from graftax._jax.error_texts import is_of_specs, name_argument_of_specs
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.leaf_specs import OutputLeaf, Outputs, broadcast_of
+from graftax.transforms._engine.argument_specs import OutputLeaf, Outputs, broadcast_of
 from graftax.transforms._engine.lift import name_of, named, wraps
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.specs import UNKNOWN, Broadcast, LeafContext, Spec, SpecOption
+from graftax.transforms._engine.spec_broadcast import Broadcast
+from graftax.transforms._engine.specs import UNKNOWN, LeafContext, Spec, SpecOption
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -21,8 +21,8 @@ from graftax._graph.stack import Each
 from graftax._jax.arrays import ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import preserves_pytree
+from graftax.transforms._engine.argument_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked, with_lists_as_each
-from graftax.transforms._engine.leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.lift import (
     ARRAYS,
     MISSING,
@@ -36,7 +36,8 @@ from graftax.transforms._engine.lift import (
 )
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
 from graftax.transforms._engine.program import NO_SUCH_OPERAND, Program
-from graftax.transforms._engine.specs import Broadcast, SpecOption
+from graftax.transforms._engine.spec_broadcast import Broadcast
+from graftax.transforms._engine.specs import SpecOption
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,12 +14,12 @@ import jax
 
 from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, MutationError
+from graftax._capture.caches_in_traces import keeping_cached
 from graftax._capture.host_callbacks import calls_host
 from graftax._capture.leaked_tracers import is_of_steps
 from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import Signature, global_names, resolve
-from graftax._capture.user_caches import keeping_cached
 from graftax._jax.compilation import own_jit
 from graftax._jax.traces import equations, outside_of_traces
 from graftax._jit.cache import FunctionTable

@@ -14,8 +14,8 @@ import numpy as np
 from graftax import _core, interop
 from graftax._base.errors import StructureError
 from graftax._graph.structure_diff import differ_only_in_order, differences_text
+from graftax.transforms._engine.argument_specs import OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.carry import LOOP_STRUCTURE, MOVED
-from graftax.transforms._engine.leaf_specs import OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.lift import call_first, name_of, named, wraps
 from graftax.transforms._engine.loop_state import StateAfter, node_name, state_after, type_text, with_arrays
 from graftax.transforms._engine.program import Program

@@ -17,7 +17,8 @@ from graftax._graph.structure import path_text
 from graftax.transforms._engine.lift import call_first
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.specs import UNKNOWN, Broadcast, Constant, LeafContext, Spec, SpecOption
+from graftax.transforms._engine.spec_broadcast import Broadcast
+from graftax.transforms._engine.specs import UNKNOWN, Constant, LeafContext, Spec, SpecOption
 
 ENTRIES_COUNT = (
     "{name}: {option} is a tuple of {count}, and there are {given} positional arguments. Give one entry for each of "
