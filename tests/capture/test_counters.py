@@ -2,9 +2,12 @@
 """Numbers that code computes anew from themselves are symbolic from the first call on, where the body runs once."""
 
 import collections
+import contextvars
 import copy
 import dataclasses
 import functools
+import gc
+import logging
 import math
 import operator
 import reprlib
@@ -593,6 +596,63 @@ def test_a_trace_that_does_what_cannot_be_repeated_runs_once(capsys: pytest.Capt
     assert capsys.readouterr().out == "stepping\n"
     step(state), step(state)
     assert state.steps == 3 and step.cache_info().traces == 2
+
+
+LOGGER = logging.getLogger("a counter")
+VARIABLE = contextvars.ContextVar("variable", default=0)
+
+
+def set_level():
+    LOGGER.setLevel(LOGGER.level + 10)
+    return LOGGER.level
+
+
+def set_option():
+    np.set_printoptions(precision=np.get_printoptions()["precision"] + 1)
+    return np.get_printoptions()["precision"]
+
+
+def set_variable():
+    VARIABLE.set(VARIABLE.get() + 1)
+    return VARIABLE.get()
+
+
+def run_text():
+    exec("LOGGER.setLevel(LOGGER.level + 10)", {"LOGGER": LOGGER})
+    return LOGGER.level
+
+
+def add_callback():
+    gc.callbacks.append(print)
+    gc.callbacks.remove(print)
+    gc.callbacks.append(LOGGER.isEnabledFor)
+    return len(gc.callbacks)
+
+
+def through_an_instance(logger=LOGGER):
+    return [logger][0].setLevel(LOGGER.level + 10) or LOGGER.level
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [set_level, set_option, set_variable, run_text, add_callback, through_an_instance],
+    ids=lambda f: f.__name__,
+)
+def test_what_a_second_run_would_do_again_is_done_once(effect: Callable[[], Any]):
+    def step(state):
+        effect()
+        return by_each_name(state)
+
+    def run(wrap: Callable[[Any], Any]) -> Any:
+        LOGGER.setLevel(0)
+        callbacks, context = list(gc.callbacks), contextvars.copy_context()
+        with np.printoptions(precision=3):
+            context.run(wrap(step), Counted())
+            found = LOGGER.level, np.get_printoptions()["precision"], len(gc.callbacks), context.get(VARIABLE)
+        gc.callbacks[:] = callbacks
+        return found
+
+    assert run(functools.partial(graftax.jit, warn_impure=False)) == run(lambda f: f)
 
 
 @pytest.mark.parametrize("f", [by_get_with_a_default, by_setdefault])

@@ -2,6 +2,7 @@
 """Calls that a compiled function cannot repeat are named, once for each place, by the trace that sees them."""
 
 import asyncio
+import atexit
 import builtins
 import datetime
 import decimal
@@ -122,6 +123,10 @@ KINDS = [
     (lambda x: pathlib.Path(os.devnull).read_text(), "calls Path.read_text()", "as an argument"),
     (lambda x: os.path.exists(os.devnull), "calls os.path.exists()", "as an argument"),
     (lambda x: os.listdir("/"), "calls os.listdir()", "as an argument"),
+    (lambda x: os.umask(os.umask(0o22)), "calls os.umask()", "outside of the function"),
+    (lambda x: sys.setswitchinterval(0.005), "calls sys.setswitchinterval()", "outside of the function"),
+    (lambda x: np.set_printoptions(), "calls numpy.set_printoptions()", "outside of the function"),
+    (lambda x: atexit.unregister(thread), "calls atexit.unregister()", "outside of the function"),
     (lambda x: len(sys.argv), "uses sys.argv", "as an argument"),
     (lambda x: "json" in sys.modules, "uses sys.modules", "by its name"),
     (lambda x: len(globals()), "calls globals()", "in a dict"),

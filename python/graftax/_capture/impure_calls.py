@@ -43,6 +43,7 @@ from graftax._capture.impure_functions import (
     read_of,
 )
 from graftax._capture.library_globals import LibraryGlobals, SettingsTable, Snapshot, is_setting
+from graftax._capture.unheard_effects import may_have_effects
 
 IMPURE = (
     "{name} calls {call} ({place}). A compiled function does that once, when it is traced; later calls {later}. {way} "
@@ -188,10 +189,12 @@ class ImpureCalls:
         self.library = LibraryGlobals()
         self.heard: dict[str, dict[str, None]] = {}  # what was called or read, and where
         self.told: set[tuple[str, int, str]] = set()
+        self.may_have_others = False  # calls that nobody hears, and that a second run would make again
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Code of the user's that is going to run: is it worth a look?"""
         lookup_scope = _Scope(code, scope, cells, names.imports)
+        self.may_have_others = self.may_have_others or may_have_effects(names, lookup_scope.value)
         reads, watch = _reads_in(lookup_scope, names), _watch()
         if reads and code not in self._reads:
             with _LOCK:  # a weak dict cannot be gone over while another thread adds to it

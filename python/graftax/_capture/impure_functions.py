@@ -44,6 +44,7 @@ _SIGNAL = Kind(
     "do not do it again",
     "Read or set it outside and pass what the function needs as an argument.",
 )
+_CHANGED = Kind("do not do it again", f"Do it outside of the function. {_CALLBACK}")
 _CACHE = Kind(
     "leave the cache alone, and do not ask it again",
     "Do it outside, and pass what the function needs as an argument.",
@@ -80,6 +81,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
         (_VALUES, ("urandom", "getcwd", "getcwdb", "getpid", "getloadavg")),
         (_FILES, ("listdir", "scandir", "stat", "walk", *_ONCE)),
         (_PROCESS, ("system", "popen", "posix_spawn", "kill")),
+        (_CHANGED, ("write", "putenv", "unsetenv", "chdir", "umask")),
     ),
     "subprocess": ((_PROCESS, ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")),),
     "shutil": ((_FILES, ("copy", "copy2", "copyfile", "copytree", "move", "rmtree", "which", "disk_usage")),),
@@ -87,10 +89,20 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
         ("posixpath", "ntpath"),
         ((_FILES, ("exists", "lexists", "isfile", "isdir", "getsize", "getmtime", "expanduser")),),
     ),
-    "sys": ((_VALUES, ("getrecursionlimit", "getrefcount", "getswitchinterval")),),
+    "sys": (
+        (_VALUES, ("getrecursionlimit", "getrefcount", "getswitchinterval")),
+        (_CHANGED, ("setrecursionlimit", "setswitchinterval")),
+    ),
+    "atexit": ((_CHANGED, ("register", "unregister")),),
+    "gc": ((_CHANGED, ("enable", "disable", "freeze", "set_threshold")),),
+    "signal": ((_CHANGED, ("signal", "alarm", "setitimer")),),
+    "locale": ((_CHANGED, ("setlocale",)),),
     "builtins": ((_PRINT, ("print",)), (_INPUT, ("input",)), (_NAMES, ("globals",))),
     "io": ((_FILE, ("open",)),),
-    "numpy": ((_FILE, ("load", "save", "savez", "savez_compressed", "loadtxt", "savetxt", "genfromtxt", "fromfile")),),
+    "numpy": (
+        (_FILE, ("load", "save", "savez", "savez_compressed", "loadtxt", "savetxt", "genfromtxt", "fromfile")),
+        (_CHANGED, ("set_printoptions", "seterr", "seterrcall", "setbufsize")),
+    ),
     "decimal": ((_SETTING, ("getcontext", "setcontext", "localcontext")),),
     "asyncio.threads": ((_THREADS, ("to_thread",)),),
     "_thread": ((_THREADS, ("start_new_thread",)),),

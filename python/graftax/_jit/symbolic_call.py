@@ -11,7 +11,8 @@ from typing import Any
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.retrace_signals import NewReads
-from graftax._graph.structure import place_name
+from graftax._capture.unheard_effects import hold_others
+from graftax._graph.structure import Op, place_name
 from graftax._jax.symbolic_numbers import lacks_symbols
 from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import Layout, Plan, RecordedCall
@@ -72,6 +73,9 @@ def begin_anew_for_counters(
     table, function = caller._table, _counting(plan, caller._function)
     key = next((key for key, entry in list(table.entries.items()) if entry.outcomes is outcomes), None)
     if function is None or key is None or not _takes_symbols(plan, table) or not recording.graphdef.numbers():
+        return
+    rows = recording.graphdef.rows()
+    if hold_others({row.type or type(row.value) for row in rows if row.op in (Op.node, Op.static)}):
         return
     places, results = changed_numbers(recording, outcome, outputs, plan.signature.arguments(layout))
     changed = {place_name(place, recording.names) for place in places}

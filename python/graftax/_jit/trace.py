@@ -274,7 +274,7 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
                     result = signature.call(*call_arguments)
                     if reads is not None:
                         reads.impure.tell_of_copies(reads.cached.lost())
-                        may_repeat = reads.impure.count_heard() == 0
+                        may_repeat = reads.impure.count_heard() == 0 and not reads.impure.may_have_others
                         graph.note_keys(reads.cached.in_keys())
                 else:
                     run = functools.partial(signature.call, *call_arguments)
