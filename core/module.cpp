@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of contents of graftax._core: one bind_x(m) per file.
 #include "call/call.h"
+#include "call/caller.h"
 #include "call/fast_dispatch.h"
 #include "call/proven_donation.h"
 #include "call/trace.h"
@@ -45,6 +46,8 @@ NB_MODULE(_core_of_main, m) {
   bind_tree(m);
   bind_signed(m);
   bind_call(m);
+  bind_caller(m);
+  bind_active_call(m);
   bind_settings(m);
   bind_direct(m);
   bind_donation(m);

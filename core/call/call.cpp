@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "call/call.h"
 
-#include <structmember.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "call/arguments.h"
 #include "call/cache.h"
 #include "call/call_stack.h"
+#include "call/caller.h"
 #include "call/kept_calls.h"
 #include "capture/caller_stack.h"
 #include "capture/frame_hook.h"
@@ -20,25 +19,6 @@
 namespace graftax {
 
 namespace {
-
-// ---- Caller: the callable
-
-struct CallerObject {
-  PyObject_HEAD vectorcallfunc vectorcall;
-  PyObject* weakrefs;
-  PyObject* function;  // the Python function that runs
-  PyObject* prefix;    // tuple: arguments that come before the caller's (self of a bound method, a partial's)
-  PyObject* table;     // Table
-  PyObject* binding;   // Binding
-  PyObject* ring;      // CallRing of a recorder; else null
-  PyObject* method;    // of a callable object, the first of the prefix: what its class had as __call__; else null
-};
-
-// What the class of a callable object has as __call__ now; borrowed, null where it has none.
-PyObject* method_of(PyObject* prefix) {
-  static PyObject* const call = interned("__call__");
-  return _PyType_Lookup(Py_TYPE(PyTuple_GET_ITEM(prefix, 0)), call);
-}
 
 bool layout_matches(const Program& program, PyObject* layout) {
   if (program.layout == layout) return true;
@@ -264,11 +244,6 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
 }
 
 // Has the function other code or defaults than its signature was read from, or the class another __call__?
-bool has_changed(const CallerObject* self) {
-  if (self->method && method_of(self->prefix) != self->method) return true;
-  return PyFunction_Check(self->function) && !was_read_from(*nb::inst_ptr<Binding>(self->binding), self->function);
-}
-
 void rebind_changed_function(CallerObject* self) {
   if (has_changed(self)) Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::rebind, nullptr)));
 }
@@ -435,6 +410,13 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
   return result.release();
 }
 
+}  // namespace
+
+bool has_changed(const CallerObject* self) {
+  if (self->method && method_of(self->prefix) != self->method) return true;
+  return PyFunction_Check(self->function) && !was_read_from(*nb::inst_ptr<Binding>(self->binding), self->function);
+}
+
 // A trace that meets code which reads what is no root yet gives up, and the call begins anew with more roots.
 PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   if (self->table == Py_None || self->binding == Py_None)
@@ -462,211 +444,14 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   }
 }
 
-// ---- the type
-
-PyObject* caller_vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  try {
-    return call(reinterpret_cast<CallerObject*>(self), args, PyVectorcall_NARGS(nargsf), kwnames);
-  } catch (nb::python_error& e) {
-    e.restore();
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_SystemError, e.what());
-  }
-  return nullptr;
-}
-
-PyObject* caller_new(PyTypeObject* type, PyObject*, PyObject*) {
-  auto* self = reinterpret_cast<CallerObject*>(type->tp_alloc(type, 0));
-  if (!self) return nullptr;
-  self->vectorcall = caller_vectorcall;
-  self->function = Py_NewRef(Py_None);
-  self->prefix = Py_NewRef(runtime.empty_tuple);
-  self->table = Py_NewRef(Py_None);
-  self->binding = Py_NewRef(Py_None);
-  return reinterpret_cast<PyObject*>(self);
-}
-
-PyObject* caller_configure(PyObject* obj, PyObject* args) {
-  PyObject *function, *prefix, *table, *binding;
-  int is_method = 0;
-  if (!PyArg_ParseTuple(args, "OO!OO|p", &function, &PyTuple_Type, &prefix, &table, &binding, &is_method))
-    return nullptr;
-  if (!nb::isinstance<Table>(nb::handle(table)) || !nb::isinstance<Binding>(nb::handle(binding))) {
-    PyErr_SetString(PyExc_TypeError, "expected a Table and a Binding");
-    return nullptr;
-  }
-  auto* self = reinterpret_cast<CallerObject*>(obj);
-  Py_XSETREF(self->function, Py_NewRef(function));
-  Py_XSETREF(self->prefix, Py_NewRef(prefix));
-  Py_XSETREF(self->table, Py_NewRef(table));
-  Py_XSETREF(self->binding, Py_NewRef(binding));
-  Py_XSETREF(self->method, is_method && PyTuple_GET_SIZE(prefix) ? Py_XNewRef(method_of(prefix)) : nullptr);
-  Py_RETURN_NONE;
-}
-
-PyObject* caller_record_in(PyObject* obj, PyObject* ring) {
-  if (!nb::isinstance<CallRing>(nb::handle(ring))) {
-    PyErr_SetString(PyExc_TypeError, "expected a CallRing");
-    return nullptr;
-  }
-  auto* self = reinterpret_cast<CallerObject*>(obj);
-  Py_XSETREF(self->ring, Py_NewRef(ring));
-  Py_RETURN_NONE;
-}
-
-PyObject* caller_has_changed(PyObject* obj, PyObject*) {
-  auto* self = reinterpret_cast<CallerObject*>(obj);
-  try {
-    return PyBool_FromLong(self->binding != Py_None && has_changed(self));
-  } catch (nb::python_error& e) {
-    e.restore();
-    return nullptr;
-  }
-}
-
-int caller_traverse(PyObject* obj, visitproc visit, void* arg) {
-  auto* self = reinterpret_cast<CallerObject*>(obj);
-  Py_VISIT(Py_TYPE(obj));
-  Py_VISIT(self->function);
-  Py_VISIT(self->prefix);
-  Py_VISIT(self->table);
-  Py_VISIT(self->binding);
-  Py_VISIT(self->ring);
-  Py_VISIT(self->method);
-  return 0;
-}
-
-int caller_clear(PyObject* obj) {
-  auto* self = reinterpret_cast<CallerObject*>(obj);
-  Py_XSETREF(self->function, Py_NewRef(Py_None));
-  Py_XSETREF(self->table, Py_NewRef(Py_None));
-  Py_CLEAR(self->ring);
-  Py_CLEAR(self->method);
-  return 0;
-}
-
-void caller_dealloc(PyObject* obj) {
-  auto* self = reinterpret_cast<CallerObject*>(obj);
-  PyTypeObject* type = Py_TYPE(obj);
-  PyObject_GC_UnTrack(obj);
-  if (self->weakrefs) PyObject_ClearWeakRefs(obj);
-  Py_CLEAR(self->function);
-  Py_CLEAR(self->prefix);
-  Py_CLEAR(self->table);
-  Py_CLEAR(self->binding);
-  Py_CLEAR(self->ring);
-  Py_CLEAR(self->method);
-  type->tp_free(obj);
-  Py_DECREF(type);
-}
-
-PyMethodDef caller_methods[] = {
-    {"_configure", caller_configure, METH_VARARGS, "_configure(function, prefix, table, binding, is_method=False)"},
-    {"_record_in", caller_record_in, METH_O, "_record_in(ring): keeps what each call is given"},
-    {"_has_changed", caller_has_changed, METH_NOARGS,
-     "_has_changed(): has the function other code or defaults than its signature was read from?"},
-    {nullptr, nullptr, 0, nullptr}};
-
-PyMemberDef caller_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(CallerObject, vectorcall), READONLY, nullptr},
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(CallerObject, weakrefs), READONLY, nullptr},
-    {"_function", T_OBJECT, offsetof(CallerObject, function), READONLY, nullptr},
-    {"_prefix", T_OBJECT, offsetof(CallerObject, prefix), READONLY, nullptr},
-    {"_table", T_OBJECT, offsetof(CallerObject, table), READONLY, nullptr},
-    {"_binding", T_OBJECT, offsetof(CallerObject, binding), READONLY, nullptr},
-    {"_method", T_OBJECT, offsetof(CallerObject, method), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr}};
-
-PyType_Slot caller_slots[] = {{Py_tp_doc, const_cast<char*>("The callable that graftax.jit returns: its C++ part.")},
-                              {Py_tp_new, reinterpret_cast<void*>(caller_new)},
-                              {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-                              {Py_tp_traverse, reinterpret_cast<void*>(caller_traverse)},
-                              {Py_tp_clear, reinterpret_cast<void*>(caller_clear)},
-                              {Py_tp_dealloc, reinterpret_cast<void*>(caller_dealloc)},
-                              {Py_tp_methods, caller_methods},
-                              {Py_tp_members, caller_members},
-                              {0, nullptr}};
-
-PyType_Spec caller_spec = {"graftax._core.Caller", sizeof(CallerObject), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                           caller_slots};
-
-}  // namespace
-
 void bind_call(nb::module_& m) {
   bind_binding(m);
   bind_table(m);
   bind_kept_calls(m);
-  nb::object caller = nb::steal(check(PyType_FromSpec(&caller_spec)));
-  m.attr("Caller") = caller;
-
   m.def(
       "use_new_reads", [](nb::object type) { new_reads = type.release().ptr(); }, nb::arg("type"),
       nb::sig("def use_new_reads(type: type[BaseException]) -> None"),
       "What a trace gives up with that has met code which reads what is no root yet.");
-  m.def(
-      "active_call",
-      [](nb::handle outcomes) -> nb::object {
-        if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();
-        const Active& a = active().back();
-        nb::object recording = a.recording ? nb::borrow(a.recording) : nb::none();
-        nb::object numbers = a.numbers ? nb::borrow(a.numbers) : nb::none();
-        return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()), recording, numbers);
-      },
-      nb::arg("outcomes"),
-      nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None, "
-              "tuple[Any, ...] | None] | None"),
-      "The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, "
-      "where the call has made one, what the host has computed of its numbers).");
-  m.def(
-      "running_call",
-      []() -> nb::object {
-        if (active().empty() || active().back().caller == Py_None) return nb::none();
-        const Active& a = active().back();
-        return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()), nb::borrow(a.outcomes));
-      },
-      nb::sig("def running_call() -> tuple[Any, tuple[Any, ...], list[Outcome]] | None"),
-      "The call that this thread is in: (caller, roots, the Outcomes of its entry).");
-  m.def(
-      "run_active",
-      [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle recording, nb::handle f, nb::args args) {
-        OwnedList values;
-        for (nb::handle h : roots) values.push(h.ptr());
-        bool recorded = nb::isinstance<Recording>(recording);
-        ActiveScope scope({caller.ptr(), &values, outcomes.ptr(), recorded ? recording.ptr() : nullptr});
-        return nb::steal(check(PyObject_CallObject(f.ptr(), args.ptr())));
-      },
-      nb::arg("caller").none(), nb::arg("roots"), nb::arg("outcomes"), nb::arg("recording").none(), nb::arg("f"),
-      nb::arg("args"),
-      nb::sig("def run_active(caller: Caller | None, roots: tuple[object, ...], outcomes: list[Outcome], recording: "
-              "Recording | None, f: Callable[..., Any], /, *args: object) -> Any"),
-      "f(*args) while this call is the active one: for lower, trace and eval_shape.");
-  m.def(
-      "run_rebuilt",
-      [](nb::handle f, nb::list rebuilt) {
-        if (active().empty()) raise_error(PyExc_SystemError, "no call is active");
-        size_t at = active().size() - 1;
-        struct Scope {
-          size_t at;
-          PyObject* before;
-          ~Scope() { active()[at].rebuilt = before; }
-        } scope{at, std::exchange(active()[at].rebuilt, rebuilt.ptr())};
-        return nb::steal(check(PyObject_CallOneArg(f.ptr(), rebuilt.ptr())));
-      },
-      nb::sig("def run_rebuilt(f: Callable[[list[Any]], Any], rebuilt: list[Any], /) -> Any"),
-      "f(rebuilt), while these are what the active call's trace has rebuilt its roots as.");
-  m.def(
-      "running_traces",
-      []() {
-        nb::list out;
-        for (const Active& a : active())
-          if (a.rebuilt) out.append(nb::make_tuple(nb::steal(tuple_of(*a.roots).release()), nb::borrow(a.rebuilt)));
-        return out;
-      },
-      nb::sig("def running_traces() -> list[tuple[tuple[Any, ...], list[Any]]]"),
-      "(the caller's roots, the rebuilt ones) of each trace that this thread is in, the outermost first.");
   m.def(
       "decode", [](nb::tuple code) { return decode(code.ptr()); }, nb::arg("code"),
       nb::sig("def decode(code: tuple[object, ...]) -> int"),

@@ -901,6 +901,12 @@ def pause_recorders(paused: bool) -> bool:
 def use_script(frame: types.FrameType) -> None:
     """The frame of the script: recorded calls note where it is."""
 
+def use_new_reads(type: type[BaseException]) -> None:
+    """What a trace gives up with that has met code which reads what is no root yet."""
+
+def decode(code: tuple[object, ...]) -> int:
+    """The number of an Outcome from its code: None is 0, () is 1, lowest bit first."""
+
 class Caller:
     """The callable that graftax.jit returns: its C++ part."""
 
@@ -924,9 +930,6 @@ class Caller:
 
     _method: types.MemberDescriptorType = ...
 
-def use_new_reads(type: type[BaseException]) -> None:
-    """What a trace gives up with that has met code which reads what is no root yet."""
-
 def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None, tuple[Any, ...] | None] | None:
     """The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one, what the host has computed of its numbers).
     """
@@ -942,9 +945,6 @@ def run_rebuilt(f: Callable[[list[Any]], Any], rebuilt: list[Any], /) -> Any:
 
 def running_traces() -> list[tuple[tuple[Any, ...], list[Any]]]:
     """(the caller's roots, the rebuilt ones) of each trace that this thread is in, the outermost first."""
-
-def decode(code: tuple[object, ...]) -> int:
-    """The number of an Outcome from its code: None is 0, () is 1, lowest bit first."""
 
 def use_settings(disable_jit: tuple[Any, Any], prng_impl: tuple[Any, Any], others: list[tuple[Any, Any]]) -> None:
     """How to ask for JAX's settings: a function and its one argument. The others are booleans."""
