@@ -583,6 +583,7 @@ def test_a_number_that_the_first_trace_changes_compiles_once(make: Callable[[], 
         np.testing.assert_allclose(result, expected, rtol=1e-6)
         assert graftax.equal(state, plain)
     assert jitted.cache_info().traces == 1 and jitted.cache_info().misses == 1
+    assert "traced twice: the first trace changed state" in str(graftax.explain(jitted))
 
 
 def test_a_trace_that_does_what_cannot_be_repeated_runs_once(capsys: pytest.CaptureFixture[str]):

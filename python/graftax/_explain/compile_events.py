@@ -67,11 +67,17 @@ def record_trace(
     recording: _core.Recording,
     outcomes: list[_core.Outcome],
     repeated: Sequence[str] = (),
+    changed: Sequence[str] = (),
 ) -> None:
-    """Records that the function was traced for the call that this thread is in, and which parts of it were shared."""
+    """Records that the function was traced for the call that this thread is in.
+
+    Args:
+        repeated: which parts of it were shared.
+        changed: numbers for which it was traced again.
+    """
     entry = table.entry_of(outcomes)
     variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
-    variant.repeated = tuple(repeated)
+    variant.repeated, variant.changed = tuple(repeated), tuple(changed)
     if entry is not None:
         variant.set_entry(entry)
         _thread.pending = _Pending(table, variant)

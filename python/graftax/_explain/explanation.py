@@ -43,7 +43,7 @@ class Explanation:
             lines.append(f"#{variant.number}  {clock}  {headline(variant)}{dropped}")
             lines += cause_lines(variant.nearest, variant.causes, "    ")
             lines += [f"    cache on disk: {variant.on_disk}"] if variant.on_disk else []
-            lines += [f"    {line}" for line in variant.repeated]
+            lines += [f"    {line}" for line in variant.notes]
         return "\n".join([*lines, *filter(None, [self.donation])])
 
     def __repr__(self) -> str:

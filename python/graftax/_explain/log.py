@@ -117,6 +117,7 @@ def record(variant: Variant) -> dict[str, Any]:
         ],
         "reused": variant.is_reused,
         **({"repeated": list(variant.repeated)} if variant.repeated else {}),
+        **({"changed": list(variant.changed)} if variant.changed else {}),
     }
 
 
@@ -136,7 +137,7 @@ def describe(variant: Variant) -> str:
     """A variant as a few lines of text: what was compiled, why, and what to do."""
     lines = [f"graftax: {variant.name} #{variant.number}: {headline(variant)}"]
     lines += cause_lines(variant.nearest, variant.causes, "  ")
-    lines += [f"  {line}" for line in variant.repeated]
+    lines += [f"  {line}" for line in variant.notes]
     return "\n".join(lines)
 
 

@@ -59,6 +59,7 @@ class Variant:
     was_retrieved: bool = False  # JAX has read its executable from its own cache
     on_disk: str = ""  # what the cache on disk had of it, and whether it has it now
     repeated: tuple[str, ...] = ()  # which calls in it share a program, and which do not
+    changed: tuple[str, ...] = ()  # numbers that its first trace changed: a second one has them as inputs
     is_reused: bool = False  # its trace came to a program that was compiled already
     is_compiling: bool = False  # in the background
     is_replaced: bool = False  # compiled again later, after jax.clear_caches() or a failed guard
@@ -66,6 +67,13 @@ class Variant:
     @property
     def all_seconds(self) -> float:
         return sum(self.seconds.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of its trace, as lines."""
+        more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
+        names = ", ".join(self.changed[:3]) + more
+        return [f"traced twice: the first trace changed {names}, an input now"] * bool(self.changed) + [*self.repeated]
 
     @property
     def has_program(self) -> bool:

@@ -54,6 +54,7 @@ class Family:
         self._pins: collections.Counter[int] = collections.Counter()
         self._suspected: list[int] = []
         self._has_run = False
+        self._changed: list[str] = []  # names of those for which the call has begun anew
         self.capacity: dict[type, int] = {}
 
     def symbolic(self, values: tuple[Number, ...]) -> list[int]:
@@ -91,7 +92,13 @@ class Family:
                 numbers.add(i)
         is_new = not numbers <= self._symbolic | self._static and self._failed is None
         self.expect(numbers)
+        self._changed = [self.names[i] for i in sorted(numbers - self._static)] if is_new else []
         return is_new
+
+    def take_changed(self) -> list[str]:
+        """The names of the numbers for which this call has begun anew."""
+        names, self._changed = self._changed, []
+        return names
 
     def changes(self) -> Iterator[tuple[str, Number, bool]]:
         """(name, latest value, whether it is known to change) of each number that a symbol may stand for."""

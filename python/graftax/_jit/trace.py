@@ -154,7 +154,8 @@ def flat_function(
         number = add_outcome(outcomes, outcome)
         if not shapes:
             repeated = caller._table.repeated_parts.pop(id(outcome), [])
-            compile_events.record_trace(caller._table, plan.name, recording, outcomes, repeated)
+            changed = [] if numbers is None else numbers.family.take_changed()
+            compile_events.record_trace(caller._table, plan.name, recording, outcomes, repeated, changed)
         # Symbolic numbers of the result are computed by the host: they are not outputs of the program.
         n = outcome.result_leaves - sum(leaf < outcome.result_leaves for leaf, _ in outcome.numbers)
         are_finite = () if check is None else check.result(outcome, outputs)
