@@ -375,6 +375,7 @@ void bind_table(nb::module_& m) {
                     nb::is_weak_referenceable(), "The entries used last; a subclass holds them all.")
       .def(nb::init<>())
       .def_ro("hits", &Table::hits)
+      .def_rw("restarts", &Table::restarts)
       .def_rw("as_plain", &Table::as_plain)
       .def_rw("generation", &Table::generation)
       .def(

@@ -84,6 +84,7 @@ struct Table {
   std::vector<Owned> recent;  // the entries used last, first the newest
   std::vector<Hint> hints;    // by the hash of what was missed; empty until there is one
   uint64_t hits = 0;
+  uint64_t restarts = 0;  // counts traces that had to begin anew
   uint64_t clock = 0;
   bool as_plain = false;    // inside of a trace the plain function is called
   uint64_t generation = 0;  // counts changes of which roots its entries have

@@ -181,7 +181,7 @@ constexpr size_t unhinted = 3;  // where what was missed has no hint, it is like
 
 // The entry for these roots, and their walk; with `recording` what was recorded, where no recent entry fitted.
 Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, const Roots& roots, PyObject* context,
-                     Walk& walk, Owned& recording, Owned& host) {
+                     Walk& walk, Owned& recording, Owned& host, bool is_counted) {
   Opened opened;
   walk.opened = &opened;
   walk.order = Order::in_a_trace;
@@ -189,7 +189,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
   auto is_right = [&](const Owned& entry) {
     walk.missed = 0;
     if (!serves(*nb::inst_ptr<Entry>(entry.get()), roots, context, walk, host)) return false;
-    ++table.hits;
+    if (!is_counted) ++table.hits;
     table.promote(entry.get());
     table.hint(missed, entry.get());
     walk.opened = nullptr;
@@ -301,7 +301,7 @@ CallReferences references_of(const Roots& roots, const Walk& walk, const Owned& 
 }
 
 PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject* const* args, Py_ssize_t nargs,
-                    PyObject* kwnames, Owned& recorded) {
+                    PyObject* kwnames, Owned& recorded, bool is_counted) {
   rebind_changed_function(self);
   if (registry_has_grown()) follow_registry();
   Owned kept = Owned::borrow(self->binding);
@@ -319,7 +319,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
   Walk& walk = *lent;
   Owned recording, host;
   Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), binding, roots, now->context.get(), walk,
-                              recording, host);
+                              recording, host, is_counted);
   Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
   Shared<Direct> direct, seen;
@@ -423,17 +423,20 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
   // While another call is traced, what this function captures is part of that one.
   bool as_plain = is_watched() && nb::inst_ptr<Table>(self->table)->as_plain;
+  bool is_counted = false;  // has a trace of this call begun?
   for (int tries = 0;; ++tries) {
+    uint64_t restarts = nb::inst_ptr<Table>(self->table)->restarts;
     Shared<SettingsNow> now = settings_now();
     if (as_plain || now->as_plain) return call_unjitted(self, args, nargs, kwnames);
     Owned recorded, ring = Owned::borrow(self->ring);
     try {
       if (ring) ring_of(ring.get())->read_known();
-      return call_once(self, now, args, nargs, kwnames, recorded);
+      return call_once(self, now, args, nargs, kwnames, recorded, is_counted);
     } catch (nb::python_error& e) {
       bool begins_anew = new_reads && e.matches(new_reads);
       if (recorded) ring_of(ring.get())->fail(recorded.get(), begins_anew ? nullptr : e.value().ptr());
       if (!begins_anew) throw;
+      is_counted = is_counted || nb::inst_ptr<Table>(self->table)->restarts != restarts;
       if (tries == max_restarts)
         raise_graftax(
             "GraftaxError",

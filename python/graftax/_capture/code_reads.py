@@ -125,6 +125,7 @@ class CodeReads:
                 self.names.assign(Origin(scope, name, True))
         elif not is_users_code(code, scope):
             self.attributes.note_library(names)
+            self.impure.note_of_package(code)
             self._note_settings(self.impure.library.note(code, scope, names))
             self._note_settings(self.impure.library.note_function(code, cells, function))
         for chain in names.chains:  # as ("config", "layer", "width")

@@ -43,7 +43,7 @@ from graftax._capture.impure_functions import (
     read_of,
 )
 from graftax._capture.library_globals import LibraryGlobals, SettingsTable, Snapshot, is_setting
-from graftax._capture.unheard_effects import may_have_effects
+from graftax._capture.unheard_effects import calls_others, keeps_state, names_others
 
 IMPURE = (
     "{name} calls {call} ({place}). A compiled function does that once, when it is traced; later calls {later}. {way} "
@@ -189,12 +189,13 @@ class ImpureCalls:
         self.library = LibraryGlobals()
         self.heard: dict[str, dict[str, None]] = {}  # what was called or read, and where
         self.told: set[tuple[str, int, str]] = set()
-        self.may_have_others = False  # calls that nobody hears, and that a second run would make again
+        self._of_packages: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
+        self._names_others = False  # modules that may do what nobody hears
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Code of the user's that is going to run: is it worth a look?"""
         lookup_scope = _Scope(code, scope, cells, names.imports)
-        self.may_have_others = self.may_have_others or may_have_effects(names, lookup_scope.value)
+        self._names_others = self._names_others or names_others(names, lookup_scope.value)
         reads, watch = _reads_in(lookup_scope, names), _watch()
         if reads and code not in self._reads:
             with _LOCK:  # a weak dict cannot be gone over while another thread adds to it
@@ -207,8 +208,16 @@ class ImpureCalls:
         offsets: _Offsets = _looked_at(lookup_scope, names) if is_suspect else {_ANYWHERE: None}
         with _LOCK:
             (self._suspects if is_suspect else self._others)[code] = offsets
-        if watch is not None and watch.calls is self and (is_suspect or watch.opaque):
+        if watch is not None and watch.calls is self and (is_suspect or watch.opaque or watch.hears_all):
             watch.look_at(code, offsets)
+
+    def note_of_package(self, code: types.CodeType) -> None:
+        """Code of an installed package that is going to run."""
+        with _LOCK:
+            self._of_packages[code] = keeps_state(code)
+        watch = _watch()
+        if watch is not None and watch.calls is self and watch.hears_all:
+            watch.look_into(code, self._of_packages[code])
 
     def note_setting(self, table: SettingsTable, key: Any) -> None:
         """Code that is going to run reads a setting of an installed package."""
@@ -222,6 +231,13 @@ class ImpureCalls:
         if watch is None or (not watch.looks and (self._suspects or self._reads)):
             return None
         return watch.count
+
+    def may_repeat(self) -> bool:
+        """May what this trace did be done again? It heard all calls, and none that cannot be repeated."""
+        watch = _watch()
+        if watch is None or not watch.hears_all or not watch.looks:
+            return False
+        return not (watch.count or watch.has_others or self._names_others)
 
     def were_made_by(self, codes: Iterable[types.CodeType]) -> bool:
         """Has such code made calls that cannot be repeated? Where nobody listens to calls: may it have done so?"""
@@ -239,23 +255,28 @@ class ImpureCalls:
                 watch.tell_of_cache(call)
 
     @contextlib.contextmanager
-    def named(self, name: str, wanted: bool, opaque: Sequence[object] = (), warns: bool = True) -> Generator[None]:
+    def named(
+        self, name: str, wanted: bool, opaque: Sequence[object] = (), warns: bool = True, hears_all: bool = False
+    ) -> Generator[None]:
         """While a trace of the function `name` runs in this thread: its calls are `heard`, where that is wanted.
 
         So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. `warns`: warnings come at the
         end, as the function may record warnings, or catch those that are errors.
         """
-        watch, is_raising = _Watch(self, name, opaque, warns) if wanted else None, True
+        watch, is_raising = _Watch(self, name, opaque, warns, hears_all) if wanted else None, True
         _THREAD.watches.append(watch)
         try:
             if watch is not None:
                 with _LOCK:
                     suspects, reads = list(self._suspects.items()), list(self._reads.items())
-                    suspects += list(self._others.items()) if watch.opaque else []
+                    suspects += list(self._others.items()) if watch.opaque or watch.hears_all else []
+                    of_packages = list(self._of_packages.items()) if watch.hears_all else []
                 for code, code_reads in reads:
                     watch.tell_of_reads(code, code_reads)
                 for code, offsets in suspects:
                     watch.look_at(code, offsets)
+                for code, has_state in of_packages:
+                    watch.look_into(code, has_state)
             yield
             is_raising = False
         finally:
@@ -306,12 +327,34 @@ def take_done_once() -> str:
 class _Watch:
     """One trace that runs in this thread."""
 
-    def __init__(self, calls: ImpureCalls, name: str, opaque: Sequence[object], warns: bool) -> None:
+    def __init__(
+        self, calls: ImpureCalls, name: str, opaque: Sequence[object], warns: bool, hears_all: bool = False
+    ) -> None:
         self.calls, self._name, self._warns, self.looks = calls, name, warns, False  # `looks`: does it hear of calls?
         self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
         self.count, self.done_once = 0, ""  # of the calls
         self._warnings: _Warnings = {}
+        self.hears_all = hears_all and _HAS_MONITORING
+        self.has_others = False  # calls that a second run may make again, though nobody is told of them
+        self.of_packages: dict[int, types.CodeType] = {}
+        self._judged: dict[int, object] = {}  # callables that have no effects
+
+    def look_into(self, code: types.CodeType, has_state: bool) -> None:
+        """Hears calls of an installed package's code, of which nobody is told."""
+        self.has_others = self.has_others or has_state
+        if not self.has_others and id(code) not in self.of_packages:
+            self.of_packages[id(code)] = code
+            self.looks = self.looks or _begin()
+            if self.looks:
+                _report_calls_of(code)
+
+    def judge(self, function: object, first: object, is_told: bool) -> None:  # unmeasured: in an event
+        """Notes whether a second run may do again what this call does."""
+        if self.has_others or (self._judged.get(id(function)) is function and not callable(first)):
+            return
+        self.has_others = is_told or calls_others(function, first)
+        self._judged[id(function)] = function
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
         if not offsets:  # all was told
@@ -412,6 +455,10 @@ if sys.version_info >= (3, 12):
     ) -> None:  # unmeasured: in an event
         watch = _watch()
         call = call_of(function, first_argument) if watch is not None else None
+        if watch is not None and watch.hears_all:
+            watch.judge(function, first_argument, call is not None)
+            if id(code) in watch.of_packages:
+                return
         if watch is not None and call is None and id(first_argument) in watch.opaque:
             call = handing_over(function)
         if (

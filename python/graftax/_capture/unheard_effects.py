@@ -1,84 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May code of the user's own do what running it a second time would do again, although nobody hears it?
+"""May a call do what running it a second time would do again, although nobody hears it?
 
-It is taken to do so wherever it names more than its own code, Python's functions of values, and libraries for JAX: an
-`atexit.register`, a setting of NumPy's, a metrics logger. What the code of the user's own does to objects is undone.
+It is taken to do so unless it calls code that is watched itself, a function of values, or JAX: an `atexit.register`, a
+setting of NumPy's, a metrics logger. What code of the user's own does to objects is undone.
 """
 
 from __future__ import annotations
 
+import dis
+import enum
 import functools
 import sys
 import types
 from collections.abc import Callable, Iterable
+from typing import Any
 
-import jax
+from graftax import _core
+from graftax._capture.bytecode import HEAP_TYPE, Names, is_never_asked, is_open_scope, is_users_class, is_users_scope
+from graftax._graph.structure import Op
 
-from graftax._base.missing import MISSING
-from graftax._capture.bytecode import Names, is_users_scope
-
-_OF_VALUES = (
+_OF_VALUES = frozenset((
     *("__future__", "_abc", "_bisect", "_collections", "_functools", "_heapq", "_operator", "_struct", "_weakref"),
     *("abc", "array", "base64", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses"),
     *("enum", "fractions", "functools", "hashlib", "heapq", "inspect", "itertools", "json", "keyword", "math"),
     *("numbers", "operator", "re", "reprlib", "statistics", "string", "struct", "textwrap", "types", "typing"),
     *("unicodedata", "weakref", "zlib"),
+    *("graftax", "jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "scipy"),
+))  # fmt: skip
+_MAKE_MORE = (exec, eval, compile, __import__, __build_class__, open, input, print)
+_CHANGE = frozenset({"config", "monitoring", "profiler", "distributed"})  # parts of the names of modules of JAX
+_CACHED: Any = type(functools.cache(len))
+_DESCRIPTORS = (
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+    *(types.MethodWrapperType, types.GetSetDescriptorType, types.MemberDescriptorType),
 )
-_LIBRARIES = ("beartype", "einops", "graftax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "scipy", "typeguard")
-_RUN_TEXTS = frozenset({"exec", "eval", "compile", "__import__", "breakpoint"})
-_SETTINGS_OF_JAX = frozenset({"config", "monitoring", "profiler", "distributed", "clear_caches"})
+_MODULE: Any = vars(type)["__module__"]  # whatever a metaclass answers
 
 
-def may_have_effects(names: Names, value_of: Callable[[tuple[str, ...]], object]) -> bool:
-    """Of code with these names.
+def calls_others(function: object, first: object) -> bool:
+    """May this call have such an effect? Runs no code of the user's.
 
     Args:
-        value_of: what a chain of names leads to, or the first object on its way that is no module; or MISSING.
+        first: its first argument, which code in C may call.
     """
-    if any(_is_of_others(module) for module in names.imports.values()):
-        return True
-    for chain in names.chains:
-        first = value_of(chain[:1])
-        if first is MISSING:  # a variable of a call that the trace itself runs
-            continue
-        if chain[0] in _RUN_TEXTS or _belongs_to_others(first):
+    return _may_have_effects(function, first) or (
+        callable(first) and type(function) is not types.FunctionType and _may_have_effects(first, None)
+    )
+
+
+def _may_have_effects(function: Any, first: object) -> bool:
+    while type(function) in (functools.partial, types.MethodType):
+        function = function.func if type(function) is functools.partial else function.__func__
+    kind = type(function)
+    if kind is types.FunctionType:
+        module = function.__globals__.get("__name__")  # a wrapper has the `__module__` of what it wraps
+        return is_never_asked(function.__code__.co_filename) and _is_of_others(module, function.__name__)
+    if issubclass(kind, type):
+        makes_class = issubclass(function, type) and type(first) is str
+        return makes_class or any("__del__" in vars(base) for base in type.mro(function)) or _is_others_class(function)
+    if kind is _CACHED:
+        wrapped = function.__wrapped__
+        return type(wrapped) is types.FunctionType and not is_never_asked(wrapped.__code__.co_filename)
+    if kind is types.BuiltinFunctionType:
+        if any(function is each for each in _MAKE_MORE) or issubclass(type(first), types.ModuleType):
             return True
-        if isinstance(first, types.ModuleType) and _sets(first.__name__, chain[1:]):
-            return True
+        owner = function.__self__
+        if owner is None or type(owner) is types.ModuleType:
+            return _is_of_others(function.__module__, function.__name__)
+        return _is_others_class(owner if issubclass(type(owner), type) else type(owner))
+    return _is_others_class(function.__objclass__ if kind in _DESCRIPTORS else kind)
+
+
+def _is_others_class(cls: type) -> bool:
+    """Does a class do more than to hold values? Not one whose methods are watched when they run."""
+    module = _MODULE.__get__(cls)
+    if not _is_of_others(module, ""):
+        return False
+    loaded = sys.modules.get(module)
+    return not (cls.__flags__ & HEAP_TYPE and (loaded is None or is_open_scope(vars(loaded))))
+
+
+def _is_of_others(module: object, name: str) -> bool:
+    """Does a function belong to a module that does more than to compute values?"""
+    package, _, rest = module.partition(".") if type(module) is str else ("builtins", "", "")
+    if package == "jax":
+        return name.startswith(("register", "print")) or not _CHANGE.isdisjoint(rest.split("."))
+    if package == "numpy":
+        return name.startswith(("set", "show", "info")) or "random" in rest
+    return package not in _OF_VALUES
+
+
+def names_others(names: Names, value_of: Callable[[tuple[str, ...]], object]) -> bool:
+    """Does code of the user's name a module of the standard library that does more, or set an attribute of a module?
+
+    Args:
+        value_of: what a chain of names leads to, or the first object on its way that is no module.
+    """
+    for first, *attributes in names.chains:
+        module = value_of((first,))
+        if type(module) is types.ModuleType:
+            package = module.__name__.partition(".")[0]
+            if package in sys.stdlib_module_names and package not in _OF_VALUES:
+                return True
+            if not names.stored_attributes.isdisjoint(attributes[:1]) and not is_users_scope(vars(module)):
+                return True
     return False
 
 
-def hold_others(types_of_values: Iterable[type]) -> bool:
-    """Are there instances of classes among these whose methods may do so?"""
-    return any(map(_belongs_to_others, types_of_values))
+def keeps_state(code: types.CodeType) -> bool:
+    """Does code of an installed package assign its globals, or count how often it is traced?"""
+    return "max_traces" in code.co_qualname or any(part.opname == "STORE_GLOBAL" for part in dis.get_instructions(code))
 
 
-def _belongs_to_others(value: object) -> bool:
-    if isinstance(value, types.ModuleType):
-        return _is_of_others(value.__name__)
-    named = value if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) else type(value)
-    module = getattr(named, "__module__", None)
-    return isinstance(module, str) and _is_of_others(module)
-
-
-def _sets(module: str, attributes: tuple[str, ...]) -> bool:
-    if module.partition(".")[0] == "numpy":
-        return any(name == "random" or name.startswith("set") for name in attributes)
-    return module == "jax" and not _SETTINGS_OF_JAX.isdisjoint(attributes)
-
-
-def _is_of_others(module: str) -> bool:
-    package = module.partition(".")[0]
-    if package in _OF_VALUES or package in _LIBRARIES:
-        return False
-    if package in sys.stdlib_module_names:
-        return True
-    loaded = sys.modules.get(module)
-    return loaded is None or not (is_users_scope(vars(loaded)) or _uses_jax(package))
-
-
-@functools.cache
-def _uses_jax(package: str) -> bool:
-    """Is it a library for JAX? Its functions are made to be traced."""
-    modules = [loaded for name, loaded in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]
-    return any(getattr(loaded, "__dict__", {}).get("jax") is jax for loaded in modules)
+def holds_opaque_objects(rows: Iterable[_core.Row]) -> bool:
+    """Is there an object of a user's class among the statics? What is done to it is not undone."""
+    values = (row.value for row in rows if row.op is Op.static)
+    return any(is_users_class(type(value)) and not issubclass(type(value), (enum.Enum, type)) for value in values)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _LOCK = threading.RLock()
 _MOST_FAMILIES = 64  # of one function
 _MOST_COMPARED = 4  # families, for numbers that changed together with the structure
+_MOST_ASKED = 8  # families whose first trace may begin anew: later ones are of structures that keep changing
 _MOST_PINS = 4  # variants for single values of one number, before it is static again
 
 Number = int | float
@@ -70,6 +71,11 @@ class Family:
     def expect(self, numbers: Iterable[int]) -> None:
         """These have changed before they were part of such structures."""
         self._symbolic.update(numbers)
+
+    @property
+    def is_new(self) -> bool:
+        """Has no trace of these structures ended?"""
+        return not self._has_run
 
     def suspect(self, numbers: list[int]) -> None:
         """Code computes these anew, but is not traced with symbols before it has run once without."""
@@ -202,6 +208,13 @@ class Numbers:
         family.make_static(again)  # an equal immutable value elsewhere is one with it
         places = {structure.root_path(structure.rows[row]): i for i, row in rows.items() if i not in again}
         return SymbolicNumbers(family, places, values) if places else None
+
+    def is_new(self, recording: _core.Recording, context: object) -> bool:
+        """Has no call of this structure been traced, and not too many of others?"""
+        with _LOCK:
+            family = self._families.get(self._key(recording, context))
+            ended = sum(not family.is_new for family in self._families.values())
+        return (family is None or family.is_new) and ended < _MOST_ASKED
 
     def family_of(
         self, recording: _core.Recording, context: object, rules: NumberRules, function: types.FunctionType | None

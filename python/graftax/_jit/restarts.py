@@ -22,11 +22,13 @@ class Restartable:
         self._table = table
 
     def __enter__(self) -> None:
+        self._table.restarting.discard(threading.get_ident())
         take_done_once()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, NewReads):
             self._table.restarting.add(threading.get_ident())
+            self._table.restarts += 1
         # What a finished trace has computed is repeated, not its body.
         if not isinstance(error, NewReads) or isinstance(error, TraceFinished):
             take_done_once()

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.retrace_signals import NewReads
-from graftax._capture.unheard_effects import hold_others
-from graftax._graph.structure import Op, place_name
+from graftax._capture.unheard_effects import holds_opaque_objects
+from graftax._graph.structure import place_name
 from graftax._jax.symbolic_numbers import lacks_symbols
 from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import Layout, Plan, RecordedCall
@@ -51,42 +51,46 @@ def with_symbols(
     return call
 
 
-def begin_anew_for_counters(
-    call: tuple[Plan, Layout, _core.Recording],
+def check_of_counters(
+    plan: Plan,
     caller: Any,
+    recording: _core.Recording,
     outcomes: list[_core.Outcome],
     numbers: SymbolicNumbers | None,
-    outcome: _core.Outcome,
-    outputs: Sequence[object],
-) -> None:
-    """After the first trace of a structure, which did nothing that must not be done twice.
+) -> Callable[[Plan, Layout, _core.Recording, _core.Outcome, list[Any]], None] | None:
+    """What is to be told of the first trace of a structure, if nothing that it did must not be done twice.
+
+    It raises NewReads where the trace has changed numbers that were not symbolic, so that the next call would have to
+    be traced again. None where no trace begins anew for that.
 
     Args:
         outcomes: of the entry.
-        numbers: those of the trace that were symbolic.
-        outcome, outputs: what the trace came to.
-
-    Raises:
-        NewReads: the trace has changed numbers that were not, so that the next call would have to be traced again.
+        numbers: those of the trace that are symbolic.
     """
-    plan, layout, recording = call
     table, function = caller._table, _counting(plan, caller._function)
     key = next((key for key, entry in list(table.entries.items()) if entry.outcomes is outcomes), None)
-    if function is None or key is None or not _takes_symbols(plan, table) or not recording.graphdef.numbers():
-        return
-    rows = recording.graphdef.rows()
-    if hold_others({row.type or type(row.value) for row in rows if row.op in (Op.node, Op.static)}):
-        return
-    places, results = changed_numbers(recording, outcome, outputs, plan.signature.arguments(layout))
-    changed = {place_name(place, recording.names) for place in places}
-    if numbers is not None:
-        begins = numbers.family.has_run(changed, results)
-    else:
-        family = table.numbers.family_of(recording, key[1], plan.number_rules, function)
-        begins = family.has_run(changed, results)
-    if begins:
-        table.sharing.forget(table.entries.get(key))
-        raise NewReads
+    if function is None or key is None or not recording.graphdef.numbers() or not _takes_symbols(plan, table):
+        return None
+    is_new = numbers.family.is_new if numbers is not None else table.numbers.is_new(recording, key[1])
+    if not is_new:
+        return None
+
+    def check(
+        plan: Plan, layout: Layout, recording: _core.Recording, outcome: _core.Outcome, outputs: list[Any]
+    ) -> None:
+        if not _takes_symbols(plan, table) or holds_opaque_objects(recording.graphdef.rows()):
+            return
+        places, results = changed_numbers(recording, outcome, outputs, plan.signature.arguments(layout))
+        changed = {place_name(place, recording.names) for place in places}
+        if numbers is not None:
+            family = numbers.family
+        else:
+            family = table.numbers.family_of(recording, key[1], plan.number_rules, function)
+        if family.has_run(changed, results):
+            table.sharing.forget(table.entries.get(key))
+            raise NewReads
+
+    return check
 
 
 def would_be_symbolic(

@@ -52,7 +52,7 @@ from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.repeated_parts import RepeatedParts
 from graftax._jit.restarts import Restartable
 from graftax._jit.running_trace import enter_trace, leave_trace, running_traces
-from graftax._jit.symbolic_call import begin_anew_for_counters
+from graftax._jit.symbolic_call import check_of_counters
 from graftax._jit.trace_effects import refuse_trace_effects
 from graftax._jit.trace_growth import Growth, TraceFinished, keep, take_finished
 from graftax.interop import have_errors, raises_its_own
@@ -133,10 +133,7 @@ def flat_function(
             else:
                 traced = _TracedCall(plan, caller, roots, recording, layout, leaves, donated, by_value)
                 if not (shapes or plan.options.check or running_traces()):
-                    on_outcome = functools.partial(
-                        begin_anew_for_counters, caller=caller, outcomes=outcomes, numbers=numbers
-                    )
-                    traced = traced._replace(on_outcome=on_outcome)
+                    traced = traced._replace(on_outcome=check_of_counters(plan, caller, recording, outcomes, numbers))
                 if numbers is not None:
                     outcome, outputs = numbers.run(
                         caller._table.reads,
@@ -267,7 +264,7 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
 
         try:
             heard = (reads or impure_calls).impure.named(
-                plan.name, not options.check, recording.opaque, options.warns_impure
+                plan.name, not options.check, recording.opaque, options.warns_impure, on_outcome is not None
             )
             with caches, heard:
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
@@ -275,7 +272,7 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
                     result = signature.call(*call_arguments)
                     if reads is not None:
                         reads.impure.tell_of_copies(reads.cached.lost())
-                        may_repeat = reads.impure.count_heard() == 0 and not reads.impure.may_have_others
+                        may_repeat = reads.impure.may_repeat()
                         graph.note_keys(reads.cached.in_keys())
                 else:
                     run = functools.partial(signature.call, *call_arguments)
@@ -341,7 +338,7 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
     if growth is not None:
         plan, recording, leaves = growth.plan, growth.recording, growth.leaves
     if on_outcome is not None and may_repeat and count_warnings() == warnings_before:
-        on_outcome((plan, layout, recording), outcome=outcome, outputs=outputs)
+        on_outcome(plan, layout, recording, outcome, outputs)
     if options.replaces:
         refuse_trace_effects(plan.name, recording, outcome, signature.arguments(layout), leaves, outputs)
     _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)
