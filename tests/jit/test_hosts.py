@@ -89,7 +89,7 @@ def test_a_host_that_stays_away_is_named(hosts: Any):
 @pytest.mark.quick(0)
 def test_a_host_0_that_comes_when_nobody_waits_any_more_has_an_error_too(hosts: Any):
     assert "had timed out" in hosts[0]["host_0_comes_too_late"] and "host 1" in hosts[0]["host_0_comes_too_late"]
-    assert all("host 0 has not come" in host["host_0_comes_too_late"] for host in hosts[1:])
+    assert all("host 0 has not reached" in host["host_0_comes_too_late"] for host in hosts[1:])
 
 
 @pytest.mark.quick(0)

@@ -107,9 +107,12 @@ class Equilibrium:
         return z, {"net": net, "x": x, "z": z, "rounds": 40}
 
     def backward(kept: dict[str, Any], cotangent: Any) -> Any:
-        _, pull = graftax.vjp(lambda z: contraction(kept["net"], kept["x"], z), kept["z"])
+        net, x, z = kept["net"], kept["x"], kept["z"]
+        _, pull = graftax.vjp(lambda z: contraction(net, x, z), z)
         u = graftax.fori_loop(0, kept["rounds"], lambda _, u: cotangent + pull(u)[0], cotangent)
-        _, pull = graftax.vjp(lambda net, x: contraction(net, x, kept["z"]), kept["net"], kept["x"])
+        _, pull = graftax.vjp(
+            lambda net, x: contraction(net, x, z), net, x
+        )  # a closure over `kept` would hold net, too
         return None, *pull(u)
 
     solve.defvjp(forward, backward)
