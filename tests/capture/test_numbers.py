@@ -8,6 +8,7 @@ import enum
 import json
 import math
 import pickle
+import sys
 from math import exp
 from typing import Any
 
@@ -216,7 +217,7 @@ def test_a_trainer_that_counts_compiles_once_for_each_answer():
         assert same(f(jitted, x()), plain.train(x()))
         assert same([jitted.w, jitted.step, jitted.best], [plain.w, plain.step, plain.best])
     assert type(jitted.step) is int and type(jitted.best) is float
-    assert traces(f) <= 3
+    assert traces(f) == (2 if sys.version_info >= (3, 12) else 3)
 
 
 def test_two_numbers_that_change_at_different_times():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that helpers read (globals, attributes of classes and modules, variables) compile twice at most."""
 
+import sys
 import types
 from typing import Any
 
@@ -74,12 +75,15 @@ def test_what_it_decides_is_a_guard():
     assert f.cache_info().traces == 3
 
 
+ONCE = 1 if sys.version_info >= (3, 12) else 2  # compilations, where the trace alone shows that a number changes
+
+
 def test_a_counter_of_a_helper():
     before = COUNT
     f = graftax.jit(lambda y: y * tick())
     for i in range(1, 8):
         assert f(x).tolist() == [before + i] * 2
-    assert before + 7 == COUNT and f.cache_info().traces <= 2
+    assert before + 7 == COUNT and f.cache_info().traces == 2
 
 
 def closures():
@@ -103,7 +107,7 @@ def test_variables_of_helpers():
     g = graftax.jit(lambda y: y * inc())
     for i in range(n + 1, n + 6):
         assert g(x).tolist() == [i, i]
-    assert g.cache_info().traces <= 2 and inc() == n + 6
+    assert g.cache_info().traces == ONCE and inc() == n + 6
 
 
 def make_schedule(rate, start=2):
@@ -246,7 +250,7 @@ def test_numbers_of_a_function_that_is_an_argument(make: Any):
     for n in (2, 5, 3, 7):
         for wanted, found in zip(f({"g": make(n)}, x), jitted({"g": make(n)}, x), strict=True):
             assert wanted.tolist() == found.tolist()
-    assert jitted.cache_info().traces <= 2
+    assert jitted.cache_info().traces == (ONCE if make is with_its_own_counter else 2)
 
 
 def test_a_shape_from_a_functions_variable_is_a_program_for_each():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import equinox as eqx
@@ -128,6 +129,9 @@ BY_VALUE: dict[str, Any] = {
 }
 
 
+ONCE = 1 if sys.version_info >= (3, 12) else 2  # compilations, where the trace alone shows that a number changes
+
+
 @pytest.mark.parametrize("name", BY_VALUE)
 def test_filter_jit_takes_numbers_that_change(name: str):
     f = graftax.filter_jit(BY_VALUE[name])
@@ -138,7 +142,7 @@ def test_filter_jit_takes_numbers_that_change(name: str):
             assert (out.step, type(out.step)) == (i + 1, int)
         else:
             np.testing.assert_allclose(out, expected, rtol=1e-6)
-    assert traces(f) == 3 if name == "what Python asks" else traces(f) <= 2
+    assert traces(f) == {"what Python asks": 3, "returned": ONCE}.get(name, 2)
 
 
 def test_what_a_function_by_value_reads_is_still_as_in_jax():

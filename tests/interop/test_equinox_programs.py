@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs in the manner of Equinox's documentation: ``filter_jit`` is replaced, and nothing else changes."""
 
+import sys
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -397,6 +399,9 @@ def test_saved_weights_of_a_trained_model(tmp_path):
     agree(eqx.tree_deserialise_leaves(tmp_path / "model.eqx", model), trained)
 
 
+ONCE = 1 if sys.version_info >= (3, 12) else 2  # compilations, where the trace alone shows that a number changes
+
+
 def test_a_counter_beside_a_function_that_filter_jit_has_not_met_does_not_compile_on_each_call():
     inner = eqx.filter_jit(lambda x: x * 2)  # its first call makes texts, by code that names `type` to `typing.cast`
 
@@ -412,7 +417,7 @@ def test_a_counter_beside_a_function_that_filter_jit_has_not_met_does_not_compil
     counted = Counted()
     for count in range(1, 5):
         assert step(counted, jnp.ones(2)).tolist() == [2 * count] * 2 and counted.calls == count
-    assert step.cache_info().traces <= 2
+    assert step.cache_info().traces == 2  # it sets up a logger, which must not be done again
 
 
 def test_a_counter_of_a_module_that_vmap_maps_does_not_compile_on_each_call():
@@ -434,7 +439,7 @@ def test_a_counter_of_a_module_that_vmap_maps_does_not_compile_on_each_call():
         model, y = step(model, x)
         assert model.steps == count + 1
         np.testing.assert_allclose(y, expected, rtol=1e-6)
-    assert step.cache_info().traces <= 2
+    assert step.cache_info().traces == ONCE
 
 
 def test_jax_is_given_the_names_of_builtins():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
@@ -41,6 +42,9 @@ class Counted(nnx.Module):
         self.w, self.steps = nnx.Param(jnp.ones(2)), 0
 
 
+ONCE = 1 if sys.version_info >= (3, 12) else 2  # compilations, where the trace alone shows that a number changes
+
+
 def test_a_counter_of_a_module_does_not_compile_on_each_call():
     @graftax.jit
     def step(model: Counted) -> Any:
@@ -49,7 +53,7 @@ def test_a_counter_of_a_module_does_not_compile_on_each_call():
 
     model = Counted()
     assert [step(model).tolist() for _ in range(4)] == [[n, n] for n in (1, 2, 3, 4)]
-    assert model.steps == 4 and step.cache_info().traces <= 2
+    assert model.steps == 4 and step.cache_info().traces == ONCE
 
 
 def test_it_is_differentiated_as_by_nnx():

@@ -31,6 +31,7 @@ from graftax._capture.impure_functions import (
     ENVIRON_CODES,
     ENVIRON_FILES,
     NOW,
+    VALUES_ALONE,
     Call,
     Table,
     call_of,
@@ -456,8 +457,10 @@ if sys.version_info >= (3, 12):
         watch = _watch()
         call = call_of(function, first_argument) if watch is not None else None
         if watch is not None and watch.hears_all:
-            watch.judge(function, first_argument, call is not None)
-            if id(code) in watch.of_packages:
+            is_of_package = id(code) in watch.of_packages
+            if not (is_of_package and call is not None and call.kind in VALUES_ALONE):
+                watch.judge(function, first_argument, call is not None)
+            if is_of_package:
                 return
         if watch is not None and call is None and id(first_argument) in watch.opaque:
             call = handing_over(function)

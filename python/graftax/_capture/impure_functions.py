@@ -24,6 +24,7 @@ _VALUE = "reuse the value from tracing"
 _CLOCK = Kind(_VALUE, f"Take the time outside, around jax.block_until_ready, or pass it as an argument. {_CALLBACK}")
 _RANDOM = Kind(_VALUE, "Pass a jax.random key to the function, and draw from it.")
 _VALUES = Kind(_VALUE, f"Create the value outside and pass it as an argument. {_CALLBACK}")
+VALUES_ALONE = (_CLOCK, _VALUES)  # of what changes nothing
 _PRINT = Kind("print nothing", "jax.debug.print prints on every run, and shows values instead of tracers.")
 _FILE = Kind("leave the file alone", f"Read it outside and pass its content as an argument. {_CALLBACK}")
 _APPEND = _FILE._replace(is_once=True)
