@@ -190,7 +190,7 @@ class ImpureCalls:
         self.library = LibraryGlobals()
         self.heard: dict[str, dict[str, None]] = {}  # what was called or read, and where
         self.told: set[tuple[str, int, str]] = set()
-        self._of_packages: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
+        self._of_packages: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
         self._names_others = False  # modules that may do what nobody hears
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
@@ -215,10 +215,10 @@ class ImpureCalls:
     def note_of_package(self, code: types.CodeType) -> None:
         """Code of an installed package that is going to run."""
         with _LOCK:
-            self._of_packages[code] = keeps_state(code)
+            self._of_packages.add(code)
         watch = _watch()
         if watch is not None and watch.calls is self and watch.hears_all:
-            watch.look_into(code, self._of_packages[code])
+            watch.look_into(code)
 
     def note_setting(self, table: SettingsTable, key: Any) -> None:
         """Code that is going to run reads a setting of an installed package."""
@@ -271,13 +271,13 @@ class ImpureCalls:
                 with _LOCK:
                     suspects, reads = list(self._suspects.items()), list(self._reads.items())
                     suspects += list(self._others.items()) if watch.opaque or watch.hears_all else []
-                    of_packages = list(self._of_packages.items()) if watch.hears_all else []
+                    of_packages = list(self._of_packages) if watch.hears_all else []
                 for code, code_reads in reads:
                     watch.tell_of_reads(code, code_reads)
                 for code, offsets in suspects:
                     watch.look_at(code, offsets)
-                for code, has_state in of_packages:
-                    watch.look_into(code, has_state)
+                for code in of_packages:
+                    watch.look_into(code)
             yield
             is_raising = False
         finally:
@@ -341,9 +341,9 @@ class _Watch:
         self.of_packages: dict[int, types.CodeType] = {}
         self._judged: dict[int, object] = {}  # callables that have no effects
 
-    def look_into(self, code: types.CodeType, has_state: bool) -> None:
+    def look_into(self, code: types.CodeType) -> None:
         """Hears calls of an installed package's code, of which nobody is told."""
-        self.has_others = self.has_others or has_state
+        self.has_others = self.has_others or keeps_state(code)
         if not self.has_others and id(code) not in self.of_packages:
             self.of_packages[id(code)] = code
             self.looks = self.looks or _begin()

@@ -29,6 +29,7 @@ _OF_VALUES = frozenset((
 ))  # fmt: skip
 _MAKE_MORE = (exec, eval, compile, __import__, __build_class__, open, input, print)
 _CHANGE = frozenset({"config", "monitoring", "profiler", "distributed"})  # parts of the names of modules of JAX
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _CACHED: Any = type(functools.cache(len))
 _DESCRIPTORS = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
@@ -109,7 +110,7 @@ def names_others(names: Names, value_of: Callable[[tuple[str, ...]], object]) ->
 
 def keeps_state(code: types.CodeType) -> bool:
     """Does code of an installed package assign its globals, or count how often it is traced?"""
-    return "max_traces" in code.co_qualname or any(part.opname == "STORE_GLOBAL" for part in dis.get_instructions(code))
+    return "max_traces" in code.co_qualname or _STORE_GLOBAL in code.co_code[::2]
 
 
 def holds_opaque_objects(rows: Iterable[_core.Row]) -> bool:

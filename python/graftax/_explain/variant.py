@@ -71,9 +71,13 @@ class Variant:
     @property
     def notes(self) -> list[str]:
         """What there is to say of its trace, as lines."""
+        if not self.changed:
+            return list(self.repeated)
         more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
-        names = ", ".join(self.changed[:3]) + more
-        return [f"traced twice: the first trace changed {names}, an input now"] * bool(self.changed) + [*self.repeated]
+        return [
+            f"traced twice: the first trace changed {', '.join(self.changed[:3])}{more}, an input now",
+            *self.repeated,
+        ]
 
     @property
     def has_program(self) -> bool:
