@@ -300,6 +300,16 @@ CallReferences references_of(const Roots& roots, const Walk& walk, const Owned& 
   return out;
 }
 
+// What the decisions of a trace on numbers did not choose may be traced now, behind the call that has made them.
+void trace_branches(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  Owned given = own(PyTuple_New(nargs)), named = own(PyDict_New());
+  for (Py_ssize_t i = 0; i < nargs; ++i) PyTuple_SET_ITEM(given.get(), i, Py_NewRef(args[i]));
+  for (Py_ssize_t i = 0; kwnames && i < PyTuple_GET_SIZE(kwnames); ++i)
+    check(PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, i), args[nargs + i]));
+  Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::trace_branches, "OO", given.get(),
+                                named.get())));
+}
+
 PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject* const* args, Py_ssize_t nargs,
                     PyObject* kwnames, Owned& recorded, bool is_counted) {
   rebind_changed_function(self);
@@ -407,6 +417,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
   if (direct && direct->donation() && direct->donation()->should_warn())
     Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::warn_of_kept, nullptr)));
   give_back(binding, roots);
+  if (traced && host) trace_branches(self, args, nargs, kwnames);
   return result.release();
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "call/recording.h"
 
+#include <algorithm>
+
 #include "graph/structure_cache.h"
 
 namespace graftax {
@@ -37,7 +39,19 @@ void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std
   if (opened) opened->walk_again();  // another walk of the call may have filled it: what was opened then is found
   RecordedGraph rec = record_roots(roots, options, layout);
   new (self)
-      Recording{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves), {}};
+      Recording{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves), {}, {}};
+}
+
+// The same roots, with other numbers in place of symbolic ones.
+Recording with_numbers(const Recording& recording, const std::vector<std::pair<uint32_t, nb::object>>& numbers) {
+  Recording out{recording.graphdef, recording.names, {}, {}, {}, {}};
+  for (size_t i = 0; i < recording.live.size(); ++i) out.live.push(recording.live[i]);
+  for (size_t i = 0; i < recording.leaves.size(); ++i) {
+    auto other = std::find_if(numbers.begin(), numbers.end(), [&](const auto& number) { return number.first == i; });
+    if (other != numbers.end()) out.assumed.push_back(static_cast<uint32_t>(i));
+    out.leaves.push(other != numbers.end() ? other->second.ptr() : recording.leaves[i]);
+  }
+  return out;
 }
 
 // (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
@@ -101,6 +115,10 @@ void bind_recording(nb::module_& m) {
             return nb::steal(list_of(r.leaves.data(), static_cast<uint32_t>(r.leaves.size())).release());
           },
           nb::sig("def leaves(self) -> list[Any]"))
+      .def(
+          "with_numbers", &with_numbers, nb::arg("numbers"),
+          nb::sig("def with_numbers(self, numbers: list[tuple[int, int | float]]) -> Recording"),
+          "The same roots, as if other numbers were in the place of these leaves.")
       .def(
           "kinds_of_shardings",
           [](Recording& r) -> nb::object {

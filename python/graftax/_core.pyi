@@ -203,6 +203,9 @@ class Recording:
     @property
     def leaves(self) -> list[Any]: ...
 
+    def with_numbers(self, numbers: list[tuple[int, int | float]]) -> Recording:
+        """The same roots, as if other numbers were in the place of these leaves."""
+
     def kinds_of_shardings(self) -> set[type] | None:
         """The classes of the shardings of leaves; None where direct calls do not look at such leaves."""
 

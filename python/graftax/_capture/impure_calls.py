@@ -170,6 +170,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.watches: list[_Watch | None] = []
         self.libraries: list[tuple[ImpureCalls, Snapshot]] = []
+        self.computes_only = False
         self.done_once: str = ""  # what the last trace has done that is not to be done twice; the message
 
 
@@ -211,6 +212,8 @@ class ImpureCalls:
             (self._suspects if is_suspect else self._others)[code] = offsets
         if watch is not None and watch.calls is self and (is_suspect or watch.opaque or watch.hears_all):
             watch.look_at(code, offsets)
+        if watch is not None:
+            watch.stop_early()
 
     def note_of_package(self, code: types.CodeType) -> None:
         """Code of an installed package that is going to run."""
@@ -219,6 +222,7 @@ class ImpureCalls:
         watch = _watch()
         if watch is not None and watch.calls is self and watch.hears_all:
             watch.look_into(code)
+            watch.stop_early()
 
     def note_setting(self, table: SettingsTable, key: Any) -> None:
         """Code that is going to run reads a setting of an installed package."""
@@ -264,6 +268,8 @@ class ImpureCalls:
         So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. `warns`: warnings come at the
         end, as the function may record warnings, or catch those that are errors.
         """
+        if _THREAD.computes_only and not wanted:
+            raise NotAhead
         watch, is_raising = _Watch(self, name, opaque, warns, hears_all) if wanted else None, True
         _THREAD.watches.append(watch)
         try:
@@ -278,7 +284,10 @@ class ImpureCalls:
                     watch.look_at(code, offsets)
                 for code in of_packages:
                     watch.look_into(code)
+                watch.stop_early()
             yield
+            if watch is not None:
+                watch.stop_early()  # code may have caught it
             is_raising = False
         finally:
             _THREAD.watches.pop()
@@ -319,6 +328,23 @@ class ImpureCalls:
                 self.told.add(key)
 
 
+class NotAhead(BaseException):
+    """Raised out of a trace that runs ahead of the calls it is for, before it does what only a call may do.
+
+    Code that catches any Exception does not catch it.
+    """
+
+
+@contextlib.contextmanager
+def computing_only() -> Generator[None]:
+    """While entered, a trace of this thread ends with NotAhead at a call that may do more than to compute values."""
+    before, _THREAD.computes_only = _THREAD.computes_only, True
+    try:
+        yield
+    finally:
+        _THREAD.computes_only = before
+
+
 def take_done_once() -> str:
     """Why the last trace of this thread must not be repeated, as a message; an empty one where it may be."""
     message, _THREAD.done_once = _THREAD.done_once, ""
@@ -336,10 +362,16 @@ class _Watch:
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
         self.count, self.done_once = 0, ""  # of the calls
         self._warnings: _Warnings = {}
-        self.hears_all = hears_all and _HAS_MONITORING
+        self._computes_only = _THREAD.computes_only
+        self.hears_all = (hears_all or self._computes_only) and _HAS_MONITORING
         self.has_others = False  # calls that a second run may make again, though nobody is told of them
         self.of_packages: dict[int, types.CodeType] = {}
         self._judged: dict[int, object] = {}  # callables that have no effects
+
+    def stop_early(self) -> None:
+        """Raises NotAhead if this trace runs ahead of its calls, and may be about to do more than to compute."""
+        if self._computes_only and not self.calls.may_repeat():
+            raise NotAhead
 
     def look_into(self, code: types.CodeType) -> None:
         """Hears calls of an installed package's code, of which nobody is told."""
@@ -460,6 +492,7 @@ if sys.version_info >= (3, 12):
             is_of_package = id(code) in watch.of_packages
             if not (is_of_package and call is not None and call.kind in VALUES_ALONE):
                 watch.judge(function, first_argument, call is not None)
+                watch.stop_early()
             if is_of_package:
                 return
         if watch is not None and call is None and id(first_argument) in watch.opaque:

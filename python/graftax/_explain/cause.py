@@ -139,7 +139,10 @@ REMEDIES = {
         "The line {where} needs its value to build the program: for a shape, a range, a string, an exponent, a NumPy "
         "function. Python's arithmetic, math and jax.numpy work without the value; otherwise, pass it as a jax.Array."
     ),
-    "guard": "Its value decides what is computed: decide in the function with jnp.where or graftax.cond.",
+    "guard": (
+        "Its value decides what is computed: decide in the function with jnp.where or graftax.cond, or have the "
+        "programs of both made at once by jit(f, branches_ahead=True)."
+    ),
     "evicted": "The calls use more structures than the cache keeps: raise cache_size=, or use fewer.",
     "donation": "The next process compiles this program, too: let go of the array before the call.",
     "cleared": "Clear caches outside of the loop.",

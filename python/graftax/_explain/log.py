@@ -116,6 +116,7 @@ def record(variant: Variant) -> dict[str, Any]:
             for c in variant.causes
         ],
         "reused": variant.is_reused,
+        "ahead": variant.is_ahead,
         **({"repeated": list(variant.repeated)} if variant.repeated else {}),
         **({"changed": list(variant.changed)} if variant.changed else {}),
     }

@@ -62,6 +62,7 @@ class Variant:
     changed: tuple[str, ...] = ()  # numbers that its first trace changed: a second one has them as inputs
     is_reused: bool = False  # its trace came to a program that was compiled already
     is_compiling: bool = False  # in the background
+    is_ahead: bool = False  # it was made before a call needed it
     is_replaced: bool = False  # compiled again later, after jax.clear_caches() or a failed guard
 
     @property
@@ -71,13 +72,11 @@ class Variant:
     @property
     def notes(self) -> list[str]:
         """What there is to say of its trace, as lines."""
-        if not self.changed:
-            return list(self.repeated)
-        more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
-        return [
-            f"traced twice: the first trace changed {', '.join(self.changed[:3])}{more}, an input now",
-            *self.repeated,
-        ]
+        notes = ["made before a call needed it: a test on a number may come out otherwise"] if self.is_ahead else []
+        if self.changed:
+            more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
+            notes.append(f"traced twice: the first trace changed {', '.join(self.changed[:3])}{more}, an input now")
+        return [*notes, *self.repeated]
 
     @property
     def has_program(self) -> bool:

@@ -91,6 +91,7 @@ def jit(
     check: bool = False,
     progress: bool | Callable[[str, float], Any] = False,
     background: bool = False,
+    branches_ahead: bool = False,
     warn_impure: bool = True,
     numbers: NumberPolicy | Mapping[str, NumberPolicy] = "symbolic",
     repeated: Any = "auto",
@@ -135,6 +136,11 @@ def jit(
             digits. Programs with effects or functions on the host, and arrays on several devices, are compiled as
             usual. If the compiler raises an error, the next call raises it. Cannot be combined with
             `donate` or shardings.
+        branches_ahead: with True, a call that compiles also makes the programs for other outcomes of the tests on its
+            symbolic numbers (see `numbers`): for `if step < warmup`, the program of the calls after the warm-up. It
+            traces them before it returns, and a thread compiles them. At most eight are made. A trace that raises, or
+            would do more than to compute values (`print`, say), is left to the call that comes to it. On Python 3.11
+            nothing is made ahead.
         warn_impure: gives an `ImpureCallWarning` if your code makes a call that a compiled function cannot repeat:
             `time`, `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what
             to write instead. With `check=True` there is no warning: the check compares the effects of such calls.
@@ -176,6 +182,7 @@ def jit(
         check=check,
         progress=progress,
         background=background,
+        branches_ahead=branches_ahead,
         warn_impure=warn_impure,
         repeated=repeated if repeated is True or repeated == "auto" else several(repeated),
         cache_size=cache_size,

@@ -19,6 +19,7 @@ from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.read_set_numbers import OfSymbols
 from graftax._explain import History, compile_events
+from graftax._jit.branches_ahead import ProgramsAhead
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options
 from graftax._jit.same_function import Sharing, entries_before_edit, leave, sharing_of
@@ -91,6 +92,7 @@ class FunctionTable(_core.Table):
         self.outgrown: list[_core.Entry] = []  # of fewer roots, until the next trace has been compared with them
         self.advice = Advice()
         self.history = History()
+        self.ahead = ProgramsAhead()
         self.loaded: LoadedPrograms | None = None  # from `load_compiled`, or from the cache on disk
         self.frozen = False  # a call that would compile raises instead
         self.numpy_is_constant = False  # of captured arrays: the code asks for their values

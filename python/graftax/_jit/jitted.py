@@ -34,6 +34,7 @@ from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
 from graftax._explain import compile_events, frozen
 from graftax._jax.tracebacks import boundary, caller_level, hide
 from graftax._jit import program_store
+from graftax._jit.branches_ahead import trace_branches
 from graftax._jit.build_entry import build_entry
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
 from graftax._jit.call_errors import explained_error
@@ -267,6 +268,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             entry = None
         if entry is not None:
             table.slow_hits += table.begins_call()
+            table.ahead.use(self, entry)
             return entry
         entry = table.share(recording, context, name)
         if entry is not None:
@@ -377,6 +379,11 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _warn_of_kept(self) -> None:
         """Warns that a call has kept much that it could have donated. The core calls this once for an executable."""
         warn_of_kept(self.donation())
+
+    def _trace_branches(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+        """A call with symbolic numbers has traced the function, and ended. The core calls this."""
+        if self._options.branches_ahead:
+            trace_branches(self, args, kwargs)
 
     # ---- ahead of time
 
@@ -531,6 +538,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         """The number of hits and misses, the maximal and the current number of structures, and the number of traces."""
         t = self._table
         compiling = sum(getattr(entry.compiled, "compiling", 0) for entry in list(t.entries.values()))
+        compiling += t.ahead.compiling
         hits = t.hits + t.slow_hits
         return CacheInfo(hits, t.misses, t.maxsize, len(t.entries), t.traces, t.shared, t.disk, compiling)
 

@@ -112,6 +112,11 @@ class Family:
             if i not in self._static and not self._pins[i]:
                 yield name, value, i in self._symbolic
 
+    def way(self, number: int) -> int:
+        """Is the latest value of a number above the first (1), below (-1), or neither?"""
+        first, latest = self._first[number], self._latest[number]
+        return (latest > first) - (latest < first)
+
     def make_static(self, numbers: Sequence[int]) -> None:
         self._static.update(numbers)
 
@@ -353,19 +358,33 @@ class SymbolicNumbers:
         self._forget: Callable[[], None] = lambda: None
         self._numbers: list[int] = []  # in the family, by symbol
         self.leaves: list[int] = []  # which leaves they are
+        self.paths: list[RootPath] = []  # where, in the same order
 
     def found_in(self, recording: _core.Recording) -> bool:
         """Finds the leaves that they are in a recording with them. False where one cannot be a leaf."""
         structure = Structure(recording.graphdef)
-        self.leaves, self._numbers = [], []
+        self.leaves, self.paths, self._numbers = [], [], []
         for row in structure.leaves:  # an array in two places is two of these, where it is donated
-            number = self.places.get(structure.root_path(row)) if row.is_number else None
-            if number is not None:
+            path = structure.root_path(row) if row.is_number else None
+            number = self.places.get(path) if path is not None else None
+            if path is not None and number is not None:
                 self.leaves.append(row.leaf)
+                self.paths.append(path)
                 self._numbers.append(number)
         left_out = set(self.places.values()) - set(self._numbers)
         self.family.make_static(sorted(left_out))
         return not left_out
+
+    @property
+    def ways(self) -> list[int]:
+        """Of each: does it grow (1), shrink (-1), or neither, as far as is known?"""
+        return [self.family.way(number) for number in self._numbers]
+
+    def apart(self) -> SymbolicNumbers:
+        """The same for a trace from which nothing is learnt about other calls."""
+        apart = copy.copy(self)
+        apart.family = copy.deepcopy(self.family)
+        return apart
 
     def refuse(self) -> None:
         """Objects that hold them cannot be rebuilt around symbols."""

@@ -41,6 +41,7 @@ class JitOptions(FilterJitOptions, total=False):
     check: bool
     progress: bool | Callable[[str, float], Any]
     background: bool
+    branches_ahead: bool
 
 
 class RecordOptions(TypedDict, total=False):
@@ -75,6 +76,9 @@ BACKGROUND_WITH = (
 )
 
 
+_TIMING = {"background": False, "branches_ahead": False}  # when programs are made, and not which
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The options of one `jit`. Hashable: two `jit(f)` with equal options share one table."""
@@ -92,6 +96,7 @@ class Options:
         tuple[str, str], ...
     ] = ()  # (pattern of key paths, "symbolic" or "static" from the first call)
     background: bool = False  # a first call does not wait for the compiler
+    branches_ahead: bool = False  # programs for other outcomes of tests on numbers are made before they are needed
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()
@@ -148,7 +153,7 @@ class Options:
     def of_program(self) -> str:
         """Those that a program depends on, as a text that is the same in every process."""
         # These change no result, and the text of a function in `repeated` has its address.
-        return str(dataclasses.replace(self, progress=False, background=False, warn_impure=True, repeated=()))
+        return str(dataclasses.replace(self, progress=False, warn_impure=True, repeated=(), **_TIMING))
 
 
 def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:

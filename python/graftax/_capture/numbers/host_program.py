@@ -160,6 +160,11 @@ class HostProgram:
         with self.lock:
             return _Source(self).function(outcomes)
 
+    def decisions(self) -> Callable[..., tuple[bool, ...]]:
+        """What computes, of the numbers of a call, how each comparison and test of its code comes out."""
+        with self.lock:
+            return _Source(self).decisions()
+
     def vectors(self, ints: tuple[int, ...], floats: tuple[float, ...]) -> tuple[Any, Any]:
         """Inputs as arrays of this call's own: the executable may read them after it has returned."""
         vectors = np.zeros(self.capacity[int], np.int64), np.zeros(self.capacity[float], np.float64)
@@ -254,8 +259,19 @@ class _Source:
                 self._guard(number, aspect, expected)
         results = [self._inputs(int), self._inputs(float), str(outcomes)]
         results += [f"n{node}" for node in self._program.outputs]
+        return self._compiled(results)
+
+    def decisions(self) -> Callable[..., tuple[bool, ...]]:
+        for number, node in enumerate(self._nodes):
+            self._compute(number, node)
+        guards = self._program.guards.items()
+        return self._compiled([f"n{node}" for (node, _), expected in guards if type(expected) is bool])
+
+    def _compiled(self, results: Sequence[str]) -> Callable[..., Any]:
         names = ", ".join(f"n{i}" for i in range(len(self._program.kinds)))
-        text = f"def compute({names}):\n  " + "\n  ".join([*self._lines, f"return ({', '.join(results)},)"])
+        text = f"def compute({names}):\n  " + "\n  ".join(
+            [*self._lines, f"return ({''.join(map('{},'.format, results))})"]
+        )
         exec(text, self._scope)
         return self._scope["compute"]
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For which numbers does code decide otherwise? Found by trying, since what it compares may be any arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from graftax._capture.numbers.host_program import HostProgram
+
+_NEIGHBORS = 64  # integers that are tried one by one: `n % 10 == 0` holds for one in ten
+_BITS = 31  # integers beyond these are not tried
+_GROWING = ("**", "<<", "pow")  # their results may have more digits than fit anywhere
+
+Number = int | float
+Numbers = tuple[Number, ...]
+
+
+def other_answers(program: HostProgram, numbers: Sequence[Number], ways: Sequence[int]) -> list[Numbers]:
+    """Numbers that differ in one from those given, and for which a decision comes out otherwise.
+
+    Args:
+        program: what the code does with the numbers.
+        numbers: of a call.
+        ways: of each number, whether it grows (1), shrinks (-1), or is not known to do either (0). Then the nearest
+            above is taken, as most counters count up, or else the nearest below.
+    """
+    search = _Search(program, tuple(numbers))
+    if not search.answers(search.numbers):
+        return []
+    found: dict[Numbers, None] = {}
+    for i in range(len(numbers)):
+        wanted = set(search.decisions)
+        for sign in (ways[i],) if ways[i] else (1, -1):
+            for decision, others in list(search.turns(i, sign, wanted)):
+                wanted.discard(decision)
+                found[others] = None
+    return list(found)
+
+
+class _Search:
+    """The decisions of a program, and how they come out for the `numbers` of a call."""
+
+    def __init__(self, program: HostProgram, numbers: Numbers) -> None:
+        self.numbers = numbers
+        self._decide = program.decisions()
+        self._now = self.answers(numbers)
+        self.decisions = range(len(self._now))
+        nodes = program.nodes()
+        self._constants = [node[-1] for node in nodes if node[0] == "constant" and type(node[-1]) in (int, float)]
+        self._stays_small = not any(node[0] in _GROWING for node in nodes)
+
+    def answers(self, numbers: Numbers) -> tuple[bool, ...]:
+        """How each decision comes out; empty where the arithmetic raises."""
+        try:
+            return self._decide(*numbers)
+        except Exception:
+            return ()
+
+    def turns(self, i: int, sign: int, wanted: set[int]) -> Iterator[tuple[int, Numbers]]:
+        """(decision, numbers for which it comes out otherwise) where number `i` is above (1) or below (-1)."""
+        waiting, last = set(wanted), self.numbers[i]
+        for value in self._candidates(i, sign):
+            answers = self.answers(self._with(i, value))
+            if not answers or not waiting:
+                return
+            for decision in [k for k in waiting if answers[k] != self._now[k]]:
+                waiting.discard(decision)
+                yield decision, self._with(i, self._nearest(decision, i, last, value))
+            last = value
+
+    def _candidates(self, i: int, sign: int) -> list[Number]:
+        """What to try in the place of number `i`, the nearest first."""
+        number, near = self.numbers[i], list[Number]()
+        for constant in self._constants:
+            if type(number) is int and math.isfinite(constant):
+                near += [math.floor(constant) + step for step in (-1, 0, 1, 2)]
+            elif type(number) is float:
+                near += [math.nextafter(constant, -math.inf), float(constant), math.nextafter(constant, math.inf)]
+        if type(number) is int:
+            near += [number + sign * step for step in range(1, _NEIGHBORS)]
+            near += [number + sign * (1 << bit) for bit in range(_BITS)] if self._stays_small else []
+            near = [value for value in near if -(1 << _BITS) <= value < 1 << _BITS]
+        if not self._stays_small:
+            near = [value for value in near if abs(value - number) <= _NEIGHBORS]
+        return sorted({value for value in near if sign * value > sign * number}, reverse=sign < 0)
+
+    def _nearest(self, decision: int, i: int, same: Number, other: Number) -> Number:
+        """Between a number for which the decision is the same and one for which it is not: the first of these."""
+        while type(same) is int and type(other) is int and abs(other - same) > 1:
+            middle = (same + other) // 2
+            answers = self.answers(self._with(i, middle))
+            if answers and answers[decision] == self._now[decision]:
+                same = middle
+            else:
+                other = middle
+        return other
+
+    def _with(self, i: int, value: Number) -> Numbers:
+        return *self.numbers[:i], value, *self.numbers[i + 1 :]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jit(..., branches_ahead=True)`: the programs that decisions on numbers lead to are made before a call needs them.
+
+See docs/internals/numbers.md.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from graftax import _core
+from graftax._capture.impure_calls import NotAhead, computing_only
+from graftax._capture.numbers.other_answers import other_answers
+from graftax._explain import Variant, compile_events
+from graftax._graph.structure import RootPath
+from graftax._jit import program_store
+from graftax._jit.call_plan import RecordedCall
+from graftax._jit.number_policy import NotSymbolic, Number, SymbolicNumbers
+from graftax._jit.running_trace import running_traces
+
+if TYPE_CHECKING:
+    from graftax._jit.jitted import Jitted
+
+_MOST_PROGRAMS = 8  # that are made behind one call
+
+_Assumed = Mapping[RootPath, Number]
+
+
+class ProgramsAhead:
+    """Entries of one table whose programs were made ahead, until a call uses them."""
+
+    def __init__(self) -> None:
+        self._compilations: weakref.WeakKeyDictionary[_core.Entry, concurrent.futures.Future[None]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, entry: _core.Entry, compilation: concurrent.futures.Future[None]) -> None:
+        self._compilations[entry] = compilation
+
+    def use(self, caller: object, entry: _core.Entry) -> None:
+        """A call is about to run an entry: waits for its program, and tells the cache on disk of it."""
+        compilation = self._compilations.pop(entry, None) if self._compilations else None
+        if compilation is None:
+            return
+        compilation.exception()  # of an error the call learns by compiling itself
+        if (store := program_store.current()) is not None:
+            store.keep(caller, entry)
+
+    @property
+    def compiling(self) -> int:
+        """How many programs are being compiled."""
+        return sum(not compilation.done() for compilation in list(self._compilations.values()))
+
+
+def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+    """Makes the programs that a function may need for other numbers than those of the call that has just ended.
+
+    This thread traces, since JAX's settings are the thread's own, and another one compiles. A trace that raises, or is
+    about to do more than to compute values, is given up: the call that comes to it will be traced.
+    """
+    if running_traces() or caller._table.frozen:
+        return
+    waiting = collections.deque[_Assumed]([{}])  # the call itself, once more: its numbers may have changed
+    pool = concurrent.futures.ThreadPoolExecutor(1, f"graftax compiles {caller._plan.name}")
+    made = 0
+    while waiting and made < _MOST_PROGRAMS:
+        branch = _Branch(caller, pool, waiting.popleft())
+        try:
+            with compile_events.expected(), computing_only():
+                caller._retry_with_new_roots(functools.partial(branch.trace, args, kwargs))
+        except (Exception, NotAhead):
+            continue
+        made += branch.is_new
+        waiting += branch.others
+    pool.shutdown(wait=False)
+
+
+class _Branch:
+    """What the function does with some numbers of a call assumed to be others."""
+
+    def __init__(
+        self, caller: Jitted[..., Any], pool: concurrent.futures.ThreadPoolExecutor, assumed: _Assumed
+    ) -> None:
+        self._caller, self._pool, self._assumed = caller, pool, assumed
+        self.is_new = False
+        self.others: list[_Assumed] = []  # for which it does something else
+
+    def trace(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+        """Traces it, if no call was, and has it compiled. Finds `others`."""
+        caller, table = self._caller, self._caller._table
+        call = caller._with_symbols(caller._record_arguments(args, kwargs), _core.Opened(), shapes=True)
+        numbers = call.numbers
+        if numbers is None:
+            return
+        call = _assuming(call, numbers, self._assumed)
+        entry = table.find(call.recording, call.context)[0] or caller._find_or_build_entry(call)
+        if not entry.outcomes:
+            self._compile(call, entry)
+            self.is_new = True
+        if entry.host is not None and (self.is_new or not self._assumed):
+            values = [call.recording.leaves[leaf] for leaf in numbers.leaves]
+            for changed in other_answers(entry.host, values, numbers.ways):
+                self.others.append(dict(zip(numbers.paths, changed, strict=True)))
+
+    def _compile(self, call: RecordedCall, entry: _core.Entry) -> None:
+        table = self._caller._table
+        try:
+            lowered = self._caller._run_stage(call, entry, entry.compiled.lower)
+        except BaseException as error:
+            table.sharing.forget(entry)
+            if isinstance(error, NotSymbolic):  # whether numbers may be symbolic is for calls to find out
+                raise NotAhead from None
+            raise
+        variant = table.history.latest_variant(entry)
+        if variant is not None:
+            variant.is_compiling = variant.is_ahead = True
+        table.ahead.add(entry, self._pool.submit(_compile, lowered, variant))
+
+
+def _assuming(call: RecordedCall, numbers: SymbolicNumbers, assumed: _Assumed) -> RecordedCall:
+    """The call with symbols, as if these numbers were others."""
+    others = [
+        (leaf, assumed[path]) for leaf, path in zip(numbers.leaves, numbers.paths, strict=True) if path in assumed
+    ]
+    return dataclasses.replace(call, recording=call.recording.with_numbers(others), numbers=numbers.apart())
+
+
+def _compile(lowered: Any, variant: Variant | None) -> None:
+    try:
+        with compile_events.compiling(variant):
+            lowered.compile()
+    finally:
+        if variant is not None:
+            variant.is_compiling = False
