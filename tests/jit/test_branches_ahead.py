@@ -72,6 +72,18 @@ def reads_more(model, x):
     return model.w.sum()
 
 
+class Totals:
+    steps = 0
+
+
+def counts_in_a_class(model, x):
+    model.steps += 1
+    if model.steps >= 3:
+        Totals.steps += 1
+        model.w = model.w + Totals.steps
+    return model.w.sum()
+
+
 def at_once(model, x):
     if model.steps == 0:
         model.w = model.w * 10
@@ -90,7 +102,7 @@ FUNCTIONS = {  # programs in all
 def fresh_programs():
     """Each `jit` of a function with the same options shares its programs."""
     yield
-    for function in (*FUNCTIONS, announces, hides_it, stops):
+    for function in (*FUNCTIONS, counts_in_a_class, announces, hides_it, stops):
         vars(function).clear()
 
 
@@ -118,6 +130,19 @@ def wait(step):
     for entry in list(step._table.entries.values()):
         step._table.ahead.use(step, entry)
     assert step.cache_info().compiling == 0
+
+
+@hears_calls
+def test_a_branch_that_changes_what_only_it_reads():
+    step = graftax.jit(counts_in_a_class, branches_ahead=True)
+    model, plain = Model(), Model()
+    for i in range(5):
+        before = Totals.steps
+        expected = counts_in_a_class(plain, jnp.ones(3))
+        Totals.steps, after = before, Totals.steps
+        assert step(model, jnp.ones(3)) == expected
+        assert (Totals.steps, model.steps) == (after, i + 1)
+    Totals.steps = 0
 
 
 @hears_calls

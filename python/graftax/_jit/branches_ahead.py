@@ -11,12 +11,13 @@ import concurrent.futures
 import dataclasses
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graftax import _core
 from graftax._capture.impure_calls import NotAhead, computing_only
 from graftax._capture.numbers.other_answers import other_answers
+from graftax._capture.retrace_signals import NewReads
 from graftax._explain import Variant, compile_events
 from graftax._graph.structure import RootPath
 from graftax._jit import program_store
@@ -74,7 +75,7 @@ def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: d
         try:
             with compile_events.expected(), computing_only():
                 caller._retry_with_new_roots(functools.partial(branch.trace, args, kwargs))
-        except (Exception, NotAhead):
+        except (Exception, NotAhead, NewReads):
             continue
         made += branch.is_new
         waiting += branch.others
@@ -101,20 +102,23 @@ class _Branch:
         call = _assuming(call, numbers, self._assumed)
         entry = table.find(call.recording, call.context)[0] or caller._find_or_build_entry(call)
         if not entry.outcomes:
-            self._compile(call, entry)
+            self._compile(call, entry, numbers.family.forgetting())
             self.is_new = True
         if entry.host is not None and (self.is_new or not self._assumed):
             values = [call.recording.leaves[leaf] for leaf in numbers.leaves]
             for changed in other_answers(entry.host, values, numbers.ways):
                 self.others.append(dict(zip(numbers.paths, changed, strict=True)))
 
-    def _compile(self, call: RecordedCall, entry: _core.Entry) -> None:
+    def _compile(self, call: RecordedCall, entry: _core.Entry, forget: Callable[[], None]) -> None:
+        """Compiles an entry. If it cannot be traced, that says nothing about the numbers of real calls."""
         table = self._caller._table
         try:
             lowered = self._caller._run_stage(call, entry, entry.compiled.lower)
         except BaseException as error:
             table.sharing.forget(entry)
-            if isinstance(error, NotSymbolic):  # whether numbers may be symbolic is for calls to find out
+            if type(error) is not NewReads:  # else it is traced again, with what it was found to read
+                forget()
+            if isinstance(error, NotSymbolic):
                 raise NotAhead from None
             raise
         variant = table.history.latest_variant(entry)
@@ -128,7 +132,7 @@ def _assuming(call: RecordedCall, numbers: SymbolicNumbers, assumed: _Assumed) -
     others = [
         (leaf, assumed[path]) for leaf, path in zip(numbers.leaves, numbers.paths, strict=True) if path in assumed
     ]
-    return dataclasses.replace(call, recording=call.recording.with_numbers(others), numbers=numbers.apart())
+    return dataclasses.replace(call, recording=call.recording.with_numbers(others))
 
 
 def _compile(lowered: Any, variant: Variant | None) -> None:

@@ -117,6 +117,11 @@ class Family:
         first, latest = self._first[number], self._latest[number]
         return (latest > first) - (latest < first)
 
+    def forgetting(self) -> Callable[[], None]:
+        """What is called to forget all that is learnt from now on."""
+        before = copy.deepcopy(vars(self))
+        return lambda: vars(self).update(before)
+
     def make_static(self, numbers: Sequence[int]) -> None:
         self._static.update(numbers)
 
@@ -379,12 +384,6 @@ class SymbolicNumbers:
     def ways(self) -> list[int]:
         """Of each: does it grow (1), shrink (-1), or neither, as far as is known?"""
         return [self.family.way(number) for number in self._numbers]
-
-    def apart(self) -> SymbolicNumbers:
-        """The same for a trace from which nothing is learnt about other calls."""
-        apart = copy.copy(self)
-        apart.family = copy.deepcopy(self.family)
-        return apart
 
     def refuse(self) -> None:
         """Objects that hold them cannot be rebuilt around symbols."""
