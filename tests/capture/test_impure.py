@@ -120,6 +120,7 @@ KINDS = [
     (warned, "calls warnings.warn()", "jax.debug.callback"),
     (lambda x: logging.debug("x"), "calls logging.debug()", "io_callback"),
     (lambda x: log.info("x"), "calls Logger.info()", "io_callback"),
+    (lambda x: log.setLevel(logging.CRITICAL + 1), "calls Logger.setLevel()", "io_callback"),
     (lambda x: pathlib.Path(os.devnull).read_text(), "calls Path.read_text()", "as an argument"),
     (lambda x: os.path.exists(os.devnull), "calls os.path.exists()", "as an argument"),
     (lambda x: os.listdir("/"), "calls os.listdir()", "as an argument"),

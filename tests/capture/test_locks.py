@@ -63,6 +63,7 @@ def f(n, x):
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.mark.filterwarnings("ignore:f .* leaves a:graftax.ImpureCallWarning")
 def test_what_a_trace_has_released_is_taken_again_when_it_begins_anew():
     m = module("""import threading
 lock, sem, K = threading.Lock(), threading.Semaphore(0), {'k': 2.0}
@@ -74,3 +75,21 @@ def f(x):
     m.lock.acquire()
     assert graftax.jit(m.f)(jnp.ones(1)).tolist() == [2.0]
     assert not m.lock.locked() and m.sem._value == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trace_that_keeps_a_lock_says_so_once(kind: str):
+    m = module(f"""import threading
+lock = {KINDS[kind]}
+def keeps(x):
+    lock.acquire()
+    return x * 2
+def gives_back(x):
+    with lock: return x * 2
+""")
+    assert graftax.jit(m.gives_back)(jnp.ones(1)) == 2
+    keeps = graftax.jit(m.keeps)
+    with pytest.warns(graftax.ImpureCallWarning, match=r"keeps .* leaves a \w+ in another state than before"):
+        keeps(jnp.ones(1))
+    assert keeps(jnp.ones(1)) == 2
+    m.lock.release()

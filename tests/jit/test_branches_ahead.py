@@ -146,6 +146,18 @@ def test_a_branch_that_changes_what_only_it_reads():
 
 
 @hears_calls
+def test_nothing_is_made_for_a_structure_that_no_call_had():
+    def logs(model, x):
+        model.steps += 1
+        model.log.append(model.steps < 5)
+        return x * model.steps
+
+    step, model = graftax.jit(logs, branches_ahead=True), Model()
+    assert [step(model, jnp.ones(1)).item() for _ in range(3)] == [1, 2, 3]
+    assert step.cache_info().traces == 3
+
+
+@hears_calls
 def test_a_number_that_the_caller_counts():
     step = graftax.jit(lambda w, i: w * 2 if i < 4 else w + i, branches_ahead=True)
     w, traces = jnp.ones(2), []

@@ -51,6 +51,12 @@ IMPURE = (
     "warn_impure=False turns this warning off."
 )
 
+LOCK_LEFT = (
+    "{name} ({place}) leaves a {cls} in another state than before. A compiled function does that once, when it is "
+    "traced; later calls do not touch it. Take it in a `with` statement, or outside of {name}. warn_impure=False turns "
+    "this warning off."
+)
+
 TWICE = (
     "{name} called {call} ({place}) while it was traced, and then met a value that the trace did not know of, such as "
     "a class attribute that it sets, the result of a cache, or a global of a function under a transform. It would have "
@@ -252,6 +258,18 @@ class ImpureCalls:
             return bool(suspects)
         lines = {f"{code.co_filename}:{line}" for code in suspects for _, _, line in code.co_lines()}
         return any(not lines.isdisjoint(places) for places in self.heard.values())
+
+    def tell_of_locks(self, name: str, function: types.FunctionType, classes: Iterable[str]) -> None:
+        """Tells of locks that a trace of the function `name` has taken or given away for good."""
+        code, found = function.__code__, _Warnings()
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+        for cls in classes:
+            key = code.co_filename, code.co_firstlineno, cls
+            self.heard.setdefault(f"a {cls}", {})[place] = None
+            if key not in self.told:
+                text = LOCK_LEFT.format(name=name, cls=cls, place=place)
+                found[key] = text, function.__globals__.get("__name__", "")
+        self.warn(found, is_raising=False)
 
     def tell_of_copies(self, calls: Iterable[CachedCall]) -> None:
         """Tells of results that a cache keeps for an object, where the trace has a copy of that."""

@@ -117,28 +117,28 @@ _UNSEEDED = {
     "random": (_RANDOM, ("Random",)),
     "numpy.random": (_RANDOM, ("default_rng", "RandomState", "SeedSequence")),
 }
-# (module, class) -> (kind, names of its methods)
-_METHODS: dict[tuple[str, str], tuple[Kind, tuple[str, ...]]] = {
-    ("logging", "Logger"): (_LOG, _LOGS),
-    ("threading", "Thread"): (_THREADS, ("start",)),
-    ("threading", "Event"): (_SIGNAL, ("is_set", "set", "clear", "wait")),
-    ("concurrent.futures._base", "Future"): (_SIGNAL, ("done", "running", "cancel", "result", "exception")),
-    ("concurrent.futures.thread", "ThreadPoolExecutor"): (_THREADS, ("submit", "map")),
-    ("concurrent.futures.process", "ProcessPoolExecutor"): (_THREADS, ("submit", "map")),
-    ("multiprocessing.pool", "Pool"): (
-        _THREADS,
-        ("apply", "apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered"),
-    ),
-    ("asyncio.base_events", "BaseEventLoop"): (_THREADS, ("run_in_executor",)),
-    ("functools", "_lru_cache_wrapper"): (_CACHE, ("cache_clear", "cache_info")),
-    ("pathlib", "Path"): (
-        _FILE,
-        (
-            *("read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "iterdir"),
-            *("glob", "rglob", "touch", "stat", "cwd", "home", *_ONCE),
-        ),
-    ),
-}
+# (module, class, kind, names of its methods)
+_Methods = tuple[str, str, Kind, tuple[str, ...]]
+_POOL = ("apply", "apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
+_PATH = (
+    *("read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "iterdir"),
+    *("glob", "rglob", "touch", "stat", "cwd", "home", *_ONCE),
+)
+_METHODS: tuple[_Methods, ...] = (
+    ("logging", "Logger", _LOG, _LOGS),
+    ("logging", "Logger", _CHANGED, ("setLevel", "addHandler", "removeHandler")),
+    ("logging", "Handler", _CHANGED, ("setLevel", "setFormatter")),
+    ("logging", "Filterer", _CHANGED, ("addFilter", "removeFilter")),
+    ("threading", "Thread", _THREADS, ("start",)),
+    ("threading", "Event", _SIGNAL, ("is_set", "set", "clear", "wait")),
+    ("concurrent.futures._base", "Future", _SIGNAL, ("done", "running", "cancel", "result", "exception")),
+    ("concurrent.futures.thread", "ThreadPoolExecutor", _THREADS, ("submit", "map")),
+    ("concurrent.futures.process", "ProcessPoolExecutor", _THREADS, ("submit", "map")),
+    ("multiprocessing.pool", "Pool", _THREADS, _POOL),
+    ("asyncio.base_events", "BaseEventLoop", _THREADS, ("run_in_executor",)),
+    ("functools", "_lru_cache_wrapper", _CACHE, ("cache_clear", "cache_info")),
+    ("pathlib", "Path", _FILE, _PATH),
+)
 # Attributes of modules that tell of the process, and are read without a call.
 _ATTRIBUTES = {
     ("sys", "modules"): Kind(_VALUES.later, "Import the module by its name: a change to it is noticed."),
@@ -194,7 +194,7 @@ class Table(NamedTuple):
 
 
 @functools.cache
-def _table(modules: tuple[str, ...], classes: tuple[tuple[str, str], ...]) -> Table:
+def _table(modules: tuple[str, ...], method_rows: tuple[_Methods, ...]) -> Table:
     calls: dict[Any, Call] = {}
     states: dict[int, str] = {}
     for module in modules:
@@ -217,8 +217,8 @@ def _table(modules: tuple[str, ...], classes: tuple[tuple[str, str], ...]) -> Ta
                 calls[value] = Call(f"{shown}{name}", advice)
         calls.update((names[name], Call(f"{module}.{name}", _UNSEEDED[module][0], True)) for name in unseeded)
     methods: dict[Any, Call] = {}
-    for module, name in classes:
-        cls, (advice, chosen) = getattr(sys.modules[module], name), _METHODS[module, name]
+    for module, name, advice, chosen in method_rows:
+        cls = getattr(sys.modules[module], name)
         functions = [(method, getattr(cls, method, None)) for method in chosen]
         shown = "" if name == "_lru_cache_wrapper" else f"{name}."
         methods.update((getattr(f, "__func__", f), Call(f"{shown}{method}", advice)) for method, f in functions if f)
@@ -232,8 +232,8 @@ def _table(modules: tuple[str, ...], classes: tuple[tuple[str, str], ...]) -> Ta
         states,
         codes,
         frozenset(last_names | {*NOW, "environ", "getenv"}),
-        tuple(getattr(sys.modules[module], name) for module, name in classes),
-        frozenset(method for class_key in classes for method in _METHODS[class_key][1]),
+        tuple(getattr(sys.modules[module], name) for module, name, *_ in method_rows),
+        frozenset(method for *_, chosen in method_rows for method in chosen),
     )
 
 
@@ -244,8 +244,8 @@ def known() -> Table:
 
 @functools.lru_cache(1)
 def _of_modules(count: int) -> Table:
-    classes = tuple(class_key for class_key in _METHODS if hasattr(sys.modules.get(class_key[0]), class_key[1]))
-    return _table(tuple(name for name in _FUNCTIONS if name in sys.modules), classes)
+    method_rows = tuple(row for row in _METHODS if hasattr(sys.modules.get(row[0]), row[1]))
+    return _table(tuple(name for name in _FUNCTIONS if name in sys.modules), method_rows)
 
 
 def is_impure_module(module: types.ModuleType) -> bool:

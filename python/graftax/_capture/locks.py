@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks and semaphores that a trace has taken: where it begins anew, they are as they were when it began."""
+"""Locks and semaphores that a trace has taken: where it begins anew, they are as they were when it began.
+
+Where it does not, a warning names those that it has not given back: later calls do not take them.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,12 @@ class Locks:
         lock = _inner(lock)
         if id(lock) not in self._before:
             self._before[id(lock)] = lock, _free(lock)
+
+    def left(self) -> list[str]:
+        """The classes of those that the trace has left in another state. While other threads run, they may have."""
+        if threading.active_count() > 1:
+            return []
+        return [type(lock).__qualname__ for lock, count in self._before.values() if _free(lock) != count]
 
     def give_back(self) -> None:
         """Releases what was taken since, and takes what was released."""

@@ -89,7 +89,7 @@ class _Branch:
         self, caller: Jitted[..., Any], pool: concurrent.futures.ThreadPoolExecutor, assumed: _Assumed
     ) -> None:
         self._caller, self._pool, self._assumed = caller, pool, assumed
-        self.is_new = False
+        self.is_new = self._has_begun = False
         self.others: list[_Assumed] = []  # for which it does something else
 
     def trace(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
@@ -97,8 +97,9 @@ class _Branch:
         caller, table = self._caller, self._caller._table
         call = caller._with_symbols(caller._record_arguments(args, kwargs), _core.Opened(), shapes=True)
         numbers = call.numbers
-        if numbers is None:
-            return
+        is_retry, self._has_begun = self._has_begun, True  # with what it was found to read: there are no entries then
+        if numbers is None or not (is_retry or (call.recording.graphdef, call.context) in table.entries):
+            return  # the call has left another structure, which may change again before the next one
         call = _assuming(call, numbers, self._assumed)
         entry = table.find(call.recording, call.context)[0] or caller._find_or_build_entry(call)
         if not entry.outcomes:

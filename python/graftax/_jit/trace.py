@@ -217,14 +217,23 @@ def _trace(call: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
     constants = recording.instances((np.ndarray,)) if has_constants else ()
     try:
         with read_only(constants), contextlib.nullcontext() if reads is None else reads.begun(locks):
-            return _trace_once(call)
+            traced = _trace_once(call)
+        _tell_of_locks(call, locks)
+        return traced
     except TraceFinished as ending:
+        _tell_of_locks(call, locks)
         keep(ending.args[0])
         raise
     except BaseException as error:
         if call.has_symbols or isinstance(error, NewReads):  # this trace will be repeated
             locks.give_back()
         raise
+
+
+def _tell_of_locks(call: _TracedCall, locks: Locks) -> None:
+    plan, table = call.plan, cast("Any", call.caller)._table
+    if plan.options.warns_impure and (left := locks.left()):
+        (table.reads or table.impure_calls_only).impure.tell_of_locks(plan.name, call.caller._function, left)
 
 
 @keeping_cached
