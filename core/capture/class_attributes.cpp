@@ -81,6 +81,7 @@ PyObject* get_dict(PyObject* cls, void* closure) {
 // While traces show something, `cls.__dict__` is answered here: its values would be what stands in the class for them.
 void answer_for_dicts(bool are_shown) {
   Owned descriptor = Owned::borrow(in_class(reinterpret_cast<PyObject*>(&PyType_Type), interned("__dict__")));
+  if (!Py_IS_TYPE(descriptor.get(), &PyGetSetDescr_Type)) return;  // an interpreter that keeps it otherwise
   auto* getset = reinterpret_cast<PyGetSetDescrObject*>(descriptor.get());
   if (!dict_of_type) {
     dict_of_type = getset->d_getset;

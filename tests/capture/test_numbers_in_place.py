@@ -109,6 +109,7 @@ def test_threads_have_numbers_of_their_own(made):
     assert not wrong
 
 
+@pytest.mark.quick(0)
 def test_a_call_that_raises_leaves_the_others_right(made):
     f, counter = graftax.jit(added), Counter()
     for _ in range(60):

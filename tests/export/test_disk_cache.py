@@ -434,6 +434,7 @@ def test_a_counter_with_arrays_of_two_shapes_is_written_again(cache):
 # ---- files
 
 
+@pytest.mark.quick(0)
 def test_what_was_used_longest_ago_is_removed(cache):
     for n in (3, 4, 5):
         shipped_functions.result("step", n)

@@ -303,6 +303,7 @@ def train(net, rate):
     return {"out": net["w"] * 2, "name": net["name"]}
 
 
+@pytest.mark.quick(0)
 def test_packed_state_is_an_argument_and_takes_its_changes_back():
     exported = reloaded(graftax.export(train)(packed(), f32(1)))
     handle, plain = packed(2.0), packed(2.0).unpack()
@@ -315,6 +316,7 @@ def test_packed_state_is_an_argument_and_takes_its_changes_back():
     assert kept.unpack()["w"].tolist() == [2, 2, 2]  # nothing is donated
 
 
+@pytest.mark.quick(0)
 def test_packed_state_below_an_argument_and_twice():
     def both(a, b):
         train(a, f32(1)[0])

@@ -129,7 +129,7 @@ def fail() -> None:
     raise ValueError("the user's own")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("kind", ["Stop", "ValueError"])
 @pytest.mark.parametrize("name", OPERATIONS)
 @isolated()
@@ -185,7 +185,7 @@ def mutations(root: Any) -> dict[str, Callable[[], None]]:
     }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("mutation", mutations(model()))
 @pytest.mark.parametrize("name", ["flatten", "copy", "partition", "equal", "to_dict", "map_leaves", "update", "find"])
 @isolated()

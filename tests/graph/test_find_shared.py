@@ -147,6 +147,7 @@ def test_wide_graphs():
     assert first[7] == "seven" and first[6] == first[8] == ()
 
 
+@pytest.mark.quick(0)
 @isolated(seconds=90)
 def test_many_references_to_one_wide_object():
     shared = {f"k{i}": i for i in range(2000)}

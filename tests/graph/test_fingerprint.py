@@ -52,7 +52,7 @@ def _slow(x):
 _fast = jax.jit(_slow)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("static", [_fast, jnp.add, jnp.sin, jax.jit(jnp.sin)], ids=["beside", "ufunc", "sin", "anew"])
 def test_a_jitted_function_that_goes_by_another_name_has_one(static):
     one, other = ({"f": f, "w": jnp.ones(1)} for f in (static, jax.nn.relu))

@@ -297,6 +297,7 @@ def test_a_property_or_getattr_is_not_called():
     assert graftax.jit(lambda x: type(x).__name__)(Trap()) == "Trap"
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_direct_cycle_through_a_registered_node_works_or_is_a_clear_error():
     x = zoo.Registered(None, f32(1))

@@ -279,7 +279,7 @@ def test_a_hash_that_raises_is_the_users_exception():
     assert f({"k": 1}, f32(1)).tolist() == [2.0]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("base", ["object", "extension"])
 @pytest.mark.parametrize("place", ["value", "key", "element"])
 @isolated()
@@ -308,7 +308,7 @@ def test_eq_and_hash_that_call_the_jitted_function(base, place):
         assert f(x, f32(1)).tolist() == [2.0]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("base", ["object", "extension"])
 @pytest.mark.parametrize("holder", ["list", "dict", "set"])
 @isolated()

@@ -383,7 +383,7 @@ def pickled():
     return graftax.flatten(graph)[1]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @isolated(seconds=300)
 def test_a_damaged_pickle_raises_and_never_crashes(protocol):

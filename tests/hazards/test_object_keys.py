@@ -34,6 +34,7 @@ def test_aux_data_that_flatten_makes_anew_is_compared_each_time():
         assert f(items) == [(r.a, r.b) for r in items]
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_many_equal_and_almost_equal_tuples_are_told_apart():
     def value(i):
@@ -110,6 +111,7 @@ def test_sets_with_two_nans_are_told_from_sets_with_one():
     assert f({nan, other}) == ["nan", "nan"]
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_set_with_a_nan_is_one_structure_wherever_the_nan_stands():
     f = graftax.jit(lambda s, y: (len(s), y + 1))

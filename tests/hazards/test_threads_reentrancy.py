@@ -98,7 +98,7 @@ def usable_depth():
 # ── exceptions, ten thousand times ──
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("where", ["opening", "closing", "function", "refused", "deep_write"])
 @isolated(seconds=400)
 def test_ten_thousand_failing_calls_change_nothing(where):

@@ -138,6 +138,7 @@ def test_a_lost_change_is_reported_where_the_function_was_called():
     assert caught[0].filename == __file__
 
 
+@pytest.mark.quick(0)
 def test_structures_that_change_on_every_call_earn_one_warning_with_the_places():
     class Trainer:
         def __init__(self):

@@ -137,6 +137,7 @@ def damage(load, state, use):
     return good
 
 
+@pytest.mark.quick(0)
 @isolated(300)
 def test_a_damaged_outcome_never_crashes():
     def small(x):
@@ -158,6 +159,7 @@ def test_a_damaged_outcome_never_crashes():
     assert damage(_core.Outcome._from_state, outcome._state(), use) > 1
 
 
+@pytest.mark.quick(0)
 @isolated(300)
 def test_a_damaged_graphdef_never_crashes():
     graph = [{"a": (1, "b")}, {2}, Box(f=len), deque([1], 2), bytearray(b"a"), Registered(1, 2, "n"), zoo.cyclic_list()]

@@ -91,6 +91,7 @@ def test_jit_does_what_plain_python_does_with_other_shapes(recipe: Recipe, progr
 
 
 # Without weak references: what the first call lets go of dies between two plain ones only.
+@pytest.mark.quick(0)
 @settings(max_examples=settings.default.max_examples // 3)
 @given(GRAPHS.map(strategies.held), PROGRAMS.map(strategies.held))
 def test_jit_twice_on_the_same_graph_is_the_program_twice(recipe: Recipe, program: Program):

@@ -113,6 +113,7 @@ def test_what_a_page_names_exists(page):
     assert not {text: found for text, found in said.items() if found}
 
 
+@pytest.mark.quick(0)
 def test_a_name_that_is_nowhere_is_missing():
     assert missing("no_such_function(x)") == ["no_such_function"]
     assert missing("Caller.no_such_method") == ["no_such_method"]

@@ -231,6 +231,7 @@ def test_what_jax_says_in_messages_is_read_in_one_place():
     assert readers <= {"error_texts.py"}
 
 
+@pytest.mark.quick(0)
 def test_a_message_that_one_file_raises_stands_in_that_file():
     messages = {
         n.targets[0].id

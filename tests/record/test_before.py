@@ -46,6 +46,7 @@ def run(folder: Path, limit: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, script, folder, str(limit)], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.quick(0)
 def test_a_call_that_kills_the_process_is_in_the_file(tmp_path: Path) -> None:
     ended = run(tmp_path, 3.0)
     assert ended.returncode != 0 and "done" not in ended.stdout

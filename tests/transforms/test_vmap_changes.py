@@ -434,6 +434,7 @@ def test_an_attribute_and_a_key_of_one_name_are_two_places() -> None:
     np.testing.assert_allclose(table.extra, XS.T * 3)
 
 
+@pytest.mark.quick(0)
 def test_many_arrays_in_one_list_are_replaced() -> None:
     rows = [XS + i for i in range(2000)]
     run = graftax.jit(graftax.vmap(lambda rows: rows.reverse(), in_axes={"rows[*]": 0}))

@@ -64,6 +64,7 @@ def test_eight_threads_walk_build_and_register():
     assert not errors, errors
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_list_and_a_dict_that_another_thread_changes():
     value = {"a": list(range(50)), "b": {str(i): [i] for i in range(50)}, "c": node(lambda n: None)(1)}

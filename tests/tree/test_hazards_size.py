@@ -70,6 +70,7 @@ def test_treedefs_of_jax_and_back_two_thousand_levels_deep(kind):
     assert tree.to_jax(tree.structure(deep(100, WRAPS[kind]))) == jax.tree.structure(deep(100, WRAPS[kind]))
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_iterables_for_nodes_a_hundred_thousand_levels_deep():
     given = deep(LEVELS, lambda v, i: iter([v, i]))
@@ -116,6 +117,7 @@ def test_a_treedef_in_a_form_that_is_not_its_own_is_refused():
             tree.PyTreeDef._from_records(bad)
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_million_leaves():
     n = sized(1_000_000, 100_000)
@@ -168,6 +170,7 @@ def test_a_cycle_is_an_error_that_says_so():
     assert tree.leaves([1]) == [1]
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_flatten_functions_that_make_nodes_without_end():
     cls = node()

@@ -356,6 +356,7 @@ def chain(levels: int) -> Any:
     return value
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_chain_of_a_hundred_thousand_modules():
     value = chain(sized(100_000, 20_000))
@@ -363,6 +364,7 @@ def test_a_chain_of_a_hundred_thousand_modules():
     assert tree.structure(treedef.unflatten(leaves)) == treedef and tree.leaves(value) == leaves
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_the_treedef_of_a_deep_chain_is_jaxs_and_back():
     # Each level of one is asked by itself, so the time grows with the square of the depth.
