@@ -170,9 +170,13 @@ class FunctionTable(_core.Table):
         self.restarting.discard(thread)
         return begins
 
+    def key_of(self, outcomes: list[_core.Outcome]) -> tuple[Any, ...] | None:
+        """The key of the entry that owns this list of Outcomes."""
+        return next((key for key, entry in list(self.entries.items()) if entry.outcomes is outcomes), None)
+
     def entry_of(self, outcomes: list[_core.Outcome]) -> _core.Entry | None:
         """The entry that owns this list of Outcomes."""
-        return next((entry for entry in list(self.entries.values()) if entry.outcomes is outcomes), None)
+        return self.entries.get(self.key_of(outcomes) or ())
 
     def loaded_for(
         self, recording: _core.Recording, context: object, name: str, numbers: SymbolicNumbers | None = None

@@ -68,7 +68,7 @@ def check_of_counters(
         numbers: those of the trace that are symbolic.
     """
     table, function = caller._table, _counting(plan, caller._function)
-    key = next((key for key, entry in list(table.entries.items()) if entry.outcomes is outcomes), None)
+    key = table.key_of(outcomes)
     if function is None or key is None or not recording.graphdef.numbers() or not _takes_symbols(plan, table):
         return None
     is_new = numbers.family.is_new if numbers is not None else table.numbers.is_new(recording, key[1])
