@@ -23,6 +23,7 @@ from graftax._base.missing import MISSING
 from graftax._capture.bytecode import HEAP_TYPE
 from graftax._capture.cache_layout import Cache, is_known, results_in, take_out
 from graftax._capture.numbers.symbols import Symbol
+from graftax._capture.retrace_signals import NewReads
 from graftax._jax.arrays import array_class
 from graftax._jax.tracers import is_ended, live_traces, trace_of
 from graftax._jax.traces import current_trace
@@ -105,7 +106,10 @@ def attributes_of(value: object) -> dict[str, Any] | None:
 
 
 def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
-    """Of a function that runs a trace. What fails, or is discarded, has changed nothing of what caches kept."""
+    """Of a function that runs a trace. What fails, or is discarded, has changed nothing of what caches kept.
+
+    A trace that will be repeated without its body keeps the results that it has put into caches.
+    """
 
     @functools.wraps(trace)
     def kept(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -114,17 +118,26 @@ def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
             for cache in _caches():
                 _hold(cache)
             return trace(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             _put_back(lambda now: True)
-            for cache, before in _now.results.values():
-                for key, result in results_in(cache).items():
-                    if before.get(key, MISSING) is not result:
-                        take_out(cache, key)
+            take_out_new = functools.partial(_take_out_new, _now.results)
+            if isinstance(error, NewReads) and error.if_discarded is not None:
+                error.if_discarded.append(take_out_new)
+            else:
+                take_out_new()
             raise
         finally:
             _now.held, _now.results = around
 
     return kept
+
+
+def _take_out_new(results: dict[int, tuple[Any, dict[Any, Any]]]) -> None:
+    """Takes results out of caches that were not there before. `results`: (cache, its results at that time)."""
+    for cache, before in results.values():
+        for key, result in results_in(cache).items():
+            if before.get(key, MISSING) is not result:
+                take_out(cache, key)
 
 
 def refuse_cached(name: str) -> None:

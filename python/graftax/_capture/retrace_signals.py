@@ -4,6 +4,8 @@ the same, when the trace ends, however it ends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
 
@@ -11,7 +13,12 @@ class NewReads(BaseException):
     """The trace has met code that reads what is no root yet. The call begins anew with more roots.
 
     No `Exception`: few handlers in the traced function stop it.
+
+    Attributes:
+        if_discarded: what is called where the trace is traced again after all; None where that is certain.
     """
+
+    if_discarded: list[Callable[[], None]] | None = None
 
 
 class Signals:

@@ -13,7 +13,7 @@ import dataclasses
 import threading
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,6 +41,10 @@ _FINISHED = threading.local()  # .trace: a FinishedTrace that the next trace of 
 class TraceFinished(NewReads):
     """The body has run to its end, with more roots than the call has. args[0] is the FinishedTrace."""
 
+    def __init__(self, finished: FinishedTrace) -> None:
+        super().__init__(finished)
+        self.if_discarded = finished.if_discarded
+
 
 @dataclasses.dataclass
 class FinishedTrace:
@@ -52,6 +56,7 @@ class FinishedTrace:
     outcome: _core.Outcome
     outputs: list[Any]  # None where `jaxpr` gives the output
     jaxpr: Any
+    if_discarded: list[Callable[[], None]] = dataclasses.field(default_factory=list[Callable[[], None]])
 
     def serves(self, table: FunctionTable, recording: _core.Recording, leaves: Sequence[object]) -> bool:
         is_same = self.table() is table and self.types == [jax.typeof(leaf) for leaf in leaves]
@@ -77,7 +82,11 @@ def is_kept(table: FunctionTable) -> bool:
 def take_finished(table: FunctionTable, recording: _core.Recording, leaves: Sequence[object]) -> FinishedTrace | None:
     """The trace that ended last in this thread, if it is one of this call."""
     finished, _FINISHED.trace = getattr(_FINISHED, "trace", None), None
-    return finished if finished is not None and finished.serves(table, recording, leaves) else None
+    if finished is None or finished.serves(table, recording, leaves):
+        return finished
+    for discard in finished.if_discarded:
+        discard()
+    return None
 
 
 class Growth:
