@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
+import gc
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graftax import _core
@@ -73,13 +75,25 @@ def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: d
     while waiting and made < _MOST_PROGRAMS:
         branch = _Branch(caller, pool, waiting.popleft())
         try:
-            with compile_events.expected(), computing_only():
+            with compile_events.expected(), computing_only(), _no_collections():
                 caller._retry_with_new_roots(functools.partial(branch.trace, args, kwargs))
         except (Exception, NotAhead, NewReads):
             continue
         made += branch.is_new
         waiting += branch.others
     pool.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Generator[None]:
+    """While entered, no finalizer of an object elsewhere runs in the trace, which would seem to be a part of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Branch:
