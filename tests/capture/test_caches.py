@@ -266,6 +266,42 @@ def test_what_a_cache_gave_out_is_changed_once_by_a_trace_that_begins_anew():
     assert load().steps == 1
 
 
+TOTAL = {"n": 2}
+
+
+def reads_more(x):
+    return x * RATE["k"]  # a root that the trace takes in: it is repeated without its body
+
+
+def counts_more(x):
+    TOTAL["n"] += 1  # which is a counter: the finished trace does not fit, and the body runs again
+    return x * RATE["k"]
+
+
+@pytest.mark.parametrize("helper", [reads_more, counts_more])
+@pytest.mark.parametrize("is_guarded", [True, False], ids=["guarded", "plain"])
+@pytest.mark.parametrize("ask", [lambda f: f(), lambda f: f(1), lambda f: f(n=1)], ids=["default", "position", "name"])
+def test_what_a_trace_has_put_into_a_cache_is_changed_once(helper, is_guarded, ask):
+    @functools.lru_cache(8)
+    def rows(n=1):
+        return {"n": n}
+
+    def guarded(read):
+        try:
+            return read()
+        except Exception as error:
+            return error
+
+    def f(x):
+        ask(rows)["n"] += 1
+        return guarded(lambda: helper(x)) if is_guarded else helper(x)
+
+    total, jitted = TOTAL["n"], graftax.jit(f)
+    for count in (2, 3, 4):
+        assert jitted(jnp.ones(1)).tolist() == [2.0]
+        assert (ask(rows)["n"], TOTAL["n"] - total) == (count, (count - 1) * (helper is counts_more))
+
+
 @pytest.mark.parametrize("size", [None, 8])
 def test_a_cache_of_a_method_keeps_its_entries_and_is_no_input(size):
     class Scale:

@@ -157,8 +157,8 @@ class CachedValues:
     def fills(self, function: types.FunctionType, first: object) -> bool:
         """Is this the function of a cache that plain Python can fill, before the trace begins anew?"""
         call = self._call(function, first)
-        if call is None or (id(call[0]), call[1]) in self._filled:
-            return False
+        if call is None or (id(call[0]), call[1]) in self._filled or _has_result(*call):
+            return False  # what it has is for another spelling of the call, such as one that leaves out a default
         self._filled.add((id(call[0]), call[1]))
         self._to_fill.append(call)
         return True
@@ -227,6 +227,10 @@ class CachedValues:
         if objects.keys() != self.objects.keys() or any(objects[name] is not self.objects[name] for name in objects):
             self.objects = objects  # another dict: these are other origins
         return [Origin(self.objects, name) for name in self.objects]
+
+
+def _has_result(cache: Any, arguments: tuple[Any, ...]) -> bool:
+    return any(_parts(key) == arguments for key in results_in(cache) if _is_simple(key))
 
 
 def _is_simple(key: object) -> bool:

@@ -117,7 +117,13 @@ def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
         try:
             for cache in _caches():
                 _hold(cache)
-            return trace(*args, **kwargs)
+            returned = trace(*args, **kwargs)
+            if around[0] is not None:  # what is around this may be discarded yet
+                for held, state in _now.held.items():
+                    around[0].setdefault(held, state)
+                for cache, results in _now.results.items():
+                    around[1].setdefault(cache, results)
+            return returned
         except BaseException as error:
             _put_back(lambda now: True)
             take_out_new = functools.partial(_take_out_new, _now.results)
