@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`jit(..., branches_ahead=True)`: what tests on numbers did not choose is compiled before a call comes to it."""
 
+import logging
 import subprocess
 import sys
 import threading
+import warnings
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +16,11 @@ import graftax
 from compilations import compilations
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._capture.numbers.other_answers import other_answers
+from graftax._jit import branches_ahead
 
 ANNOUNCED: list[int] = []
 SCALE = {"late": 3.0}
+LOG = logging.getLogger("test_branches_ahead")
 hears_calls = pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 does not report calls")
 
 
@@ -102,7 +107,7 @@ FUNCTIONS = {  # programs in all
 def fresh_programs():
     """Each `jit` of a function with the same options shares its programs."""
     yield
-    for function in (*FUNCTIONS, counts_in_a_class, announces, hides_it, stops):
+    for function in (*FUNCTIONS, counts_in_a_class, announces, hides_it, *STOPS):
         vars(function).clear()
 
 
@@ -187,15 +192,23 @@ def hides_it(model, x):
         model.w = model.w + 1
 
 
-def stops(model, x):
-    model.steps += 1
-    if model.steps >= 3:
-        raise StopIteration(model.steps)
-    model.w = model.w + x
+def stops_with(error):
+    def stops(model, x):
+        model.steps += 1
+        if model.steps >= 3:
+            raise error(model.steps)
+        model.w = model.w + x
+
+    return stops
+
+
+STOPS = list(map(stops_with, (StopIteration, GeneratorExit, KeyboardInterrupt)))
 
 
 @pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
-@pytest.mark.parametrize("function", [announces, hides_it, stops], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [announces, hides_it, *STOPS], ids=["announces", "hides_it", "stop", "exit", "interrupt"]
+)
 def test_what_only_the_call_may_do_is_left_to_it(function, capsys):
     step = graftax.jit(function, branches_ahead=True)
     model, plain, texts = Model(), Model(), []
@@ -205,13 +218,96 @@ def test_what_only_the_call_may_do_is_left_to_it(function, capsys):
             try:
                 f(m, jnp.ones(3))
                 raised.append(None)
-            except StopIteration as error:
-                raised.append(error.value)
+            except (StopIteration, GeneratorExit, KeyboardInterrupt) as error:
+                raised.append((type(error), *error.args))
             texts.append((capsys.readouterr().out, len(ANNOUNCED)))
         assert raised[0] == raised[1]
         assert model.w.tolist() == plain.w.tolist()
     assert [text for text, _ in texts[::2]] == [text for text, _ in texts[1::2]]
     ANNOUNCED.clear()
+
+
+def imports(model, x):
+    model.steps += 1
+    if model.steps == 3:
+        from colorsys import ONE_THIRD  # a module that nothing else loads
+
+        x = x * ONE_THIRD
+    model.w = model.w + x
+
+
+def changes_a_logger(model, x):
+    model.steps += 1
+    if model.steps == 3:
+        LOG.disabled = True
+    model.w = model.w + x
+
+
+def lets_print_be_called(model, x):
+    model.steps += 1
+    if model.steps == 3:
+        weakref.finalize(Model(), print, "gone")
+    model.w = model.w + x
+
+
+def asks_for_64_bits(model, x):
+    model.steps += 1
+    model.w = model.w + (jnp.zeros(3, jnp.float64) if model.steps == 3 else x)
+
+
+@pytest.mark.quick(8)
+@pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
+@pytest.mark.parametrize("function", [imports, changes_a_logger, lets_print_be_called, asks_for_64_bits])
+def test_what_is_no_call_is_left_to_the_call(function, monkeypatch, capsys):
+    finders = [finder for finder in sys.meta_path if "pytest" not in type(finder).__module__]  # calls of which are heard
+    monkeypatch.setattr(sys, "meta_path", finders)
+    seen = []
+    for f in (function, graftax.jit(function, branches_ahead=True)):
+        sys.modules.pop("colorsys", None)
+        LOG.disabled = False
+        model = Model()
+        seen.append([])
+        for i in range(3):
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always")
+                f(model, i * jnp.ones(3))
+            texts = {str(warning.message) for warning in given if issubclass(warning.category, UserWarning)}
+            effects = capsys.readouterr().out, LOG.disabled, "colorsys" in sys.modules, texts
+            seen[-1].append((state_of(model), *effects))
+    assert seen[0] == seen[1]
+
+
+def goes_around_often(model, x):
+    model.steps += 1
+    for _ in range(model.steps if model.steps >= 10**9 else 1):
+        x = x * 2
+    model.w = model.w + x
+
+
+def raises_to_it(model, x):
+    model.steps += 1
+    model.w = model.w + (x * (2**model.steps % 7) if model.steps >= 10**9 else x)
+
+
+def counts_for_ever(model, x):
+    model.steps += 1
+    i = 0
+    while model.steps >= 5 and i < 10**12:
+        i += 1
+    model.w = model.w + x
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("function", [goes_around_often, raises_to_it, counts_for_ever])
+def test_what_takes_long_for_other_numbers_is_left_to_them(function, monkeypatch):
+    monkeypatch.setattr(branches_ahead, "_LEAST_SECONDS", 0)
+    step = graftax.jit(function, branches_ahead=True)
+    model, plain = Model(), Model()
+    for i in range(3):
+        step(model, i * jnp.ones(3))
+        function(plain, i * jnp.ones(3))
+        assert state_of(model) == state_of(plain)
+    assert step.cache_info().traces == 1
 
 
 @hears_calls
@@ -340,6 +436,9 @@ def decide(*tests, kind=int):
         ([([("==", 5000)], False)], 3, 1, [5000]),
         ([([("neg",), ("<=", -77777)], False)], 3, 1, [77777]),
         ([([("**", 20), (">=", 7**20)], False)], 3, 1, [7]),
+        ([([("**", 99), ("**", 99), ("**", 99), ("==", 0)], False)], 3, 1, []),
+        ([([("math.factorial",), (">", 720)], False)], 3, 1, [7]),
+        ([([("math.comb", 3), (">", 1000)], False)], 3, 1, [20]),
         ([([(">", 0)], True)], 3, -1, [0]),
         ([([("<", 4)], True), ([("<", 9)], True)], 3, 0, [4, 9]),
         ([([("<", 4)], True), ([(">=", 4)], False)], 3, 0, [4]),

@@ -133,6 +133,7 @@ class Names(NamedTuple):
 
     chains: tuple[tuple[str, ...], ...]  # (global or free variable or imported module, attribute, attribute, ...)
     imports: dict[str, str]  # local variable -> module, with the dots of a relative import
+    imported: tuple[tuple[str, str], ...]  # (such a module, what is taken from it, or nothing)
     loaded: tuple[str, ...]  # globals
     stored: tuple[str, ...]  # globals that it assigns or deletes
     variables: frozenset[str]  # globals and variables of an enclosing call, read, assigned or deleted
@@ -180,6 +181,7 @@ class _Scan:
         self.code = code
         self.chains: dict[tuple[str, ...], None] = {}
         self.imports: dict[str, str] = {}
+        self.imported: dict[tuple[str, str], None] = {}
         self.loaded: dict[str, None] = {}
         self.stored: dict[str, None] = {}
         self.variables: set[str] = set()
@@ -210,6 +212,7 @@ class _Scan:
         return Names(
             tuple(longest),
             self.imports,
+            tuple(self.imported),
             tuple(self.loaded),
             tuple(self.stored),
             frozenset(self.variables),
@@ -262,8 +265,10 @@ class _Scan:
             level, names = self._constants
             name = "." * (level if isinstance(level, int) else 0) + name
             self._module, self._from = ("", name) if names else (name, "")
+            self.imported[name, ""] = None
         elif op == "IMPORT_FROM" and self._from:  # else it is the `b` of `import a.b as c`
             self.imports.setdefault(f"from {self._from}", self._from)
+            self.imported[self._from, name] = None
             self.chains[f"from {self._from}", name] = None
         elif op in ("LOAD_CONST", "LOAD_SMALL_INT"):
             self._constants = self._constants[1], name

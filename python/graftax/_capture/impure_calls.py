@@ -44,7 +44,8 @@ from graftax._capture.impure_functions import (
     read_of,
 )
 from graftax._capture.library_globals import LibraryGlobals, SettingsTable, Snapshot, is_setting
-from graftax._capture.unheard_effects import calls_others, keeps_state, names_others
+from graftax._capture.traces_ahead import give_up, is_ahead, must_end
+from graftax._capture.unheard_effects import calls_others, keeps_state, loads_modules, names_others
 
 IMPURE = (
     "{name} calls {call} ({place}). A compiled function does that once, when it is traced; later calls {later}. {way} "
@@ -176,7 +177,6 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.watches: list[_Watch | None] = []
         self.libraries: list[tuple[ImpureCalls, Snapshot]] = []
-        self.computes_only = False
         self.done_once: str = ""  # what the last trace has done that is not to be done twice; the message
 
 
@@ -198,12 +198,18 @@ class ImpureCalls:
         self.heard: dict[str, dict[str, None]] = {}  # what was called or read, and where
         self.told: set[tuple[str, int, str]] = set()
         self._of_packages: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+        self._imports: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[tuple[str, str], ...], str]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._names_others = False  # modules that may do what nobody hears
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Code of the user's that is going to run: is it worth a look?"""
         lookup_scope = _Scope(code, scope, cells, names.imports)
         self._names_others = self._names_others or names_others(names, lookup_scope.value)
+        if names.imported and code not in self._imports:
+            with _LOCK:
+                self._imports[code] = names.imported, str(scope.get("__package__") or "")
         reads, watch = _reads_in(lookup_scope, names), _watch()
         if reads and code not in self._reads:
             with _LOCK:  # a weak dict cannot be gone over while another thread adds to it
@@ -219,7 +225,7 @@ class ImpureCalls:
         if watch is not None and watch.calls is self and (is_suspect or watch.opaque or watch.hears_all):
             watch.look_at(code, offsets)
         if watch is not None:
-            watch.stop_early()
+            watch.stop_early_at_code()
 
     def note_of_package(self, code: types.CodeType) -> None:
         """Code of an installed package that is going to run."""
@@ -229,6 +235,12 @@ class ImpureCalls:
         if watch is not None and watch.calls is self and watch.hears_all:
             watch.look_into(code)
             watch.stop_early()
+
+    def loads_modules(self) -> bool:
+        """May code run that was not loaded before, at an import statement?"""
+        with _LOCK:
+            imports = list(self._imports.values())
+        return any(loads_modules(imported, package) for imported, package in imports)
 
     def note_setting(self, table: SettingsTable, key: Any) -> None:
         """Code that is going to run reads a setting of an installed package."""
@@ -286,8 +298,8 @@ class ImpureCalls:
         So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. `warns`: warnings come at the
         end, as the function may record warnings, or catch those that are errors.
         """
-        if _THREAD.computes_only and not wanted:
-            raise NotAhead
+        if is_ahead() and not wanted:
+            give_up()
         watch, is_raising = _Watch(self, name, opaque, warns, hears_all) if wanted else None, True
         _THREAD.watches.append(watch)
         try:
@@ -302,7 +314,7 @@ class ImpureCalls:
                     watch.look_at(code, offsets)
                 for code in of_packages:
                     watch.look_into(code)
-                watch.stop_early()
+                watch.stop_early_at_code()
             yield
             if watch is not None:
                 watch.stop_early()  # code may have caught it
@@ -346,23 +358,6 @@ class ImpureCalls:
                 self.told.add(key)
 
 
-class NotAhead(BaseException):
-    """Raised out of a trace that runs ahead of the calls it is for, before it does what only a call may do.
-
-    Code that catches any Exception does not catch it.
-    """
-
-
-@contextlib.contextmanager
-def computing_only() -> Generator[None]:
-    """While entered, a trace of this thread ends with NotAhead at a call that may do more than to compute values."""
-    before, _THREAD.computes_only = _THREAD.computes_only, True
-    try:
-        yield
-    finally:
-        _THREAD.computes_only = before
-
-
 def take_done_once() -> str:
     """Why the last trace of this thread must not be repeated, as a message; an empty one where it may be."""
     message, _THREAD.done_once = _THREAD.done_once, ""
@@ -380,16 +375,22 @@ class _Watch:
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
         self.count, self.done_once = 0, ""  # of the calls
         self._warnings: _Warnings = {}
-        self._computes_only = _THREAD.computes_only
-        self.hears_all = (hears_all or self._computes_only) and _HAS_MONITORING
+        self._is_ahead = is_ahead()
+        self.hears_all = (hears_all or self._is_ahead) and _HAS_MONITORING
         self.has_others = False  # calls that a second run may make again, though nobody is told of them
         self.of_packages: dict[int, types.CodeType] = {}
         self._judged: dict[int, object] = {}  # callables that have no effects
 
     def stop_early(self) -> None:
         """Raises NotAhead if this trace runs ahead of its calls, and may be about to do more than to compute."""
-        if self._computes_only and not self.calls.may_repeat():
-            raise NotAhead
+        if self._is_ahead and (must_end() or not self.calls.may_repeat()):
+            give_up()
+
+    def stop_early_at_code(self) -> None:
+        """The same where code is about to run of which this was not known."""
+        self.stop_early()
+        if self._is_ahead and self.calls.loads_modules():
+            give_up()
 
     def look_into(self, code: types.CodeType) -> None:
         """Hears calls of an installed package's code, of which nobody is told."""
@@ -460,7 +461,7 @@ if sys.version_info >= (3, 12):
     _IDS = (4, 3)  # those that have no use of their own
     _tool: int | None = None
     _users = 0  # traces, of all threads
-    _reported: dict[int, types.CodeType] = {}
+    _reported: dict[int, tuple[types.CodeType, int]] = {}  # with the events
 
     def _looked_at(scope: _Scope, names: Names) -> dict[int, Call | None]:
         """Where this code can call such a function, as far as that is known before: at an offset, or at `_ANYWHERE`."""
@@ -475,6 +476,7 @@ if sys.version_info >= (3, 12):
                     return False
                 _monitoring.use_tool_id(_tool, "graftax")
                 _monitoring.register_callback(_tool, _monitoring.events.CALL, _on_call)
+                _monitoring.register_callback(_tool, _monitoring.events.JUMP, _on_jump)
                 _monitoring.register_callback(_tool, _monitoring.events.PY_START, _on_start)
                 for code in ENVIRON_CODES:
                     _monitoring.set_local_events(_tool, code, _monitoring.events.PY_START)
@@ -482,10 +484,13 @@ if sys.version_info >= (3, 12):
             return True
 
     def _report_calls_of(code: types.CodeType) -> None:
+        """A trace that runs ahead hears of loops, too, which may be endless."""
+        wanted = _monitoring.events.CALL | (_monitoring.events.JUMP if is_ahead() else 0)
         with _LOCK:
-            if _tool is not None and id(code) not in _reported:
-                _reported[id(code)] = code
-                _monitoring.set_local_events(_tool, code, _monitoring.events.CALL)
+            _, events = _reported.get(id(code), (code, 0))
+            if _tool is not None and wanted & ~events:
+                _reported[id(code)] = code, wanted | events
+                _monitoring.set_local_events(_tool, code, wanted | events)
 
     def _end() -> None:
         global _tool, _users
@@ -493,11 +498,11 @@ if sys.version_info >= (3, 12):
             _users -= 1
             if _users or _tool is None:
                 return
-            for code in (*_reported.values(), *ENVIRON_CODES):
+            for code in (*(code for code, _ in _reported.values()), *ENVIRON_CODES):
                 _monitoring.set_local_events(_tool, code, 0)
             _reported.clear()
-            _monitoring.register_callback(_tool, _monitoring.events.CALL, None)
-            _monitoring.register_callback(_tool, _monitoring.events.PY_START, None)
+            for event in (_monitoring.events.CALL, _monitoring.events.JUMP, _monitoring.events.PY_START):
+                _monitoring.register_callback(_tool, event, None)
             _monitoring.free_tool_id(_tool)
             _tool = None
 
@@ -522,6 +527,11 @@ if sys.version_info >= (3, 12):
         ):
             return
         watch.tell(call, sys._getframe(1))
+
+    def _on_jump(code: types.CodeType, offset: int, destination: int) -> None:  # unmeasured: in an event
+        watch = _watch()
+        if watch is not None:
+            watch.stop_early()
 
     def _on_start(code: types.CodeType, offset: int) -> None:  # unmeasured: in an event
         watch = _watch()

@@ -12,6 +12,7 @@ import enum
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,7 +28,8 @@ _OF_VALUES = frozenset((
     *("unicodedata", "weakref", "zlib"),
     *("graftax", "jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "scipy"),
 ))  # fmt: skip
-_MAKE_MORE = (exec, eval, compile, __import__, __build_class__, open, input, print)
+_MAKE_MORE = (exec, eval, compile, __import__, __build_class__, open, input, print, weakref.proxy)
+_CALL_LATER = (weakref.ref, weakref.finalize)  # what they are given, when an object is gone
 _CHANGE = frozenset({"config", "monitoring", "profiler", "distributed"})  # parts of the names of modules of JAX
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _CACHED: Any = type(functools.cache(len))
@@ -57,8 +59,9 @@ def _may_have_effects(function: Any, first: object) -> bool:
         module = function.__globals__.get("__name__")  # a wrapper has the `__module__` of what it wraps
         return is_never_asked(function.__code__.co_filename) and _is_of_others(module, function.__name__)
     if issubclass(kind, type):
-        makes_class = issubclass(function, type) and type(first) is str
-        return makes_class or any("__del__" in vars(base) for base in type.mro(function)) or _is_others_class(function)
+        if (issubclass(function, type) and type(first) is str) or issubclass(function, _CALL_LATER):
+            return True  # makes a class, or lets something be called later
+        return any("__del__" in vars(base) for base in type.mro(function)) or _is_others_class(function)
     if kind is _CACHED:
         wrapped = function.__wrapped__
         return type(wrapped) is types.FunctionType and not is_never_asked(wrapped.__code__.co_filename)
@@ -92,19 +95,38 @@ def _is_of_others(module: object, name: str) -> bool:
 
 
 def names_others(names: Names, value_of: Callable[[tuple[str, ...]], object]) -> bool:
-    """Does code of the user's name a module of the standard library that does more, or set an attribute of a module?
+    """Does code of the user's name a module of the standard library that does more, or set an attribute of a module or
+    of an object of such a module, as of a logger?
 
     Args:
         value_of: what a chain of names leads to, or the first object on its way that is no module.
     """
     for first, *attributes in names.chains:
         module = value_of((first,))
+        is_changed = not names.stored_attributes.isdisjoint(attributes)
+        if is_changed and _is_others_class(type(value_of((first, *attributes)))):
+            return True
         if type(module) is types.ModuleType:
             package = module.__name__.partition(".")[0]
             if package in sys.stdlib_module_names and package not in _OF_VALUES:
                 return True
             if not names.stored_attributes.isdisjoint(attributes[:1]) and not is_users_scope(vars(module)):
                 return True
+    return False
+
+
+def loads_modules(imported: Iterable[tuple[str, str]], package: str) -> bool:
+    """Does one of these import statements, of code in this package, run the code of a module that is not loaded yet?
+
+    Args:
+        imported: (the module, with the dots of a relative import, and the name that is taken from it, if any).
+    """
+    for name, part in imported:
+        dots = len(name) - len(name.lstrip("."))
+        parents = package.split(".") if dots else []
+        module = sys.modules.get(".".join(filter(None, [*parents[: len(parents) - dots + 1], name[dots:]])))
+        if module is None or (part and part not in vars(module)):
+            return True
     return False
 
 

@@ -55,6 +55,10 @@ class History:
 
     # ---- while a call is compiled
 
+    def longest(self, stage: str) -> float:
+        """The most seconds that a stage of a compilation has taken."""
+        return max((variant.seconds.get(stage, 0.0) for variant in self.variants), default=0.0)
+
     @property
     def seconds(self) -> float:
         """The seconds of all compilations."""

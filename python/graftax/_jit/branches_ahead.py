@@ -10,6 +10,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import dis
 import functools
 import gc
 import weakref
@@ -17,20 +18,22 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graftax import _core
-from graftax._capture.impure_calls import NotAhead, computing_only
 from graftax._capture.numbers.other_answers import other_answers
 from graftax._capture.retrace_signals import NewReads
+from graftax._capture.traces_ahead import NotAhead, computing_only
 from graftax._explain import Variant, compile_events
 from graftax._graph.structure import RootPath
 from graftax._jit import program_store
 from graftax._jit.call_plan import RecordedCall
-from graftax._jit.number_policy import NotSymbolic, Number, SymbolicNumbers
+from graftax._jit.number_policy import NotSymbolic, Number, SymbolicNumbers, same
 from graftax._jit.running_trace import running_traces
 
 if TYPE_CHECKING:
     from graftax._jit.jitted import Jitted
 
+_RAISE = dis.opmap["RAISE_VARARGS"]
 _MOST_PROGRAMS = 8  # that are made behind one call
+_LEAST_SECONDS, _LONGEST = 1, 10  # a trace may take so long, and so many times as long as that of the call
 
 _Assumed = Mapping[RootPath, Number]
 
@@ -71,13 +74,15 @@ def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: d
         return
     waiting = collections.deque[_Assumed]([{}])  # the call itself, once more: its numbers may have changed
     pool = concurrent.futures.ThreadPoolExecutor(1, f"graftax compiles {caller._plan.name}")
-    made = 0
+    made, seconds = 0, _LEAST_SECONDS + _LONGEST * caller._table.history.longest("traced")
     while waiting and made < _MOST_PROGRAMS:
         branch = _Branch(caller, pool, waiting.popleft())
         try:
-            with compile_events.expected(), computing_only(), _no_collections():
+            with compile_events.expected(), computing_only(seconds), _no_collections():
                 caller._retry_with_new_roots(functools.partial(branch.trace, args, kwargs))
-        except (Exception, NotAhead, NewReads):
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not _is_raised_by_code(error):
+                raise  # the user's
             continue
         made += branch.is_new
         waiting += branch.others
@@ -94,6 +99,14 @@ def _no_collections() -> Generator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _is_raised_by_code(error: BaseException) -> bool:
+    """Has a `raise` statement raised it?"""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and at.tb_frame.f_code.co_code[at.tb_lasti] == _RAISE
 
 
 class _Branch:
@@ -144,10 +157,13 @@ class _Branch:
 
 def _assuming(call: RecordedCall, numbers: SymbolicNumbers, assumed: _Assumed) -> RecordedCall:
     """The call with symbols, as if these numbers were others."""
-    others = [
-        (leaf, assumed[path]) for leaf, path in zip(numbers.leaves, numbers.paths, strict=True) if path in assumed
-    ]
-    return dataclasses.replace(call, recording=call.recording.with_numbers(others))
+    others = {
+        i: (leaf, assumed[path])
+        for i, (leaf, path) in enumerate(zip(numbers.leaves, numbers.paths, strict=True))
+        if path in assumed and not same(assumed[path], call.recording.leaves[leaf])
+    }
+    numbers.assumed = frozenset(others)
+    return dataclasses.replace(call, recording=call.recording.with_numbers(list(others.values())))
 
 
 def _compile(lowered: Any, variant: Variant | None) -> None:

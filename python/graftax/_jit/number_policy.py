@@ -23,6 +23,7 @@ from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
 from graftax._capture.read_names import Variables
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
+from graftax._capture.traces_ahead import is_ahead
 from graftax._graph.patterns import Pattern, coverage_test
 from graftax._graph.structure import Op, RootPath, Structure, place_name
 
@@ -61,10 +62,10 @@ class Family:
     def symbolic(self, values: tuple[Number, ...]) -> list[int]:
         """Which of these numbers are symbolic in a call that has them."""
         for i, (value, first) in enumerate(zip(values, self._first, strict=True)):
-            if not _same(value, first):
+            if not same(value, first):
                 self._symbolic.add(i)
         self._latest = values
-        if self._failed is not None and all(map(_same, values, self._failed)):
+        if self._failed is not None and all(map(same, values, self._failed)):
             return []
         return sorted(self._symbolic - self._static)
 
@@ -94,7 +95,7 @@ class Family:
         numbers = {i for i, name in enumerate(self.names) if name in changed}
         for i in self._suspected:
             value = self._latest[i]
-            if any(type(result) is type(value) and not _same(result, value) for result in results):
+            if any(type(result) is type(value) and not same(result, value) for result in results):
                 numbers.add(i)
         is_new = not numbers <= self._symbolic | self._static and self._failed is None
         self.expect(numbers)
@@ -141,7 +142,7 @@ class Family:
         self.make_static([number for number in numbers if self._pins[number] >= _MOST_PINS])
 
 
-def _same(one: Number, other: Number) -> bool:
+def same(one: Number, other: Number) -> bool:
     return one is other or (repr(one) == repr(other))
 
 
@@ -262,7 +263,7 @@ class Numbers:
         found: list[int] = []
         for i, (name, value) in enumerate(zip(family.names, values, strict=True)):
             before, changes = known.get(name, (None, False))
-            if type(before) is type(value) and before is not None and (changes or not _same(before, value)):
+            if type(before) is type(value) and before is not None and (changes or not same(before, value)):
                 found.append(i)
         return found
 
@@ -364,6 +365,7 @@ class SymbolicNumbers:
         self._numbers: list[int] = []  # in the family, by symbol
         self.leaves: list[int] = []  # which leaves they are
         self.paths: list[RootPath] = []  # where, in the same order
+        self.assumed = frozenset[int]()  # which of them have values that no call has, in a trace that runs ahead
 
     def found_in(self, recording: _core.Recording) -> bool:
         """Finds the leaves that they are in a recording with them. False where one cannot be a leaf."""
@@ -445,7 +447,8 @@ class SymbolicNumbers:
         given, vectors = list(leaves[:-2]), {int: leaves[-2], float: leaves[-1]}
         values = [recording.leaves[leaf] for leaf in self.leaves]
         arrays = None if computed is None else {int: computed[0], float: computed[1]}
-        symbols = SymbolTrace(self.program, values, vectors, arrays, reads)
+        assumed = self.assumed if is_ahead() else frozenset[int]()
+        symbols = SymbolTrace(self.program, values, vectors, arrays, reads, assumed)
         while symbols.roots:  # nothing here holds one when the trace ends
             symbol = symbols.roots.pop()
             given[self.leaves[len(symbols.roots)]] = symbol

@@ -18,6 +18,8 @@ _ONE_TO_ONE = ("+", "-", "*", "/", "neg", "pos")
 _MOST = 3.4028235677973366e38  # what is not below it is infinite in 32 bits
 _CAPACITY = 16  # inputs of one type; a trace that needs more begins anew with more
 _SKIPPED = object()  # the value of an operation that is not computed
+_GROWING = frozenset(("*", "**", "<<", "pow", "math.comb", "math.factorial", "math.perm"))
+_MOST_BITS = 1 << 12  # of a result that is computed for numbers which no call has
 _LONGEST = 60  # characters of an operation in an explanation
 
 
@@ -42,6 +44,21 @@ def as_jax(value: float) -> float:
 def item(scalar: Any) -> Any:
     """The Python number that a NumPy scalar is."""
     return scalar.item()
+
+
+def is_long(name: str, operands: Sequence[Any]) -> bool:
+    """May the result of an operation of these numbers have more digits than fit anywhere, and take for ever?"""
+    if name not in _GROWING or not all(isinstance(operand, int) for operand in operands) or len(operands) > 2:
+        return False
+    first, *others = operands
+    last = abs(others[-1]) if others else abs(first)
+    bits = {"*": first.bit_length() + last.bit_length(), "<<": first.bit_length() + last}
+    return bits.get(name, first.bit_length() * last) > _MOST_BITS
+
+
+def refuse_long(name: str, *operands: object) -> None:
+    if is_long(name, operands):
+        raise OverflowError(f"the result of {name} is too long")
 
 
 _KNOWN = {"__name__": __name__, "math": math, "np": np, "total": total, "item": item}
@@ -231,8 +248,8 @@ class HostProgram:
                 spellings.append(text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}")
         return spellings
 
-    def nodes(self) -> list[tuple[Any, ...]]:
-        return self._nodes
+    def constants(self) -> list[Any]:
+        return [node[-1] for node in self._nodes if node[0] == "constant"]
 
 
 def _computed(name: str, operands: Sequence[object]) -> Any:
@@ -247,7 +264,7 @@ class _Source:
     """The text of a HostProgram, as a Python function."""
 
     def __init__(self, program: HostProgram) -> None:
-        self._program, self._nodes = program, program.nodes()
+        self._program, self._nodes = program, program._nodes  # pyright: ignore[reportPrivateUsage]
         self._scope: dict[str, Any] = {**_KNOWN, "sign": math.copysign, "is_wide": _is_wide, "as_jax": as_jax}
         self._lines: list[str] = []
 
@@ -262,8 +279,11 @@ class _Source:
         return self._compiled(results)
 
     def decisions(self) -> Callable[..., tuple[bool, ...]]:
-        for number, node in enumerate(self._nodes):
-            self._compute(number, node)
+        self._scope["refuse_long"] = refuse_long
+        for number, (name, *operands) in enumerate(self._nodes):
+            if name in _GROWING:
+                self._lines.append(f"refuse_long({name!r}, {', '.join(f'n{operand}' for operand in operands)})")
+            self._compute(number, (name, *operands))
         guards = self._program.guards.items()
         return self._compiled([f"n{node}" for (node, _), expected in guards if type(expected) is bool])
 

@@ -10,7 +10,6 @@ from graftax._capture.numbers.host_program import HostProgram
 
 _NEIGHBORS = 64  # integers that are tried one by one: `n % 10 == 0` holds for one in ten
 _BITS = 31  # integers beyond these are not tried
-_GROWING = ("**", "<<", "pow")  # their results may have more digits than fit anywhere
 
 Number = int | float
 Numbers = tuple[Number, ...]
@@ -46,9 +45,7 @@ class _Search:
         self._decide = program.decisions()
         self._now = self.answers(numbers)
         self.decisions = range(len(self._now))
-        nodes = program.nodes()
-        self._constants = [node[-1] for node in nodes if node[0] == "constant" and type(node[-1]) in (int, float)]
-        self._stays_small = not any(node[0] in _GROWING for node in nodes)
+        self._constants = [constant for constant in program.constants() if type(constant) in (int, float)]
 
     def answers(self, numbers: Numbers) -> tuple[bool, ...]:
         """How each decision comes out; empty where the arithmetic raises."""
@@ -79,10 +76,8 @@ class _Search:
                 near += [math.nextafter(constant, -math.inf), float(constant), math.nextafter(constant, math.inf)]
         if type(number) is int:
             near += [number + sign * step for step in range(1, _NEIGHBORS)]
-            near += [number + sign * (1 << bit) for bit in range(_BITS)] if self._stays_small else []
+            near += [number + sign * (1 << bit) for bit in range(_BITS)]
             near = [value for value in near if -(1 << _BITS) <= value < 1 << _BITS]
-        if not self._stays_small:
-            near = [value for value in near if abs(value - number) <= _NEIGHBORS]
         return sorted({value for value in near if sign * value > sign * number}, reverse=sign < 0)
 
     def _nearest(self, decision: int, i: int, same: Number, other: Number) -> Number:

@@ -22,8 +22,9 @@ import numpy as np
 
 from graftax._capture.bytecode import is_users
 from graftax._capture.numbers import ufuncs
-from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item
+from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, is_long, item
 from graftax._capture.numbers.left_symbols import put_in_place
+from graftax._capture.traces_ahead import give_up, is_ahead
 from graftax._graph.types.describe import Symbolic, register_symbol
 from graftax._jax.arrays import weak_scalar
 from graftax._jax.symbolic_numbers import (
@@ -79,6 +80,8 @@ class SymbolTrace:
         vectors: by type, the tracer of its inputs.
         arrays: by type, what this call gives for that tracer once it runs: it is filled in here.
         reads: a ReadSet, which may find another way for code that asks for a value.
+        assumed: which of the values no call has. What asks for one of them is for that one alone, and may need it to
+            make a large array, or to go around a loop as often: it is left to the call that has it.
     """
 
     def __init__(
@@ -88,8 +91,9 @@ class SymbolTrace:
         vectors: dict[type, Any],
         arrays: dict[type, np.ndarray[Any, Any]] | None,
         reads: Any = None,
+        assumed: frozenset[int] = frozenset(),
     ) -> None:
-        self.program = program
+        self.program, self._assumed = program, assumed
         self.is_open = True
         Symbolic.running += 1
         self._refused: set[int] = set()
@@ -111,6 +115,8 @@ class SymbolTrace:
     def value(self, symbol: Symbol) -> Any:
         """Its value: from now on the entry is for this one alone."""
         if self.is_open and symbol._node not in self._pinned:
+            if self._assumed and not self._assumed.isdisjoint(self.program.numbers_in([symbol._node])):
+                give_up()
             self._pinned.add(symbol._node)
             file, line = call_site()
             self.program.guard(symbol._node, "value", symbol._number, f"{os.path.basename(file)}:{line}")
@@ -249,6 +255,8 @@ def operation(name: str, f: Callable[..., object], *values: object) -> Any:
     if not symbols:
         return f(*plain)
     trace = symbols[0]._of_trace
+    if is_ahead() and is_long(name, plain):
+        give_up()
     try:
         value = f(*plain)
     except Exception:

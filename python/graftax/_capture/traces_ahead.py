@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces that run ahead of the calls that they are for: they end before they do what only a call may do."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import warnings
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+
+class NotAhead(BaseException):
+    """Raised out of a trace that runs ahead of the calls it is for, before it does what only a call may do.
+
+    Code that catches any Exception does not catch it.
+    """
+
+
+class _Thread(threading.local):
+    is_ahead = False
+    has_given_up = False  # the code may have caught what was raised
+    deadline = math.inf
+
+
+_THREAD = _Thread()
+
+
+class _AllWarnings(type):
+    """Of a class that all warnings belong to that are about to be given by a trace which runs ahead. Not those of the
+    garbage collector, which comes when it likes."""
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return is_ahead() and not issubclass(subclass, ResourceWarning) and give_up()
+
+
+class _OfTraceAhead(Warning, metaclass=_AllWarnings):
+    pass
+
+
+_FILTER: Any = ("error", None, _OfTraceAhead, None, 0)
+
+
+@contextlib.contextmanager
+def computing_only(seconds: float) -> Generator[None]:
+    """While entered, a trace of this thread ends with NotAhead where it may do more than to compute values: at a call
+    that does, at a warning, and when it has taken this time."""
+    before = _THREAD.is_ahead, _THREAD.has_given_up, _THREAD.deadline
+    _THREAD.is_ahead, _THREAD.has_given_up, _THREAD.deadline = True, False, time.monotonic() + seconds
+    # Its place in the list alone decides: what was told of warnings that have been given is still right.
+    filters: list[Any] = warnings.filters  # pyright: ignore[reportAssignmentType]
+    filters.insert(0, _FILTER)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # a `catch_warnings` of another thread has put others there
+            filters.remove(_FILTER)
+        _THREAD.is_ahead, _THREAD.has_given_up, _THREAD.deadline = before
+
+
+def is_ahead() -> bool:
+    """Does this thread run such a trace?"""
+    return _THREAD.is_ahead
+
+
+def give_up() -> NoReturn:
+    """Ends such a trace."""
+    _THREAD.has_given_up = True
+    raise NotAhead
+
+
+def must_end() -> bool:
+    """Has such a trace been given up, or does it take too long?"""
+    return _THREAD.has_given_up or time.monotonic() > _THREAD.deadline
