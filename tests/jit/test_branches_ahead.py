@@ -259,7 +259,7 @@ def asks_for_64_bits(model, x):
 @pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
 @pytest.mark.parametrize("function", [imports, changes_a_logger, lets_print_be_called, asks_for_64_bits])
 def test_what_is_no_call_is_left_to_the_call(function, monkeypatch, capsys):
-    finders = [finder for finder in sys.meta_path if "pytest" not in type(finder).__module__]  # calls of which are heard
+    finders = [finder for finder in sys.meta_path if "pytest" not in type(finder).__module__]  # they call open
     monkeypatch.setattr(sys, "meta_path", finders)
     seen = []
     for f in (function, graftax.jit(function, branches_ahead=True)):
