@@ -351,6 +351,38 @@ def test_a_compiler_that_fails_is_left_to_the_call(monkeypatch):
 
 
 @hears_calls
+def test_where_there_are_no_more_threads_a_call_compiles(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    step = graftax.jit(has_phases, branches_ahead=True)
+    model, plain = Model(), Model()
+    for i in range(6):
+        assert step(model, i * jnp.ones(3)) == has_phases(plain, i * jnp.ones(3))
+        assert "compiling in the background" not in str(graftax.explain(step))
+
+
+@hears_calls
+def test_a_trace_ahead_is_no_call():
+    step, model = graftax.jit(reads_more, branches_ahead=True), Model()
+    for i in range(5):
+        step(model, jnp.ones(3))
+        info = step.cache_info()
+        assert info.hits + info.misses == graftax.explain(step).calls == i + 1
+
+
+@hears_calls
+@pytest.mark.quick(0)
+def test_a_call_at_the_end_of_python(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import atexit\n" + SCRIPT.replace('if __name__ == "__main__":', "@atexit.register\ndef end():"))
+    python = [sys.executable, str(script), str(tmp_path)]
+    printed = subprocess.run(python, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("[6.0, 12.0, 15.0, 18.0]")
+
+
+@hears_calls
 @pytest.mark.parametrize(
     "options",
     [{"donate": "auto"}, {"donate": "all"}, {"background": True}, {"mutation": "discard"}, {"record": True}],

@@ -7,14 +7,16 @@ See docs/internals/numbers.md.
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import dis
 import functools
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from concurrent.futures.thread import ThreadPoolExecutor  # imported later, it cannot be at Python's end
 from typing import TYPE_CHECKING, Any
 
 from graftax import _core
@@ -42,11 +44,9 @@ class ProgramsAhead:
     """Entries of one table whose programs were made ahead, until a call uses them."""
 
     def __init__(self) -> None:
-        self._compilations: weakref.WeakKeyDictionary[_core.Entry, concurrent.futures.Future[None]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._compilations: weakref.WeakKeyDictionary[_core.Entry, Future[None]] = weakref.WeakKeyDictionary()
 
-    def add(self, entry: _core.Entry, compilation: concurrent.futures.Future[None]) -> None:
+    def add(self, entry: _core.Entry, compilation: Future[None]) -> None:
         self._compilations[entry] = compilation
 
     def use(self, caller: object, entry: _core.Entry) -> None:
@@ -73,7 +73,7 @@ def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: d
     if running_traces() or caller._table.frozen:
         return
     waiting = collections.deque[_Assumed]([{}])  # the call itself, once more: its numbers may have changed
-    pool = concurrent.futures.ThreadPoolExecutor(1, f"graftax compiles {caller._plan.name}")
+    pool = ThreadPoolExecutor(1, f"graftax compiles {caller._plan.name}")
     made, seconds = 0, _LEAST_SECONDS + _LONGEST * caller._table.history.longest("traced")
     while waiting and made < _MOST_PROGRAMS:
         branch = _Branch(caller, pool, waiting.popleft())
@@ -84,6 +84,8 @@ def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: d
             if isinstance(error, KeyboardInterrupt) and not _is_raised_by_code(error):
                 raise  # the user's
             continue
+        finally:
+            caller._table.restarting.discard(threading.get_ident())  # this was no call
         made += branch.is_new
         waiting += branch.others
     pool.shutdown(wait=False)
@@ -112,9 +114,7 @@ def _is_raised_by_code(error: BaseException) -> bool:
 class _Branch:
     """What the function does with some numbers of a call assumed to be others."""
 
-    def __init__(
-        self, caller: Jitted[..., Any], pool: concurrent.futures.ThreadPoolExecutor, assumed: _Assumed
-    ) -> None:
+    def __init__(self, caller: Jitted[..., Any], pool: ThreadPoolExecutor, assumed: _Assumed) -> None:
         self._caller, self._pool, self._assumed = caller, pool, assumed
         self.is_new = self._has_begun = False
         self.others: list[_Assumed] = []  # for which it does something else
@@ -152,7 +152,11 @@ class _Branch:
         variant = table.history.latest_variant(entry)
         if variant is not None:
             variant.is_compiling = variant.is_ahead = True
-        table.ahead.add(entry, self._pool.submit(_compile, lowered, variant))
+        try:
+            table.ahead.add(entry, self._pool.submit(_compile, lowered, variant))
+        except RuntimeError:  # there are no more threads, as at Python's end: a call compiles it
+            if variant is not None:
+                variant.is_compiling = False
 
 
 def _assuming(call: RecordedCall, numbers: SymbolicNumbers, assumed: _Assumed) -> RecordedCall:

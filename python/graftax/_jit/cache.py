@@ -18,6 +18,7 @@ from graftax._capture.impure_calls import Overheard
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.read_set_numbers import OfSymbols
+from graftax._capture.traces_ahead import is_ahead
 from graftax._explain import History, compile_events
 from graftax._jit.branches_ahead import ProgramsAhead
 from graftax._jit.number_policy import SymbolicNumbers
@@ -166,7 +167,7 @@ class FunctionTable(_core.Table):
     def begins_call(self) -> bool:
         """Is this the first attempt of a call that looks for an entry, and not one that has to begin anew?"""
         thread = threading.get_ident()
-        begins = thread not in self.restarting
+        begins = thread not in self.restarting and not is_ahead()
         self.restarting.discard(thread)
         return begins
 
