@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`jit(..., branches_ahead=True)`: what tests on numbers did not choose is compiled before a call comes to it."""
 
+import enum
 import logging
 import subprocess
 import sys
@@ -75,6 +76,10 @@ def reads_more(model, x):
     model.steps += 1
     model.w = scaled(model.w) if model.steps >= 3 else model.w + x
     return model.w.sum()
+
+
+class Mode(enum.Enum):
+    train = 1
 
 
 class Totals:
@@ -243,6 +248,20 @@ def changes_a_logger(model, x):
     model.w = model.w + x
 
 
+def changes_its_logger(model, x):
+    model.steps += 1
+    if model.steps == 3:
+        model.logger.disabled = True
+    model.w = model.w + x
+
+
+def changes_a_member(model, x):
+    model.steps += 1
+    if model.steps == 3:
+        Mode.train.used = True
+    model.w = model.w + x
+
+
 def lets_print_be_called(model, x):
     model.steps += 1
     if model.steps == 3:
@@ -257,7 +276,10 @@ def asks_for_64_bits(model, x):
 
 @pytest.mark.quick(8)
 @pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
-@pytest.mark.parametrize("function", [imports, changes_a_logger, lets_print_be_called, asks_for_64_bits])
+@pytest.mark.parametrize(
+    "function",
+    [imports, changes_a_logger, changes_its_logger, changes_a_member, lets_print_be_called, asks_for_64_bits],
+)
 def test_what_is_no_call_is_left_to_the_call(function, monkeypatch, capsys):
     finders = [finder for finder in sys.meta_path if "pytest" not in type(finder).__module__]  # they call open
     monkeypatch.setattr(sys, "meta_path", finders)
@@ -265,14 +287,22 @@ def test_what_is_no_call_is_left_to_the_call(function, monkeypatch, capsys):
     for f in (function, graftax.jit(function, branches_ahead=True)):
         sys.modules.pop("colorsys", None)
         LOG.disabled = False
+        vars(Mode.train).pop("used", None)
         model = Model()
+        model.logger = LOG
         seen.append([])
         for i in range(3):
             with warnings.catch_warnings(record=True) as given:
                 warnings.simplefilter("always")
                 f(model, i * jnp.ones(3))
             texts = {str(warning.message) for warning in given if issubclass(warning.category, UserWarning)}
-            effects = capsys.readouterr().out, LOG.disabled, "colorsys" in sys.modules, texts
+            effects = (
+                capsys.readouterr().out,
+                LOG.disabled,
+                "used" in vars(Mode.train),
+                "colorsys" in sys.modules,
+                texts,
+            )
             seen[-1].append((state_of(model), *effects))
     assert seen[0] == seen[1]
 

@@ -17,9 +17,10 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Set
 from typing import Any, NamedTuple
 
+from graftax import _core
 from graftax._base.errors import ImpureCallWarning
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names, cells_of, is_never_asked, is_users_code, names_of
@@ -45,7 +46,13 @@ from graftax._capture.impure_functions import (
 )
 from graftax._capture.library_globals import LibraryGlobals, SettingsTable, Snapshot, is_setting
 from graftax._capture.traces_ahead import give_up, is_ahead, must_end
-from graftax._capture.unheard_effects import calls_others, keeps_state, loads_modules, names_others
+from graftax._capture.unheard_effects import (
+    attributes_of_others,
+    calls_others,
+    keeps_state,
+    loads_modules,
+    names_others,
+)
 
 IMPURE = (
     "{name} calls {call} ({place}). A compiled function does that once, when it is traced; later calls {later}. {way} "
@@ -201,12 +208,14 @@ class ImpureCalls:
         self._imports: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[tuple[str, str], ...], str]] = (
             weakref.WeakKeyDictionary()
         )
+        self._stored_attributes: set[str] = set()  # by code of the user's
         self._names_others = False  # modules that may do what nobody hears
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Code of the user's that is going to run: is it worth a look?"""
         lookup_scope = _Scope(code, scope, cells, names.imports)
         self._names_others = self._names_others or names_others(names, lookup_scope.value)
+        self._stored_attributes |= names.stored_attributes
         if names.imported and code not in self._imports:
             with _LOCK:
                 self._imports[code] = names.imported, str(scope.get("__package__") or "")
@@ -236,8 +245,10 @@ class ImpureCalls:
             watch.look_into(code)
             watch.stop_early()
 
-    def loads_modules(self) -> bool:
-        """May code run that was not loaded before, at an import statement?"""
+    def has_effects_without_calls(self, attributes: Set[str]) -> bool:
+        """May code load a module at an import statement, or store one of these attributes?"""
+        if not self._stored_attributes.isdisjoint(attributes):
+            return True
         with _LOCK:
             imports = list(self._imports.values())
         return any(loads_modules(imported, package) for imported, package in imports)
@@ -291,16 +302,21 @@ class ImpureCalls:
 
     @contextlib.contextmanager
     def named(
-        self, name: str, wanted: bool, opaque: Sequence[object] = (), warns: bool = True, hears_all: bool = False
+        self,
+        name: str,
+        wanted: bool,
+        recording: _core.Recording,
+        warns: bool = True,
+        hears_all: bool = False,
     ) -> Generator[None]:
         """While a trace of the function `name` runs in this thread: its calls are `heard`, where that is wanted.
 
-        So are those that hand one of the `opaque` objects to C code, from Python 3.12 on. `warns`: warnings come at the
-        end, as the function may record warnings, or catch those that are errors.
+        So are those that hand one of the `recording.opaque` objects to C code, from Python 3.12 on. `warns`: warnings
+        come at the end, as the function may record warnings, or catch those that are errors.
         """
         if is_ahead() and not wanted:
             give_up()
-        watch, is_raising = _Watch(self, name, opaque, warns, hears_all) if wanted else None, True
+        watch, is_raising = _Watch(self, name, recording, warns, hears_all) if wanted else None, True
         _THREAD.watches.append(watch)
         try:
             if watch is not None:
@@ -368,14 +384,15 @@ class _Watch:
     """One trace that runs in this thread."""
 
     def __init__(
-        self, calls: ImpureCalls, name: str, opaque: Sequence[object], warns: bool, hears_all: bool = False
+        self, calls: ImpureCalls, name: str, recording: _core.Recording, warns: bool, hears_all: bool = False
     ) -> None:
         self.calls, self._name, self._warns, self.looks = calls, name, warns, False  # `looks`: does it hear of calls?
-        self.opaque = {id(obj) for obj in opaque} if _HAS_MONITORING else set[int]()
+        self.opaque = {id(obj) for obj in recording.opaque} if _HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
         self.count, self.done_once = 0, ""  # of the calls
         self._warnings: _Warnings = {}
         self._is_ahead = is_ahead()
+        self._of_others = attributes_of_others(recording.graphdef.rows()) if self._is_ahead else set[str]()
         self.hears_all = (hears_all or self._is_ahead) and _HAS_MONITORING
         self.has_others = False  # calls that a second run may make again, though nobody is told of them
         self.of_packages: dict[int, types.CodeType] = {}
@@ -389,7 +406,7 @@ class _Watch:
     def stop_early_at_code(self) -> None:
         """The same where code is about to run of which this was not known."""
         self.stop_early()
-        if self._is_ahead and self.calls.loads_modules():
+        if self._is_ahead and self.calls.has_effects_without_calls(self._of_others):
             give_up()
 
     def look_into(self, code: types.CodeType) -> None:

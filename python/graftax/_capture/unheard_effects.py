@@ -95,17 +95,18 @@ def _is_of_others(module: object, name: str) -> bool:
 
 
 def names_others(names: Names, value_of: Callable[[tuple[str, ...]], object]) -> bool:
-    """Does code of the user's name a module of the standard library that does more, or set an attribute of a module or
-    of an object of such a module, as of a logger?
+    """Does code of the user's name a module of the standard library that does more, or change one, an object of such a
+    module (`logger.disabled = True`), or a member of an enum?
 
     Args:
         value_of: what a chain of names leads to, or the first object on its way that is no module.
     """
     for first, *attributes in names.chains:
         module = value_of((first,))
-        is_changed = not names.stored_attributes.isdisjoint(attributes)
-        if is_changed and _is_others_class(type(value_of((first, *attributes)))):
-            return True
+        if not names.stored_attributes.isdisjoint(attributes):
+            changed = type(value_of((first, *attributes)))
+            if _is_others_class(changed) or issubclass(changed, enum.EnumType):
+                return True
         if type(module) is types.ModuleType:
             package = module.__name__.partition(".")[0]
             if package in sys.stdlib_module_names and package not in _OF_VALUES:
@@ -113,6 +114,14 @@ def names_others(names: Names, value_of: Callable[[tuple[str, ...]], object]) ->
             if not names.stored_attributes.isdisjoint(attributes[:1]) and not is_users_scope(vars(module)):
                 return True
     return False
+
+
+def attributes_of_others(rows: Iterable[_core.Row]) -> set[str]:
+    """The attributes of the objects of such classes in a graph. A trace has no copies of these, so what it stores there
+    would be seen at once."""
+    values = (row.value for row in rows if row.op is Op.static)
+    objects = [value for value in values if type(value).__dictoffset__ and _is_others_class(type(value))]
+    return {name for obj in objects for name in object.__getattribute__(obj, "__dict__")}
 
 
 def loads_modules(imported: Iterable[tuple[str, str]], package: str) -> bool:

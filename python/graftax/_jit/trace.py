@@ -273,7 +273,7 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
 
         try:
             heard = (reads or impure_calls).impure.named(
-                plan.name, not options.check, recording.opaque, options.warns_impure, on_outcome is not None
+                plan.name, not options.check, recording, options.warns_impure, on_outcome is not None
             )
             with caches, heard:
                 # Without a read set nobody watches the frames yet: watch them for impure calls alone.
