@@ -252,11 +252,16 @@ inline void Cursor::skim_fields(Take take) {
     for (Py_ssize_t at = pos_; PyDict_Next(dict, &at, &key, &child) && take(child, key); ++i_) pos_ = at;
     return;
   }
-  for (Py_ssize_t at = pos_; in_step_ && static_cast<size_t>(i_) < order.size(); ++i_, ++given_) {
-    if (!PyDict_Next(dict, &at, &key, &child) || key != order[static_cast<size_t>(i_)]) return;
-    if (child == kind_->absent || !take(child, key)) return;
+  if (!in_step_ || static_cast<size_t>(i_) >= order.size()) return;
+  PyObject *const *const first = order.data() + i_, *const *const end = order.data() + order.size();
+  PyObject* const* name = first;
+  PyObject* const absent = kind_->absent;
+  for (Py_ssize_t at = pos_; name != end; ++name) {
+    if (!PyDict_Next(dict, &at, &key, &child) || key != *name || child == absent || !take(child, key)) break;
     pos_ = at;
   }
+  i_ += name - first;
+  given_ += name - first;
 }
 
 template <class Take>

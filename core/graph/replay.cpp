@@ -197,28 +197,30 @@ class Replayer {
   void skim(ReplayFrame& top) {
     if (p_.aliases) return;
     const Static* statics = p_.statics.data();
-    const uint32_t* keys = p_.keys.data();
-    const Instr* code = p_.code.data();
+    const uint32_t* name = p_.keys.data() + top.key;
+    const Instr *const first = p_.code.data() + top.child, *const end = first + top.left;
+    const Instr* in = first;
     top.cursor.skim([&](PyObject* child, PyObject* key) {
-      if (top.left == 0) return false;
+      if (in == end) return false;
       if (key) {
-        const Static& expected = statics[keys[top.key]];
+        const Static& expected = statics[*name];
         if (expected.obj != key || expected.how >= How::tuple) return false;
       }
-      const Instr& in = code[top.child];
-      if (in.op == Op::leaf) {
+      if (in->op == Op::leaf) {
         if (Py_TYPE(child) != runtime.array_type) return false;
         walk_.leaves.push(child);
-      } else if (in.op == Op::ref) {
-        if (walk_.nodes[in.arg] != child) return false;
-      } else if (in.op != Op::stat || !matches_at_once(statics[in.arg], child)) {
+      } else if (in->op == Op::ref) {
+        if (walk_.nodes[in->arg] != child) return false;
+      } else if (in->op != Op::stat || !matches_at_once(statics[in->arg], child)) {
         return false;
       }
-      if (key) ++top.key;
-      ++top.child;
-      --top.left;
+      if (key) ++name;
+      ++in;
       return true;
     });
+    top.key = static_cast<uint32_t>(name - p_.keys.data());
+    top.child += static_cast<uint32_t>(in - first);
+    top.left -= static_cast<uint32_t>(in - first);
   }
 
   bool step() {

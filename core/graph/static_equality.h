@@ -34,9 +34,12 @@ inline bool context_matches(const Static& s, PyObject* obj) { return is_context_
 
 // The same where no more than a look at the pointer tells; false may mean that it has to be asked.
 inline bool matches_at_once(const Static& s, PyObject* obj) {
-  if (s.weak || s.how == How::function) return false;
+  constexpr auto one = [](How how) { return 1u << static_cast<unsigned>(how); };
+  constexpr unsigned asked =
+      one(How::function) | one(How::reduce) | one(How::contents) | one(How::tuple) | one(How::hashed);
+  if (s.weak) return false;
   if (s.how == How::context) return context_matches(s, obj);
-  return s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple && s.how != How::hashed;
+  return s.obj == obj && !(asked & one(s.how));
 }
 
 // The same for two pools.

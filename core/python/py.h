@@ -323,7 +323,9 @@ extern Runtime runtime;
 // The instance dictionary of a heap object; of a threading.local the one of this thread.
 inline Owned instance_dict(PyObject* obj) {
   PyTypeObject* type = Py_TYPE(obj);
-  if (type->tp_getattro != PyObject_GenericGetAttr && PyType_IsSubtype(type, runtime.local_type)) {
+  // Classes with a __getattribute__ of their own are many, and few of them are so large.
+  if (type->tp_getattro != PyObject_GenericGetAttr && type->tp_basicsize >= runtime.local_type->tp_basicsize &&
+      PyType_IsSubtype(type, runtime.local_type)) {
     static PyObject* const name = interned("__dict__");
     return own(runtime.local_type->tp_getattro(obj, name));
   }
