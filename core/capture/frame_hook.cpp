@@ -42,6 +42,7 @@ struct Session {
   Inside inside{nullptr};                              // which frames it need not hear of
   bool quiet = false;                                  // it hears of frames, and is no trace that others are part of
   bool busy = false;                                   // `enter` itself is running
+  bool inside_jax = false;                             // a frame runs that runs no code but JAX's own
   PyObject* called = nullptr;                          // what the method that runs is called on; not owned
   std::unordered_map<PyObject*, PyObject*> refused;    // code -> what was raised in place of its frame; both in `held`
   int again = 0;                                       // how often that was raised once more
@@ -225,10 +226,19 @@ _PyFrameEvalFunction unhooked() { return before ? before : _PyEval_EvalFrameDefa
 // Takes the hook away while one frame runs. It is the interpreter's: only where no other thread has a session.
 class Unhooked {
  public:
-  Unhooked() { exchange_hooks(hook, unhooked()); }
+  explicit Unhooked(Session& session) : session_(session) {
+    session.inside_jax = true;
+    exchange_hooks(hook, unhooked());
+  }
   Unhooked(const Unhooked&) = delete;
   Unhooked& operator=(const Unhooked&) = delete;
-  ~Unhooked() { exchange_hooks(unhooked(), hook); }
+  ~Unhooked() {
+    exchange_hooks(unhooked(), hook);
+    session_.inside_jax = false;
+  }
+
+ private:
+  Session& session_;
 };
 
 // Is nothing below this frame anybody else's? -1 with an exception set.
@@ -371,7 +381,7 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
     if (inside < 0) return evaluate(state, raw, 1);
     if (inside == 0 && method) return run_method(*session, state, raw, asked);
     if (inside == 0) return asked ? run_or_answer(*session, state, raw, asked) : evaluate(state, raw, thrown);
-    Unhooked off;
+    Unhooked off(*session);
     return evaluate(state, raw, thrown);
   }
   bool stays = frame->is_of_generator();  // other frames are gone when they have returned
@@ -584,7 +594,8 @@ void bind_frames(nb::module_& m) {
 }
 
 void function_made(PyObject* function) {
-  if (Session* session = innermost()) session->made.insert(function);
+  Session* session = innermost();
+  if (session && !session->inside_jax) session->made.insert(function);  // JAX's own are never told of
 }
 
 void function_gone(PyObject* function) {

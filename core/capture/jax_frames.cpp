@@ -77,8 +77,9 @@ bool Inside::has_leaves_alone(const Frame& frame) {
 }
 
 bool Inside::equation_stays(nb::handle equation) {
-  return is_own(own(attribute(equation.ptr(), "primitive")).get()) &&
-         values_stay(own(attribute(equation.ptr(), "params")).get());
+  static PyObject *const primitive = interned("primitive"), *const params = interned("params");
+  return is_own(own(PyObject_GetAttr(equation.ptr(), primitive)).get()) &&
+         values_stay(own(PyObject_GetAttr(equation.ptr(), params)).get());
 }
 
 // Held as long as it is known: another object may not come to have its address.
