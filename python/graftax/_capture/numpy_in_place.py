@@ -132,15 +132,17 @@ class NumpyWatch:
         self.has_changes = False  # of NumPy's arrays, or of arguments that could be some
 
     def add(self, originals: Sequence[object], leaves: Sequence[object]) -> None:
-        for original, leaf in zip(originals, leaves, strict=True):
-            if isinstance(leaf, Tracer):
-                if isinstance(original, (np.ndarray, _NumpyArray)):
-                    _become(leaf, _NumpyArray)
-                elif isinstance(original, (np.generic, _NumpyValue)):
-                    _become(leaf, _NumpyValue)
-                elif not isinstance(leaf, _STOOD_IN):
-                    _become(leaf, _ArgumentOfJax)
-            self.arguments.append((original, leaf))
+        pairs = list(zip(originals, leaves, strict=True))
+        stand_ins: dict[tuple[type, type], type] = {}  # leaves are many, and of few classes
+        for original, leaf in pairs:
+            classes = type(original), type(leaf)
+            stand_in = stand_ins.get(classes)
+            if stand_in is None:
+                _stand_in_for(original, leaf)
+                stand_ins[classes] = type(leaf)
+            elif stand_in is not classes[1]:
+                leaf.__class__ = stand_in  # type: ignore[assignment]
+        self.arguments += pairs
 
     def base(self, array: object) -> Any:
         return next((base for view, base in self.views if view is array), None)
@@ -257,6 +259,16 @@ def _class_of(mixin: type, tracer_class: type) -> type:
         names |= {name: _refusing(tracer_class, name, remedy) for name, remedy in _IN_PLACE.items()}
         names |= {f"__i{name}__": _in_place(name, operator) for name, operator in _OPERATORS.items()}
     return type(tracer_class.__name__, (mixin, tracer_class), names)
+
+
+def _stand_in_for(original: object, leaf: object) -> None:
+    if isinstance(leaf, Tracer):
+        if isinstance(original, (np.ndarray, _NumpyArray)):
+            _become(leaf, _NumpyArray)
+        elif isinstance(original, (np.generic, _NumpyValue)):
+            _become(leaf, _NumpyValue)
+        elif not isinstance(leaf, _STOOD_IN):
+            _become(leaf, _ArgumentOfJax)
 
 
 def _become(tracer: object, mixin: type) -> None:

@@ -11,6 +11,7 @@ import jax
 import jax.core
 import jax.extend.core
 import numpy as np
+from jax._src import core as _jax_core
 from jax._src import pjit as _pjit
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
@@ -61,6 +62,13 @@ def inner_frames() -> _core.InnerFrames | None:
 
 
 def add_class_of_tracers(cls: type) -> None:
-    """A class of tracers made later, whose methods run no code of users: JAX's frames may be given those, too."""
+    """A class of tracers made later, whose methods run no code of users: JAX's frames may be given those, too.
+
+    JAX finds the type of a value by its class, or after a search by a base.
+    """
     if (frames := _inner_frames()) is not None:
         frames.add_leaf(cls)
+    types_of_values: dict[type, Any] = getattr(_jax_core, "pytype_aval_mappings", {})
+    base = next((base for base in cls.__mro__ if base in types_of_values), None)
+    if base is not None:
+        types_of_values[cls] = types_of_values[base]
