@@ -57,9 +57,14 @@ def calls_host(since: int) -> bool:
 
 def host_functions(since: int, pure: bool = False) -> list[Any]:
     """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
-    return list(
-        _called([equation for equation in equations()[since:] if pure or type(equation) is not weakref.ref], pure)
-    )
+    noted = equations()[since:]
+    if not pure:  # JAX may hold those without effects weakly; 0.8 has the others behind a function
+        noted = [equation for equation in noted if type(equation) is not weakref.ref and _may_have_effects(equation)]
+    return list(_called(noted, pure))
+
+
+def _may_have_effects(noted: Any) -> bool:
+    return bool(getattr(noted, "effects", True))
 
 
 def _called(noted: list[Any], pure: bool) -> Iterator[Any]:

@@ -46,10 +46,20 @@ class ArraySignature(NamedTuple):
 def array_signatures(leaves: Sequence[Any]) -> tuple[ArraySignature, ...]:
     """One signature a leaf. Equal ones share one object, because every variant keeps its signatures."""
     shared: dict[ArraySignature, ArraySignature] = {}
+    are_tracers = {cls: issubclass(cls, jax.core.Tracer) for cls in set(map(type, leaves))}
     return tuple(
         signature if signature.committed is None else shared.setdefault(signature, signature)
-        for signature in map(_array_signature, leaves)
+        for signature in [
+            _tracer_signature(leaf) if are_tracers[type(leaf)] else _array_signature(leaf) for leaf in leaves
+        ]
     )
+
+
+def _tracer_signature(leaf: Any) -> ArraySignature:
+    aval: Any = jax.typeof(leaf)
+    if not hasattr(aval, "dtype"):  # a type that a library added to JAX, such as a Variable of NNX that is one value
+        return ArraySignature((), aval, False, None, None)
+    return ArraySignature(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)), None, None)
 
 
 def _array_signature(leaf: Any) -> ArraySignature:
