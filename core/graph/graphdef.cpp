@@ -563,6 +563,23 @@ void bind_graphdef(nb::module_& m) {
           nb::sig("def children(self) -> list[GraphDef]"),
           "The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out "
           "there.")
+      .def(
+          "_types",
+          [](const GraphDef& g) {
+            nb::dict nodes;
+            nb::set statics;
+            for (const Instr& n : g.program.code) {
+              if (n.op != Op::node) continue;
+              auto* type = reinterpret_cast<PyObject*>(n.node->type);
+              PyObject* count = dict_get(nodes.ptr(), type);
+              nodes[nb::borrow(type)] = 1 + (count ? nb::cast<size_t>(nb::handle(count)) : 0);
+            }
+            for (const Static& s : g.program.statics)
+              if (s.type) statics.add(nb::borrow(reinterpret_cast<PyObject*>(s.type)));
+            return nb::make_tuple(nodes, statics);
+          },
+          nb::sig("def _types(self) -> tuple[dict[type, int], set[type]]"),
+          "(how many nodes of each type it has, the types of its statics), without a look at its rows.")
       .def("rows", &rows_of<GraphDef>, nb::sig("def rows(self) -> list[Row]"),
            "The structure as records: one a node, leaf, static or reference.");
   m.def(

@@ -177,6 +177,9 @@ class GraphDef:
         """The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.
         """
 
+    def _types(self) -> tuple[dict[type, int], set[type]]:
+        """(how many nodes of each type it has, the types of its statics), without a look at its rows."""
+
     def rows(self) -> list[Row]:
         """The structure as records: one a node, leaf, static or reference."""
 

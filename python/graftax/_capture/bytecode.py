@@ -114,7 +114,7 @@ def is_asked_any_time(code: types.CodeType) -> bool:
     So it is with a `__hash__` that keeps count: what it writes is another value each time that graftax looks up a key.
     """
     if code.co_name == "__hash__":
-        return any(instruction.opname in _WRITES for instruction in dis.get_instructions(code))
+        return any(instruction.opname in _WRITES for instruction in instructions_of(code))
     return code.co_name == "__annotate__"
 
 
@@ -174,6 +174,12 @@ def names_of(code: types.CodeType) -> Names:
     return names
 
 
+@functools.lru_cache(maxsize=16)
+def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    """What `dis` reads in code, which takes long. Code is asked several questions in a row, so the last are kept."""
+    return tuple(dis.get_instructions(code))
+
+
 class _Scan:
     """Reads the instructions of one code object, once."""
 
@@ -195,7 +201,7 @@ class _Scan:
         self._constants: tuple[Any, Any] = (None, None)  # that were loaded last
 
     def names(self) -> Names:
-        instructions = [instruction for instruction in dis.get_instructions(self.code) if instruction.opname != "CACHE"]
+        instructions = instructions_of(self.code)
         for instruction in instructions:
             if instruction.opname != "COPY":  # a copy is what was named last
                 self._read(instruction.opname, instruction.argval)
@@ -230,7 +236,7 @@ class _Scan:
             matches or not self.loaded.keys().isdisjoint(("isinstance", "issubclass")),
         )
 
-    def _computes_names(self, instructions: list[dis.Instruction], functions: frozenset[str]) -> bool:
+    def _computes_names(self, instructions: tuple[dis.Instruction, ...], functions: frozenset[str]) -> bool:
         if functions.isdisjoint(self.loaded):  # most code: nothing to look for
             return False
         parts = [instruction for instruction in instructions if instruction.opname not in _NO_PART]
@@ -348,9 +354,9 @@ def globals_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return names
 
 
-def _instructions_of(code: types.CodeType) -> list[dis.Instruction]:
-    skipped = ("CACHE", "PRECALL", "EXTENDED_ARG")
-    return [instruction for instruction in dis.get_instructions(code) if instruction.opname not in skipped]
+def _operations_of(code: types.CodeType) -> list[dis.Instruction]:
+    skipped = ("PRECALL", "EXTENDED_ARG")
+    return [instruction for instruction in instructions_of(code) if instruction.opname not in skipped]
 
 
 def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProxyType({})) -> set[str]:
@@ -360,7 +366,7 @@ def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProx
     Args:
         scope: the code's globals, where it is to be known what `cast` is.
     """
-    instructions = _instructions_of(code)
+    instructions = _operations_of(code)
     loaded = [
         (i, instruction)
         for i, instruction in enumerate(instructions)
@@ -376,7 +382,7 @@ def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProx
 def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
     """The attributes of this global that code does more with than to call them; the module's name where that is the
     module itself."""
-    instructions = _instructions_of(code)
+    instructions = _operations_of(code)
     names = [instruction.opname for instruction in instructions]
     attributes: set[str] = set()
     for i, instruction in enumerate(instructions):

@@ -8,7 +8,6 @@ symbols. Elsewhere it has the numbers as they are, and once it has run, another 
 
 from __future__ import annotations
 
-import dis
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from graftax._capture.builtin_overrides import asks_numbers
-from graftax._capture.bytecode import names_of
+from graftax._capture.bytecode import instructions_of, names_of
 from graftax._capture.number_flow import Name, Variable, numbers_computed_anew
 from graftax._capture.reachable_code import ReachableCode
 
@@ -64,7 +63,7 @@ def _is_plain(code: types.CodeType, scope: dict[str, Any]) -> bool:
     if names_of(code).imports or asks_numbers(code, scope):
         return False
     # Handlers, and `with`.
-    return not (code.co_exceptiontable and any(part.opname == "PUSH_EXC_INFO" for part in dis.get_instructions(code)))
+    return not (code.co_exceptiontable and any(part.opname == "PUSH_EXC_INFO" for part in instructions_of(code)))
 
 
 def name_of(key: Any) -> str | int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import is_empty, names_of, nested_codes
+from graftax._capture.bytecode import instructions_of, is_empty, names_of, nested_codes
 
 
 def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
@@ -54,7 +54,7 @@ def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> It
 
 _CALLBACKS = frozenset({"callback", "debug_callback", "io_callback", "pure_callback"})
 _OURS = __name__.partition(".")[0]
-_NO_OPERATION = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "COPY_FREE_VARS"})
+_NO_OPERATION = frozenset({"PRECALL", "EXTENDED_ARG", "NOP", "COPY_FREE_VARS"})
 _BY_NAME = frozenset({"LOAD_GLOBAL", "LOAD_DEREF"})
 _OF_VARIABLES = _BY_NAME | {
     f"{what}_{where}" for what in ("LOAD", "STORE", "DELETE") for where in ("NAME", "GLOBAL", "DEREF", "CLASSDEREF")
@@ -86,7 +86,7 @@ def _given_methods(code: types.CodeType) -> dict[str, list[tuple[str, ...]]]:
         used_otherwise = set[str]()
         for part in nested_codes(code):
             operations = [
-                instruction for instruction in dis.get_instructions(part) if instruction.opname not in _NO_OPERATION
+                instruction for instruction in instructions_of(part) if instruction.opname not in _NO_OPERATION
             ]
             for i, instruction in enumerate(operations):
                 if instruction.opname not in _OF_VARIABLES:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import gc
 import types
@@ -16,7 +15,7 @@ import jax.extend.core
 
 from graftax import _core
 from graftax._base.errors import GraftaxError, LostChangeWarning
-from graftax._capture.bytecode import content
+from graftax._capture.bytecode import content, instructions_of
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.signature import global_names, resolve
 from graftax._jax.equations import user_callback
@@ -59,12 +58,8 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
     """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
     noted = equations()[since:]
     if not pure:  # JAX may hold those without effects weakly; 0.8 has the others behind a function
-        noted = [equation for equation in noted if type(equation) is not weakref.ref and _may_have_effects(equation)]
+        noted = [at for at in noted if type(at) is not weakref.ref and getattr(at, "effects", True)]
     return list(_called(noted, pure))
-
-
-def _may_have_effects(noted: Any) -> bool:
-    return bool(getattr(noted, "effects", True))
 
 
 def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
@@ -205,7 +200,7 @@ def _assigned_among(host: Any, roots: set[tuple[int, str | None]]) -> list[str]:
     assigned = [
         instruction.argval
         for code in _codes(host)
-        for instruction in dis.get_instructions(code)
+        for instruction in instructions_of(code)
         if instruction.opname == "STORE_GLOBAL"
     ]
     return [f"global {name}" for name in assigned if (scope, name) in roots]
@@ -239,7 +234,7 @@ def _writes(host: object) -> bool:
         or (instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _METHODS)
         or (instruction.opname == "STORE_DEREF" and instruction.argval in code.co_freevars)
         for code in _codes(host)
-        for instruction in dis.get_instructions(code)
+        for instruction in instructions_of(code)
     )
 
 

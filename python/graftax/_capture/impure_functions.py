@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import os
 import sys
@@ -11,6 +10,7 @@ import types
 from typing import Any, NamedTuple
 
 from graftax._base.missing import MISSING
+from graftax._capture.bytecode import instructions_of
 
 
 class Kind(NamedTuple):
@@ -167,7 +167,7 @@ class Call(NamedTuple):
 def _appends(code: types.CodeType) -> bool:
     """Is a mode that appends among the arguments of a call of `open`?"""
     is_open = False
-    for instruction in dis.get_instructions(code):
+    for instruction in instructions_of(code):
         if instruction.argval == "open":
             is_open = True
         elif instruction.opname.startswith("CALL"):

@@ -14,6 +14,7 @@ import types
 from typing import Any, NamedTuple
 
 from graftax._base.missing import MISSING
+from graftax._capture.bytecode import instructions_of
 
 
 class Variable(NamedTuple):
@@ -278,6 +279,6 @@ class _Flow:
 
 
 def _followed(flow: _Flow) -> _Flow:
-    for instruction in dis.get_instructions(flow.code):
+    for instruction in instructions_of(flow.code):
         flow.follow(instruction)
     return flow

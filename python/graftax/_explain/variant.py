@@ -229,9 +229,12 @@ def _packed_and_functions(
     graphdef: _core.GraphDef, names: tuple[str, ...]
 ) -> tuple[dict[str, _core.GraphDef], dict[str, tuple[str, int]]]:
     """(structures of packed state, functions) by key path. They are kept, as both may be gone by the next call."""
-    structure = Structure(graphdef)
     packed: dict[str, _core.GraphDef] = {}
     functions: dict[str, tuple[str, int]] = {}
+    nodes, statics = graphdef._types()  # pyright: ignore[reportPrivateUsage]
+    if types.FunctionType not in nodes and HandleLayout not in statics:  # most structures have neither
+        return packed, functions
+    structure = Structure(graphdef)
     for row in structure.rows:
         if row.op is Op.node and row.type is types.FunctionType:
             function: types.FunctionType | types.CodeType = row.value  # a weak structure keeps only the code

@@ -221,11 +221,9 @@ class RepeatedParts:
         _core.answer_calls(self.answer, codes, selection.is_all, after)
 
     def _count_instances(self) -> None:
-        counts = Counter(row.type for row in self._recording().graphdef.rows() if row.op is _core.Op.node)
+        counts, _ = self._recording().graphdef._types()  # pyright: ignore[reportPrivateUsage]
         least = _FEWEST_CALLS if self._selection.is_auto else 2
-        self._instances = {
-            c: count for c, count in counts.items() if c is not None and count >= least and c.__flags__ & HEAP_TYPE
-        }
+        self._instances = {c: count for c, count in counts.items() if count >= least and c.__flags__ & HEAP_TYPE}
 
     def end(self) -> list[str]:
         """Says what was shared, and what was not and why. Nothing is held any more."""
