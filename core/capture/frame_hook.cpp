@@ -8,6 +8,7 @@
 #include "python/thread_stack.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -122,6 +123,25 @@ PyObject* evaluate(PyThreadState* state, struct _PyInterpreterFrame* frame, int 
   return before ? before(state, frame, thrown) : _PyEval_EvalFrameDefault(state, frame, thrown);
 }
 
+PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown);
+
+// Puts one hook in another's place; where the interpreter has a third one, whoever came after calls ours.
+void exchange_hooks(_PyFrameEvalFunction from, _PyFrameEvalFunction to) {
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == from) _PyInterpreterState_SetEvalFrameFunc(interpreter, to);
+}
+
+_PyFrameEvalFunction unhooked() { return before ? before : _PyEval_EvalFrameDefault; }
+
+// Takes the hook away while one frame runs. It is the interpreter's: only where no other thread has a session.
+class Unhooked {
+ public:
+  Unhooked() { exchange_hooks(hook, unhooked()); }
+  Unhooked(const Unhooked&) = delete;
+  Unhooked& operator=(const Unhooked&) = delete;
+  ~Unhooked() { exchange_hooks(unhooked(), hook); }
+};
+
 struct Busy {
   bool& flag;
   explicit Busy(bool& f) : flag(f) { flag = true; }
@@ -144,7 +164,10 @@ bool announce(Session& session, const Frame& frame) {
   if (session.made.count(function)) function = Py_None;  // its state is the trace's own
   PyObject* first = code->co_argcount > 0 && frame.variable(0) ? frame.variable(0) : Py_None;
   PyObject* args[] = {frame.code(), session.original(frame.globals()), function, first};
+  std::optional<Unhooked> off;  // nobody has to hear of the frames of `enter`, which are many
+  if (is_only_thread(PyThreadState_Get())) off.emplace();
   Owned answer = Owned::steal(PyObject_Vectorcall(session.enter, args, 4, nullptr));
+  off.reset();
   if (!answer) return false;
   if (answer.get() == Py_NotImplemented) {  // nobody has to hear of it
     if (ignored().insert(frame.code()).second) Py_INCREF(frame.code());
@@ -212,34 +235,6 @@ void replace_function(Session& session, Frame& frame, bool starts) {
   if (starts) replace_defaults(frame, own, twin);
   frame.set_function(twin);
 }
-
-PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown);
-
-// Puts one hook in another's place; where the interpreter has a third one, whoever came after calls ours.
-void exchange_hooks(_PyFrameEvalFunction from, _PyFrameEvalFunction to) {
-  PyInterpreterState* interpreter = PyInterpreterState_Get();
-  if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == from) _PyInterpreterState_SetEvalFrameFunc(interpreter, to);
-}
-
-_PyFrameEvalFunction unhooked() { return before ? before : _PyEval_EvalFrameDefault; }
-
-// Takes the hook away while one frame runs. It is the interpreter's: only where no other thread has a session.
-class Unhooked {
- public:
-  explicit Unhooked(Session& session) : session_(session) {
-    session.inside_jax = true;
-    exchange_hooks(hook, unhooked());
-  }
-  Unhooked(const Unhooked&) = delete;
-  Unhooked& operator=(const Unhooked&) = delete;
-  ~Unhooked() {
-    exchange_hooks(unhooked(), hook);
-    session_.inside_jax = false;
-  }
-
- private:
-  Session& session_;
-};
 
 // Is nothing below this frame anybody else's? -1 with an exception set.
 int stays_inside(Session& session, const Frame& frame) {
@@ -381,7 +376,8 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
     if (inside < 0) return evaluate(state, raw, 1);
     if (inside == 0 && method) return run_method(*session, state, raw, asked);
     if (inside == 0) return asked ? run_or_answer(*session, state, raw, asked) : evaluate(state, raw, thrown);
-    Unhooked off(*session);
+    Busy made_by_jax(session->inside_jax);
+    Unhooked off;
     return evaluate(state, raw, thrown);
   }
   bool stays = frame->is_of_generator();  // other frames are gone when they have returned

@@ -524,6 +524,9 @@ def _read_new_refs(
 
     JAX cannot return a Ref from a compiled function.
     """
+    one_of_each = {(type(leaf), type(getattr(leaf, "aval", None))): leaf for leaf in outputs}  # outputs are many
+    if not any(isinstance(leaf, ref_types) for leaf in one_of_each.values()):
+        return
     first_output: dict[int, int] = {}
     refs: list[tuple[int, int]] = []
     for i, leaf in enumerate(outputs):
