@@ -16,17 +16,21 @@ bool is_one_of(PyObject* value, const nb::tuple& types) {
   return is_in(reinterpret_cast<PyObject*>(Py_TYPE(value)), types);
 }
 
-// Does the name of the module with these globals begin like this?
-bool is_of_module(PyObject* globals, nb::handle start) {
+// The name of the module with these globals, or null. Borrowed.
+PyObject* module_name(PyObject* globals) {
   static PyObject* const name = interned("__name__");
   PyObject* module = dict_get(globals, name);
-  return module && PyUnicode_Check(module) && PyUnicode_Tailmatch(module, start.ptr(), 0, PY_SSIZE_T_MAX, -1) == 1;
+  return module && PyUnicode_Check(module) ? module : nullptr;
+}
+
+bool begins_with(PyObject* text, nb::handle start) {
+  return text && PyUnicode_Tailmatch(text, start.ptr(), 0, PY_SSIZE_T_MAX, -1) == 1;
 }
 
 // Is it a function of one of the owner's modules? What it has closed over may be anybody's: `vmap(f)` is one too.
 bool is_own_function(PyObject* function, const nb::str& owner) {
   return function && PyFunction_Check(function) && !PyFunction_GET_CLOSURE(function) &&
-         is_of_module(PyFunction_GET_GLOBALS(function), owner);
+         begins_with(module_name(PyFunction_GET_GLOBALS(function)), owner);
 }
 
 bool holds_own_function(PyObject* closure, Py_ssize_t at, const nb::str& owner) {
@@ -39,8 +43,10 @@ bool InnerFrames::may_be(const Frame& frame) const {
   if (frame.code() == bind.ptr() || frame.code() == apply.ptr() || is_in(frame.code(), of_jaxprs)) return true;
   constexpr int stays = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;  // what these are given may be gone
   if (reinterpret_cast<PyCodeObject*>(frame.code())->co_flags & stays) return false;
-  for (nb::handle module : modules)
-    if (is_of_module(frame.globals(), module)) return true;
+  PyObject* module = module_name(frame.globals());
+  if (!begins_with(module, owner)) return false;
+  for (nb::handle start : modules)
+    if (begins_with(module, start)) return true;
   return false;
 }
 
