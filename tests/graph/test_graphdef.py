@@ -7,7 +7,7 @@ import math
 import pickle
 import types
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 
 import jax
 import jax.numpy as jnp
@@ -166,6 +166,15 @@ def test_a_node_met_twice_is_counted_once():
     for _ in range(40):
         x = [x, x]
     assert graphdef(x).num_nodes == 41
+
+
+@pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
+def test_its_types_are_those_of_its_rows(build):
+    structure = graphdef(build())
+    nodes, statics = structure._types()
+    rows = structure.rows()
+    assert nodes == Counter(row.type for row in rows if row.op is _core.Op.node)
+    assert statics >= {type(row.value) for row in rows if row.op is _core.Op.static}
 
 
 def test_repr_names_containers_keys_and_classes():

@@ -72,7 +72,7 @@ def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
 
 def _equations(noted: list[Any], pure: bool) -> Iterator[Any]:
     """These equations, and those of the jaxprs within them."""
-    todo, visited = _core.outside(noted, inner_frames()), set[Any]()
+    todo, visited = _core.outside(noted, inner_frames()) if noted else [], set[Any]()
     while todo:
         equation = todo.pop()
         if not (pure or equation.effects):

@@ -56,7 +56,7 @@ def array_signatures(leaves: Sequence[Any]) -> tuple[ArraySignature, ...]:
 
 
 def _tracer_signature(leaf: Any) -> ArraySignature:
-    aval: Any = jax.typeof(leaf)
+    aval: Any = leaf.aval
     if not hasattr(aval, "dtype"):  # a type that a library added to JAX, such as a Variable of NNX that is one value
         return ArraySignature((), aval, False, None, None)
     return ArraySignature(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)), None, None)
@@ -72,8 +72,6 @@ def _array_signature(leaf: Any) -> ArraySignature:
     weak = bool(getattr(aval, "weak_type", False))
     if not hasattr(aval, "dtype"):  # a type that a library added to JAX, such as a Variable of NNX that is one value
         return ArraySignature((), aval, False, None, None)
-    if isinstance(leaf, jax.core.Tracer):
-        return ArraySignature(aval.shape, aval.dtype, weak, None, None)
     if isinstance(leaf, jax.Array) and hasattr(leaf, "sharding"):
         return ArraySignature(aval.shape, aval.dtype, weak, leaf.sharding, bool(getattr(leaf, "committed", False)))
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None

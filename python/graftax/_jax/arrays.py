@@ -102,4 +102,5 @@ def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
     try:
         return set(map(type, map(_own_sharding, leaves)))
     except AttributeError:  # a NumPy array, a number; a tracer takes long to say that it has none
-        return {type(getattr(leaf, "sharding", None)) for leaf in leaves if not isinstance(leaf, jax.core.Tracer)}
+        tracers = {cls for cls in set(map(type, leaves)) if issubclass(cls, jax.core.Tracer)}
+        return {type(getattr(leaf, "sharding", None)) for leaf in leaves if type(leaf) not in tracers}
