@@ -306,8 +306,8 @@ void trace_branches(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
   for (Py_ssize_t i = 0; i < nargs; ++i) PyTuple_SET_ITEM(given.get(), i, Py_NewRef(args[i]));
   for (Py_ssize_t i = 0; kwnames && i < PyTuple_GET_SIZE(kwnames); ++i)
     check(PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, i), args[nargs + i]));
-  Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::trace_branches, "OO", given.get(),
-                                named.get())));
+  Owned(own(
+      PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::trace_branches, "OO", given.get(), named.get())));
 }
 
 PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject* const* args, Py_ssize_t nargs,
