@@ -575,7 +575,8 @@ void bind_graphdef(nb::module_& m) {
               nodes[nb::borrow(type)] = 1 + (count ? nb::cast<size_t>(nb::handle(count)) : 0);
             }
             for (const Static& s : g.program.statics)
-              if (s.type) statics.add(nb::borrow(reinterpret_cast<PyObject*>(s.type)));
+              if (PyTypeObject* type = s.obj && !s.weak ? Py_TYPE(s.obj) : s.type)
+                statics.add(nb::borrow(reinterpret_cast<PyObject*>(type)));
             return nb::make_tuple(nodes, statics);
           },
           nb::sig("def _types(self) -> tuple[dict[type, int], set[type]]"),

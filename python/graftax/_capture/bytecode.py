@@ -174,10 +174,21 @@ def names_of(code: types.CodeType) -> Names:
     return names
 
 
-@functools.lru_cache(maxsize=16)
+_MOST_READ = 16
+_READ: dict[int, tuple[weakref.ref[types.CodeType], tuple[dis.Instruction, ...]]] = {}  # by id, the newest last
+
+
 def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
     """What `dis` reads in code, which takes long. Code is asked several questions in a row, so the last are kept."""
-    return tuple(dis.get_instructions(code))
+    known = _READ.get(id(code))
+    if known is not None and known[0]() is code:
+        return known[1]
+    instructions = tuple(dis.get_instructions(code))
+    number = id(code)
+    _READ[number] = weakref.ref(code, lambda _: _READ.pop(number, None)), instructions
+    for oldest in list(_READ)[:-_MOST_READ]:
+        _READ.pop(oldest, None)
+    return instructions
 
 
 class _Scan:

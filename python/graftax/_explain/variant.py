@@ -232,7 +232,7 @@ def _packed_and_functions(
     packed: dict[str, _core.GraphDef] = {}
     functions: dict[str, tuple[str, int]] = {}
     nodes, statics = graphdef._types()  # pyright: ignore[reportPrivateUsage]
-    if types.FunctionType not in nodes and HandleLayout not in statics:  # most structures have neither
+    if types.FunctionType not in nodes and not any(issubclass(cls, HandleLayout) for cls in statics):
         return packed, functions
     structure = Structure(graphdef)
     for row in structure.rows:
