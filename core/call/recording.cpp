@@ -115,10 +115,9 @@ void bind_recording(nb::module_& m) {
             return nb::steal(list_of(r.leaves.data(), static_cast<uint32_t>(r.leaves.size())).release());
           },
           nb::sig("def leaves(self) -> list[Any]"))
-      .def(
-          "with_numbers", &with_numbers, nb::arg("numbers"),
-          nb::sig("def with_numbers(self, numbers: list[tuple[int, int | float]]) -> Recording"),
-          "The same roots, as if other numbers were in the place of these leaves.")
+      .def("with_numbers", &with_numbers, nb::arg("numbers"),
+           nb::sig("def with_numbers(self, numbers: list[tuple[int, int | float]]) -> Recording"),
+           "The same roots, as if other numbers were in the place of these leaves.")
       .def(
           "kinds_of_shardings",
           [](Recording& r) -> nb::object {

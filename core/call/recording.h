@@ -12,8 +12,8 @@ struct Recording {
   nb::object names;     // tuple, one name a root
   OwnedList live;       // by instruction, the object that it stands for
   OwnedList leaves;
-  std::vector<uint32_t> assumed;        // leaves that are other numbers here than the roots have; sorted
-  std::vector<LeafLook> looks;  // of the leaves, once they were asked for; a direct call takes them
+  std::vector<uint32_t> assumed;  // leaves that are other numbers here than the roots have; sorted
+  std::vector<LeafLook> looks;    // of the leaves, once they were asked for; a direct call takes them
 
   const Program& program() const;
   // What a replay of the same roots would collect.

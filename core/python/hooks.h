@@ -33,10 +33,10 @@ inline constexpr const char* plain = "_plain";  // what runs under jax.disable_j
 inline constexpr const char* entry = "_entry";  // (roots, layout, context, Opened) -> (Entry, Recording)
 inline constexpr const char* explain =
     "_explain";  // (exception, roots, layout, entry that was traced) -> exception to raise
-inline constexpr const char* rebind = "_rebind";              // reads the signature anew
-inline constexpr const char* reads = "_reads";                // Entry -> Reads, or None
+inline constexpr const char* rebind = "_rebind";                  // reads the signature anew
+inline constexpr const char* reads = "_reads";                    // Entry -> Reads, or None
 inline constexpr const char* trace_branches = "_trace_branches";  // (arguments, keyword arguments) of a traced call
-inline constexpr const char* warn_of_kept = "_warn_of_kept";  // after a call that could not donate much
+inline constexpr const char* warn_of_kept = "_warn_of_kept";      // after a call that could not donate much
 
 }  // namespace jitted
 
