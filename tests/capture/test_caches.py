@@ -336,3 +336,35 @@ def test_a_call_that_fails_leaves_a_cache_in_order(size):
     for _ in range(2):
         assert double(1)["w"].tolist() == [1, 1] and double(5)["w"].tolist() == [5, 5]
     assert double.cache_info().currsize == 2
+
+
+@functools.cache
+def registry():
+    return {"n": 0}
+
+
+@functools.cache
+def large():
+    return [{"i": i} for i in range(50)]
+
+
+def test_a_trace_looks_at_the_caches_that_its_code_names(monkeypatch):
+    looked: list[object] = []
+    results_in = caches_in_traces.results_in
+    monkeypatch.setattr(caches_in_traces, "results_in", lambda cache: looked.append(cache) or results_in(cache))
+    assert graftax.jit(lambda x: x * len(large()))(jnp.ones(1)) == 50
+
+    def fails(x, is_known):
+        if is_known:
+            registry()["n"] += 1
+            raise KeyError("mine")
+        return x * 2
+
+    other = graftax.jit(lambda x: x + registry()["n"])
+    assert other(jnp.ones(1)) == 1
+    looked.clear()
+    jitted = graftax.jit(fails)
+    with pytest.raises(KeyError, match="mine"):  # it meets a cache that another function has named before
+        jitted(jnp.ones(1), True)
+    assert registry() == {"n": 0} and jitted(jnp.ones(1), False) == 2
+    assert registry in looked and large not in looked

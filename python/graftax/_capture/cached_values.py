@@ -145,6 +145,10 @@ class CachedValues:
         reference = self._caches.get(id(cache))
         return reference is not None and reference() is cache
 
+    def named(self) -> list[Any]:
+        """The caches that the code names."""
+        return [cache for reference in list(self._caches.values()) if (cache := reference()) is not None]
+
     def names(self) -> list[str]:
         """The functions of the user's that have such a cache."""
         functions = [getattr(reference(), "__wrapped__", None) for reference in list(self._caches.values())]

@@ -58,6 +58,7 @@ class _Now(threading.local):
         # What caches gave out before it: a list or a dict, what that held, and the cache. None where no trace runs.
         self.held: dict[int, tuple[Any, Any, Any]] | None = None
         self.results: dict[int, tuple[Any, dict[Any, Any]]] = {}  # of these caches, by key
+        self.named: Callable[[], list[Any]] | None = None  # the caches that its code names; None: whatever was met
 
 
 _now = _Now()
@@ -74,6 +75,7 @@ def note_cache(value: object) -> Any:
     ref = weakref.ref(value, _forget)
     if ref not in _met:
         _met[ref] = None
+    if id(value) not in _now.results:
         _hold(value)
     return value
 
@@ -174,7 +176,16 @@ def _same_items(one: Any, other: Any) -> bool:
     return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
 
 
+def look_at(named: Callable[[], list[Any]] | None) -> Callable[[], list[Any]] | None:
+    """From now on the traces of this thread look at these caches, besides those that they meet: others may hold a whole
+    model or a data set, and are not reached. Gives what it was before."""
+    before, _now.named = _now.named, named
+    return before
+
+
 def _caches() -> list[Any]:
+    if _now.named is not None and is_known:
+        return _now.named()
     return [cache for ref in list(_met) if (cache := ref()) is not None]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 
 from graftax._base.errors import MutationError
+from graftax._capture.caches_in_traces import look_at
 from graftax._capture.impure_calls import take_done_once
 from graftax._capture.retrace_signals import NewReads
 from graftax._jit.cache import FunctionTable
@@ -23,9 +24,12 @@ class Restartable:
 
     def __enter__(self) -> None:
         self._table.restarting.discard(threading.get_ident())
+        reads = self._table.reads
+        self._caches_before = look_at(None if reads is None else reads.cached.named)
         take_done_once()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        look_at(self._caches_before)
         if isinstance(error, NewReads):
             self._table.restarting.add(threading.get_ident())
             self._table.restarts += 1
