@@ -380,6 +380,14 @@ def take_done_once() -> str:
     return message
 
 
+def _stays(first: object) -> bool:  # unmeasured: in an event
+    """Is it a class, or a function of a module in C? These are many, and are there anyway."""
+    kind = type(first)
+    if kind is types.BuiltinFunctionType:
+        return type(first.__self__) is types.ModuleType  # type: ignore[attr-defined]
+    return issubclass(kind, type)
+
+
 class _Watch:
     """One trace that runs in this thread."""
 
@@ -396,7 +404,8 @@ class _Watch:
         self.hears_all = (hears_all or self._is_ahead) and _HAS_MONITORING
         self.has_others = False  # calls that a second run may make again, though nobody is told of them
         self.of_packages: dict[int, types.CodeType] = {}
-        self._judged: dict[int, object] = {}  # callables that have no effects
+        # Callables that have no effects, each with a first argument that may be called, too.
+        self._judged: dict[tuple[int, int], tuple[object, object]] = {}
 
     def stop_early(self) -> None:
         """Raises NotAhead if this trace runs ahead of its calls, and may be about to do more than to compute."""
@@ -418,12 +427,22 @@ class _Watch:
             if self.looks:
                 _report_calls_of(code)
 
+    def has_judged(self, function: object, first: object) -> bool:  # unmeasured: in an event
+        """Is it known whether a second run may do again what this call does, or does that not matter any more?"""
+        if self.has_others:
+            return True
+        judged = self._judged.get((id(function), id(first) if _stays(first) else 0))
+        return judged is not None and judged[0] is function and (judged[1] is first or not callable(first))
+
     def judge(self, function: object, first: object, is_told: bool) -> None:  # unmeasured: in an event
         """Notes whether a second run may do again what this call does."""
-        if self.has_others or (self._judged.get(id(function)) is function and not callable(first)):
+        if self.has_judged(function, first):
             return
         self.has_others = is_told or calls_others(function, first)
-        self._judged[id(function)] = function
+        if _stays(first):
+            self._judged[id(function), id(first)] = function, first
+        elif not callable(first):
+            self._judged[id(function), 0] = function, None
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
         if not offsets:  # all was told
@@ -527,21 +546,22 @@ if sys.version_info >= (3, 12):
         code: types.CodeType, offset: int, function: object, first_argument: object
     ) -> None:  # unmeasured: in an event
         watch = _watch()
-        call = call_of(function, first_argument) if watch is not None else None
-        if watch is not None and watch.hears_all:
-            is_of_package = id(code) in watch.of_packages
+        if watch is None:
+            return
+        is_of_package = watch.hears_all and id(code) in watch.of_packages
+        if is_of_package and watch.has_judged(function, first_argument):  # most calls: nobody is told of these
+            watch.stop_early()
+            return
+        call = call_of(function, first_argument)
+        if watch.hears_all:
             if not (is_of_package and call is not None and call.kind in VALUES_ALONE):
                 watch.judge(function, first_argument, call is not None)
                 watch.stop_early()
             if is_of_package:
                 return
-        if watch is not None and call is None and id(first_argument) in watch.opaque:
+        if call is None and id(first_argument) in watch.opaque:
             call = handing_over(function)
-        if (
-            watch is None
-            or call is None
-            or (call.unseeded and first_argument is not _monitoring.MISSING and first_argument is not None)
-        ):
+        if call is None or (call.unseeded and first_argument is not _monitoring.MISSING and first_argument is not None):
             return
         watch.tell(call, sys._getframe(1))
 
