@@ -8,6 +8,7 @@
 #include "capture/class_attributes.h"
 #include "capture/frame_hook.h"
 #include "capture/jax_frames.h"
+#include "capture/judged_calls.h"
 #include "capture/watchers.h"
 #include "graph/editor.h"
 #include "graph/program_rows.h"
@@ -38,6 +39,7 @@ NB_MODULE(_core_of_main, m) {
   bind_inner_frames(m);
   bind_frames(m);
   bind_watch(m);
+  bind_judged_calls(m);
   bind_class_attributes(m);
   bind_outcome(m);
   bind_trace(m);

@@ -359,6 +359,29 @@ class Reads:
     def changed(self) -> list[tuple[Any, str]]:
         """(holder, name) of each binding that has another value."""
 
+class JudgedCalls:
+    """Calls of installed packages' code that were judged to have no effect."""
+
+    def __init__(self, on_call: Callable[[Any, int, Any, Any], None]) -> None:
+        """`on_call` is told of the other calls."""
+
+    def has_code(self, code: Any) -> bool: ...
+
+    def add_code(self, code: Any) -> None:
+        """Its calls are judged: of those that are known, nobody is told."""
+
+    def knows(self, function: Any, first: Any) -> bool:
+        """Has such a call been judged?"""
+
+    def add(self, function: Any, first: Any) -> None:
+        """This call has no effect."""
+
+    def clear(self) -> None:
+        """Forgets codes and calls."""
+
+    def hear(self, code: Any, offset: int, function: Any, first: Any) -> None:
+        """What the interpreter calls for a call."""
+
 def use_missing(missing: object) -> None:
     """What stands for an attribute that a class has not got."""
 

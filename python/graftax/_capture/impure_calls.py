@@ -380,14 +380,6 @@ def take_done_once() -> str:
     return message
 
 
-def _stays(first: object) -> bool:  # unmeasured: in an event
-    """Is it a class, or a function of a module in C? These are many, and are there anyway."""
-    kind = type(first)
-    if kind is types.BuiltinFunctionType:
-        return type(first.__self__) is types.ModuleType  # type: ignore[attr-defined]
-    return issubclass(kind, type)
-
-
 class _Watch:
     """One trace that runs in this thread."""
 
@@ -403,9 +395,6 @@ class _Watch:
         self._of_others = attributes_of_others(recording.graphdef.rows()) if self._is_ahead else set[str]()
         self.hears_all = (hears_all or self._is_ahead) and _HAS_MONITORING
         self.has_others = False  # calls that a second run may make again, though nobody is told of them
-        self.of_packages: dict[int, types.CodeType] = {}
-        # Callables that have no effects, each with a first argument that may be called, too.
-        self._judged: dict[tuple[int, int], tuple[object, object]] = {}
 
     def stop_early(self) -> None:
         """Raises NotAhead if this trace runs ahead of its calls, and may be about to do more than to compute."""
@@ -421,28 +410,19 @@ class _Watch:
     def look_into(self, code: types.CodeType) -> None:
         """Hears calls of an installed package's code, of which nobody is told."""
         self.has_others = self.has_others or keeps_state(code)
-        if not self.has_others and id(code) not in self.of_packages:
-            self.of_packages[id(code)] = code
+        if not self.has_others:
             self.looks = self.looks or _begin()
             if self.looks:
                 _report_calls_of(code)
-
-    def has_judged(self, function: object, first: object) -> bool:  # unmeasured: in an event
-        """Is it known whether a second run may do again what this call does, or does that not matter any more?"""
-        if self.has_others:
-            return True
-        judged = self._judged.get((id(function), id(first) if _stays(first) else 0))
-        return judged is not None and judged[0] is function and (judged[1] is first or not callable(first))
+                judged_calls.add_code(code)
 
     def judge(self, function: object, first: object, is_told: bool) -> None:  # unmeasured: in an event
         """Notes whether a second run may do again what this call does."""
-        if self.has_judged(function, first):
+        if self.has_others or judged_calls.knows(function, first):
             return
         self.has_others = is_told or calls_others(function, first)
-        if _stays(first):
-            self._judged[id(function), id(first)] = function, first
-        elif not callable(first):
-            self._judged[id(function), 0] = function, None
+        if not self.has_others:
+            judged_calls.add(function, first)
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
         if not offsets:  # all was told
@@ -511,7 +491,7 @@ if sys.version_info >= (3, 12):
                 if _tool is None:
                     return False
                 _monitoring.use_tool_id(_tool, "graftax")
-                _monitoring.register_callback(_tool, _monitoring.events.CALL, _on_call)
+                _monitoring.register_callback(_tool, _monitoring.events.CALL, judged_calls.hear)
                 _monitoring.register_callback(_tool, _monitoring.events.JUMP, _on_jump)
                 _monitoring.register_callback(_tool, _monitoring.events.PY_START, _on_start)
                 for code in ENVIRON_CODES:
@@ -537,6 +517,7 @@ if sys.version_info >= (3, 12):
             for code in (*(code for code, _ in _reported.values()), *ENVIRON_CODES):
                 _monitoring.set_local_events(_tool, code, 0)
             _reported.clear()
+            judged_calls.clear()
             for event in (_monitoring.events.CALL, _monitoring.events.JUMP, _monitoring.events.PY_START):
                 _monitoring.register_callback(_tool, event, None)
             _monitoring.free_tool_id(_tool)
@@ -548,8 +529,8 @@ if sys.version_info >= (3, 12):
         watch = _watch()
         if watch is None:
             return
-        is_of_package = watch.hears_all and id(code) in watch.of_packages
-        if is_of_package and watch.has_judged(function, first_argument):  # most calls: nobody is told of these
+        is_of_package = judged_calls.has_code(code)
+        if is_of_package and (watch.has_others or not watch.hears_all):  # nobody is told of these
             watch.stop_early()
             return
         call = call_of(function, first_argument)
@@ -565,6 +546,8 @@ if sys.version_info >= (3, 12):
             return
         watch.tell(call, sys._getframe(1))
 
+    judged_calls = _core.JudgedCalls(_on_call)
+
     def _on_jump(code: types.CodeType, offset: int, destination: int) -> None:  # unmeasured: in an event
         watch = _watch()
         if watch is not None:
@@ -576,6 +559,11 @@ if sys.version_info >= (3, 12):
             watch.tell_of_environ(sys._getframe(1))
 
 else:  # unmeasured: on Python 3.11 what measures is the trace function, and graftax puts none beside it
+
+    def _on_call(*call: object) -> None:
+        """No call of a package is heard."""
+
+    judged_calls = _core.JudgedCalls(_on_call)
 
     def _looked_at(where: _Scope, names: Names) -> dict[int, Call | None]:
         found: dict[int, Call | None] = dict(_offsets(where))

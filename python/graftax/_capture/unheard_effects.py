@@ -29,6 +29,7 @@ _OF_VALUES = frozenset((
     *("graftax", "jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "scipy"),
 ))  # fmt: skip
 _MAKE_MORE = (exec, eval, compile, __import__, __build_class__, open, input, print, weakref.proxy)
+_READ = (getattr, hasattr, isinstance, issubclass, callable, id, hash, repr, dir)  # these leave a module as it is
 _CALL_LATER = (weakref.ref, weakref.finalize)  # what they are given, when an object is gone
 _CHANGE = frozenset({"config", "monitoring", "profiler", "distributed"})  # parts of the names of modules of JAX
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
@@ -66,7 +67,9 @@ def _may_have_effects(function: Any, first: object) -> bool:
         wrapped = function.__wrapped__
         return type(wrapped) is types.FunctionType and not is_never_asked(wrapped.__code__.co_filename)
     if kind is types.BuiltinFunctionType:
-        if any(function is each for each in _MAKE_MORE) or issubclass(type(first), types.ModuleType):
+        if any(function is each for each in _MAKE_MORE):
+            return True
+        if issubclass(type(first), types.ModuleType) and not any(function is each for each in _READ):
             return True
         owner = function.__self__
         if owner is None or type(owner) is types.ModuleType:
