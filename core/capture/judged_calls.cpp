@@ -11,8 +11,8 @@ namespace graftax {
 
 namespace {
 
-using Call =
-    std::pair<PyObject*, PyObject*>;  // the function, and a first argument that the judgement is about, or null
+// The function, and a first argument that the judgement is about, or null.
+using Call = std::pair<PyObject*, PyObject*>;
 
 // Classes, modules and functions of modules in C last, and what is done to one of them is judged for it alone.
 bool is_lasting(PyObject* first) {
