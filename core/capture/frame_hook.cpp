@@ -33,6 +33,7 @@ struct Session {
   PyObject* enter;  // (code, globals, function, first argument) -> what to do
   // Code that was met before, borrowed from `held`, with the globals that it ran with; a null stands for any.
   std::unordered_map<PyObject*, std::vector<PyObject*>> known;
+  std::unordered_set<PyObject*> known_functions;  // where others of the same code are to be heard of; in `held`
   OwnedList held;
   std::unordered_map<PyObject*, PyObject*> functions;  // function -> the rebuilt one that runs in its place; borrowed
   std::unordered_map<PyObject*, PyObject*> shadows;    // globals -> what its frames see; both borrowed from the caller
@@ -174,6 +175,11 @@ bool announce(Session& session, const Frame& frame) {
     return true;
   }
   if (answer.get() == Py_False) return true;  // it wants to hear of each frame
+  if (answer.get() == Py_True) {              // of each, but for those of this function
+    if (frame.function() && session.known_functions.insert(frame.function()).second)
+      session.held.push(frame.function());
+    return true;
+  }
   if (answer.get() == Py_None) {
     session.known[frame.code()].push_back(session.original(frame.globals()));
     session.held.push(frame.code());
@@ -216,7 +222,8 @@ const Met* meet(Session& session, const Frame& frame) {
   if (met.code == code && met.globals == frame.globals()) return &met;
   met.code = nullptr;
   auto is_known = [&] { return session.knows(code, frame.globals()) || ignored().count(code); };
-  if (!is_known() && !announce(session, frame)) return nullptr;
+  const bool is_known_function = frame.function() && session.known_functions.count(frame.function());
+  if (!is_known() && !is_known_function && !announce(session, frame)) return nullptr;
   met = {is_known() ? code : nullptr,
          frame.globals(),
          session.shadow(frame.globals()),
@@ -464,7 +471,8 @@ void bind_frames(nb::module_& m) {
               "raised: list[BaseException] | None = None) -> Any"),
       "f(), while frames of code that is not known with their globals (by id; 0 for any) are announced: enter(code, "
       "globals, function, first argument) "
-      "returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an "
+      "returns None, False to hear of the next one too, True to hear of those of other functions, NotImplemented for "
+      "code that nobody ever has to hear of, or an "
       "exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in "
       "`functions` "
       "runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the "

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <set>
+#include <tuple>
 #include <unordered_set>
 
 #include "python/collected.h"
@@ -11,8 +12,20 @@ namespace graftax {
 
 namespace {
 
-// The function, and a first argument that the judgement is about, or null.
-using Call = std::pair<PyObject*, PyObject*>;
+// What a judgement is about: what is called, and its first argument, each as itself or by a class that stands for all
+// of its objects. A bound method is new each time that it is asked for, so the object is never part of it.
+struct Call {
+  enum class Part : char { none, itself, its_class, class_of_self };  // the last one: of what it is bound to
+  PyObject* callee;
+  PyObject* first = nullptr;
+  Part callee_is = Part::itself;
+  Part first_is = Part::none;
+
+  bool operator<(const Call& other) const {
+    return std::tie(callee, first, callee_is, first_is) <
+           std::tie(other.callee, other.first, other.callee_is, other.first_is);
+  }
+};
 
 // Classes, modules and functions of modules in C last, and what is done to one of them is judged for it alone.
 bool is_lasting(PyObject* first) {
@@ -21,14 +34,40 @@ bool is_lasting(PyObject* first) {
          PyModule_CheckExact(PyCFunction_GET_SELF(first));
 }
 
-// What is judged of such a call; nothing where another first argument of its type may do more: one that may be called
-// itself, and the name of a class that a metaclass makes.
+PyObject* class_of(PyObject* object) { return reinterpret_cast<PyObject*>(Py_TYPE(object)); }
+
+// The class of a method in C that is bound to its object.
+PyObject* method_wrapper() {
+  static PyObject* const type = nb::object(nb::module_::import_("types").attr("MethodWrapperType")).release().ptr();
+  return type;
+}
+
+// What is judged of such a call; nothing where a metaclass makes a class, whose name decides.
 std::optional<Call> call_of(PyObject* function, PyObject* first) {
-  if (is_lasting(first)) return Call{function, first};
-  const bool is_metaclass =
-      PyType_Check(function) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(function), &PyType_Type);
-  if (PyCallable_Check(first) || (PyUnicode_Check(first) && is_metaclass)) return std::nullopt;
-  return Call{function, nullptr};
+  while (PyMethod_Check(function)) function = PyMethod_GET_FUNCTION(function);
+  Call call{function};
+  PyObject* self = PyCFunction_CheckExact(function) ? PyCFunction_GET_SELF(function) : nullptr;
+  if (class_of(function) == method_wrapper()) {
+    Owned descriptor_class = Owned::steal(PyObject_GetAttrString(function, "__objclass__"));
+    if (!descriptor_class) return PyErr_Clear(), std::nullopt;
+    call.callee = descriptor_class.get();  // which the method keeps alive
+    call.callee_is = Call::Part::its_class;
+  } else if (self && !is_lasting(self)) {
+    call.callee = class_of(self);
+    call.callee_is = Call::Part::class_of_self;
+  }
+  if (PyFunction_Check(function)) return call;  // what its code does with the argument is heard when it runs
+  if (is_lasting(first)) {
+    call.first = first;
+    call.first_is = Call::Part::itself;
+  } else if (PyCallable_Check(first)) {
+    call.first = class_of(first);
+    call.first_is = Call::Part::its_class;
+  } else if (PyUnicode_Check(first) && PyType_Check(function) &&
+             PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(function), &PyType_Type)) {
+    return std::nullopt;
+  }
+  return call;
 }
 
 // The calls of an installed package's code that were judged to have no effect, so that they need not be heard again. A
@@ -51,8 +90,8 @@ class JudgedCalls {
   void add(nb::handle function, nb::handle first) {
     const auto call = call_of(function.ptr(), first.ptr());
     if (!call || !calls_.insert(*call).second) return;
+    held_.push(call->callee);
     held_.push(call->first);
-    held_.push(call->second);
   }
 
   void clear() {
@@ -102,7 +141,10 @@ void bind_judged_calls(nb::module_& m) {
           nb::arg("function"), nb::arg("first").none(), nb::sig("def knows(self, function: Any, first: Any) -> bool"),
           "Has such a call been judged?")
       .def("add", &JudgedCalls::add, nb::arg("function"), nb::arg("first").none(),
-           nb::sig("def add(self, function: Any, first: Any) -> None"), "This call has no effect.")
+           nb::sig("def add(self, function: Any, first: Any) -> None"),
+           "This call has no effect, whichever the object is of which a method is called, or, among those of a class "
+           "whose "
+           "objects can be called, the first argument.")
       .def("clear", &JudgedCalls::clear, "Forgets codes and calls.")
       .def("hear", &JudgedCalls::hear, nb::arg("code"), nb::arg("offset"), nb::arg("function").none(),
            nb::arg("first").none(),

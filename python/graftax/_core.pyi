@@ -305,7 +305,7 @@ def forget_frames(reason: str) -> None:
     """As if the interpreter's frames were not known, for the rest of the process. For tests."""
 
 def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[tuple[Any, int]], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], inner: InnerFrames | None, quiet: bool = False, telling: tuple[type[BaseException], ...] | None = None, raised: list[BaseException] | None = None) -> Any:
-    """f(), while frames of code that is not known with their globals (by id; 0 for any) are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.
+    """f(), while frames of code that is not known with their globals (by id; 0 for any) are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, True to hear of those of other functions, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.
     """
 
 def sees_too(shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> None:
@@ -374,7 +374,8 @@ class JudgedCalls:
         """Has such a call been judged?"""
 
     def add(self, function: Any, first: Any) -> None:
-        """This call has no effect."""
+        """This call has no effect, whichever the object is of which a method is called, or, among those of a class whose objects can be called, the first argument.
+        """
 
     def clear(self) -> None:
         """Forgets codes and calls."""

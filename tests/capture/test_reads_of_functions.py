@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code that asks for what a function holds, and changes it: defaults, keyword defaults, attributes, variables."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import pytest
 
@@ -158,3 +160,15 @@ def test_a_call_that_fails_again_changes_nothing_again():
         with pytest.raises(ValueError):
             jitted(jnp.ones(1))
         assert LOG == []
+
+
+class Defaults(NamedTuple):
+    a: float
+    b: float = 3.0
+
+
+def test_the_defaults_of_a_named_tuple_that_are_replaced_are_noticed(monkeypatch: pytest.MonkeyPatch):
+    step = graftax.jit(lambda x: x * Defaults(1.0).b)
+    assert float(step(jnp.ones(()))) == 3
+    monkeypatch.setattr(Defaults.__new__, "__defaults__", (7.0,))
+    assert float(step(jnp.ones(()))) == 7

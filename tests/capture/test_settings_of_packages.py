@@ -354,3 +354,13 @@ def test_a_memo_of_a_decorator_that_is_changed_is_noticed(package: Any, scope: d
     assert float(step(ONE)) == 2
     double.memo["a",] = 5.0
     assert float(step(ONE)) == 5
+
+
+def test_another_function_of_code_that_was_heard_often_is_noticed(package: Any, scope: dict[str, Any]):
+    scope["first"], scope["second"] = (package.memoized(lambda key: 2.0) for _ in range(2))
+    exec("def scaled(x): return x * first('a') * first('a') * first('a') * second('a')", scope)
+    step, second = graftax.jit(scope["scaled"], warn_impure=False), scope["second"]
+    scope["first"]("a"), second("a")
+    assert float(step(ONE)) == 16
+    second.memo["a",] = 5.0
+    assert float(step(ONE)) == 40

@@ -105,6 +105,11 @@ def is_generated(code: types.CodeType, function: object) -> bool:
     return not isinstance(function, types.FunctionType) or not has_state(function)
 
 
+def is_of_named_tuple(code: types.CodeType) -> bool:
+    """Is it the `__new__` that `namedtuple` wrote? It calls that of tuples, and nothing else."""
+    return code.co_filename == "<string>" and code.co_names == ("_tuple_new",)
+
+
 _WRITES = frozenset(("STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL"))
 
 

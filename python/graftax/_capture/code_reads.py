@@ -37,6 +37,7 @@ from graftax._capture.bytecode import (
     is_generated,
     is_never_asked,
     is_of_module,
+    is_of_named_tuple,
     is_open_scope,
     is_users_code,
     is_users_scope,
@@ -117,7 +118,8 @@ class CodeReads:
         if users:
             if is_of_module(scope):
                 self._scopes.setdefault(id(scope), scope)
-            self.impure.note(code, scope, cells, names)
+            if not is_of_named_tuple(code):
+                self.impure.note(code, scope, cells, names)
             self.attributes.note_users(names)
             for value in (*cells.values(), *_defaults_of(function)):
                 self._note_all(self.attributes.add_in(value))

@@ -49,6 +49,7 @@ from graftax._capture.traces_ahead import give_up, is_ahead, must_end
 from graftax._capture.unheard_effects import (
     attributes_of_others,
     calls_others,
+    is_lasting_judgement,
     keeps_state,
     loads_modules,
     names_others,
@@ -421,7 +422,7 @@ class _Watch:
         if self.has_others or judged_calls.knows(function, first):
             return
         self.has_others = is_told or calls_others(function, first)
-        if not self.has_others:
+        if not self.has_others and is_lasting_judgement(function, first):
             judged_calls.add(function, first)
 
     def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:

@@ -134,9 +134,11 @@ class ReadSet(CodeReads):
             if code in self._scanned:
                 return False
             self._scanned.add(code)
-        is_met = self.names.functions.get(id(function)) is function or self.impure.library.has_met(function)
+        is_met = self.names.functions.get(id(function)) is function
         if not is_made_in_trace and (id(function) in present or is_met):
             return False
+        if not is_made_in_trace and self.impure.library.has_met(function):  # of other functions of this code alone
+            return code not in self._rooted and not self.cached.is_cached(function)
         size_before = self._size
         self.add(code, scope, function, not is_made_in_trace)
         self.see_caches()

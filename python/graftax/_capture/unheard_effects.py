@@ -38,6 +38,8 @@ _DESCRIPTORS = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
     *(types.MethodWrapperType, types.GetSetDescriptorType, types.MemberDescriptorType),
 )
+# Each of these is judged for itself, by what it is or calls.
+_CALL_OTHERS = (types.FunctionType, types.MethodType, functools.partial, _CACHED, *_DESCRIPTORS)
 _MODULE: Any = vars(type)["__module__"]  # whatever a metaclass answers
 
 
@@ -47,9 +49,25 @@ def calls_others(function: object, first: object) -> bool:
     Args:
         first: its first argument, which code in C may call.
     """
+    function = _unbound(function)
     return _may_have_effects(function, first) or (
         callable(first) and type(function) is not types.FunctionType and _may_have_effects(first, None)
     )
+
+
+def is_lasting_judgement(function: object, first: object) -> bool:
+    """Is what `calls_others` says true of each call of this function with a first argument of this class?"""
+    if type(_unbound(function)) is types.FunctionType or not callable(first):
+        return True
+    if type(first) is types.BuiltinFunctionType:
+        return type(getattr(first, "__self__", None)) is types.ModuleType
+    return type(first) not in _CALL_OTHERS
+
+
+def _unbound(function: Any) -> Any:
+    while type(function) is types.MethodType:
+        function = function.__func__
+    return function
 
 
 def _may_have_effects(function: Any, first: object) -> bool:
