@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capture/frame_hook.h"
 
+#include "capture/interruptions.h"
 #include "capture/jax_frames.h"
 #include "capture/named_scopes.h"
 #include "python/function_events.h"
@@ -22,10 +23,11 @@ struct Met {
   PyObject* code = nullptr;
   PyObject* globals = nullptr;
   PyObject* shadow = nullptr;
-  bool replaced = false;  // some function with this code runs with the parts of another one
-  bool inner = false;     // it may be one that runs nobody else's code
-  bool method = false;    // it may be one of an object of the graph
-  bool asked = false;     // it may be answered
+  bool replaced = false;    // some function with this code runs with the parts of another one
+  bool inner = false;       // it may be one that runs nobody else's code
+  bool method = false;      // it may be one of an object of the graph
+  bool asked = false;       // it may be answered
+  bool interrupts = false;  // it is the handler of a signal, which is no part of the trace
 };
 
 // A trace that is running in this thread.
@@ -44,6 +46,7 @@ struct Session {
   Inside inside{nullptr};                              // which frames it need not hear of
   bool quiet = false;                                  // it hears of frames, and is no trace that others are part of
   bool busy = false;                                   // `enter` itself is running
+  bool collecting = false;                             // the collector runs, and what it calls is nobody's
   bool inside_jax = false;                             // a frame runs that runs no code but JAX's own
   PyObject* called = nullptr;                          // what the method that runs is called on; not owned
   std::unordered_map<PyObject*, PyObject*> refused;    // code -> what was raised in place of its frame; both in `held`
@@ -223,6 +226,11 @@ const Met* meet(Session& session, const Frame& frame) {
   met.code = nullptr;
   auto is_known = [&] { return session.knows(code, frame.globals()) || ignored().count(code); };
   const bool is_known_function = frame.function() && session.known_functions.count(frame.function());
+  if (!is_known() && !is_known_function) {
+    static const Met interruption{nullptr, nullptr, nullptr, false, false, false, false, true};
+    Busy busy(session.busy);
+    if (is_signal_handler(frame)) return &interruption;
+  }
   if (!is_known() && !is_known_function && !announce(session, frame)) return nullptr;
   met = {is_known() ? code : nullptr,
          frame.globals(),
@@ -373,6 +381,10 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
       met = nullptr;
     }
     if (!met) return evaluate(state, raw, 1);
+    if (met->interrupts) {
+      Busy busy(session->busy);
+      return evaluate(state, raw, 0);
+    }
   }
   if (met->replaced && frame->function()) replace_function(*session, *frame, !thrown);
   PyObject *own_globals = frame->globals(), *shadow = met->shadow;
@@ -400,15 +412,20 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
   Session* session = running.innermost(state);
   // What a debugger, a profiler or coverage does between two steps of the program is no part of it.
-  if (!session || session->busy || state->tracing) return evaluate(state, raw, thrown);
+  if (!session || session->busy || session->collecting || state->tracing) return evaluate(state, raw, thrown);
   PyObject* result = run_frame(session, state, raw, thrown);
   if (!result) note_raised(*session);
   return result;
 }
 
+void collect(bool begins) {
+  if (Session* session = innermost()) session->collecting = begins;
+}
+
 class Scope {
  public:
   explicit Scope(Session& session) : session_(session) {
+    if (frames_unknown.empty()) hear_collections(collect);
     running.enter(&session);
     if (!frames_unknown.empty()) return;
     if (running.all().size() == 1) {
@@ -421,7 +438,9 @@ class Scope {
   Scope& operator=(const Scope&) = delete;
   ~Scope() {
     running.leave(&session_);
-    if (frames_unknown.empty() && running.all().empty()) exchange_hooks(hook, unhooked());
+    if (!frames_unknown.empty() || !running.all().empty()) return;
+    exchange_hooks(hook, unhooked());
+    hear_collections_no_more();
   }
 
  private:

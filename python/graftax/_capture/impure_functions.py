@@ -96,7 +96,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
     ),
     "atexit": ((_CHANGED, ("register", "unregister")),),
     "gc": ((_CHANGED, ("enable", "disable", "freeze", "set_threshold")),),
-    "signal": ((_CHANGED, ("signal", "alarm", "setitimer")),),
+    "signal": ((_CHANGED, ("signal", "alarm", "setitimer", "raise_signal")),),
     "locale": ((_CHANGED, ("setlocale",)),),
     "builtins": ((_PRINT, ("print",)), (_INPUT, ("input",)), (_NAMES, ("globals",))),
     "io": ((_FILE, ("open",)),),
