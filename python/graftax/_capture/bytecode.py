@@ -75,6 +75,9 @@ def is_users_scope(scope: dict[str, Any]) -> bool:
     return is_users(filename)
 
 
+MODULE_OF: Any = vars(type)["__module__"]  # of a class, whatever a metaclass answers
+
+
 def is_open_scope(scope: dict[str, Any]) -> bool:
     """May code of the user's set names in this module? Not in one of JAX's or of the standard library."""
     filename = scope.get("__file__")
@@ -83,9 +86,14 @@ def is_open_scope(scope: dict[str, Any]) -> bool:
     return not is_never_asked(filename)
 
 
-def is_never_asked_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
-    """`is_never_asked` of code that runs in these globals: `dataclasses` makes methods of JAX's classes from texts."""
-    return not is_open_scope(scope) if code.co_filename == "<string>" else is_never_asked(code.co_filename)
+def is_never_asked_code(code: types.CodeType, scope: dict[str, Any], first: object = None) -> bool:
+    """`is_never_asked` of code that runs in these globals: `dataclasses` makes methods of JAX's classes from texts, and
+    `namedtuple` their `__new__`, with globals of its own: there `first`, the class, tells whose it is."""
+    if code.co_filename != "<string>":
+        return is_never_asked(code.co_filename)
+    if is_of_named_tuple(code) and isinstance(first, type):
+        scope = getattr(sys.modules.get(MODULE_OF.__get__(first)), "__dict__", {})
+    return not is_open_scope(scope)
 
 
 def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:

@@ -89,7 +89,7 @@ class ReadSet(CodeReads):
         `function` is None where the trace itself made it (before 3.12: where known code makes such functions).
         """
         # Of JAX and the standard library nothing counts, but for the functions that read something for their caller.
-        if is_never_asked_code(code, scope):
+        if is_never_asked_code(code, scope, first):
             if (reads := OF_CODE.get(code)) is not None:
                 return self._meet_library(reads(function, first)) if is_asked_by_user() else False
             begins_anew = self.builtins.note_class_check(code, scope)

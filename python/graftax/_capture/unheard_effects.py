@@ -17,7 +17,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from graftax import _core
-from graftax._capture.bytecode import HEAP_TYPE, Names, is_never_asked, is_open_scope, is_users_class, is_users_scope
+from graftax._capture.bytecode import (
+    HEAP_TYPE,
+    MODULE_OF,
+    Names,
+    is_never_asked,
+    is_open_scope,
+    is_users_class,
+    is_users_scope,
+)
 from graftax._graph.structure import Op
 
 _OF_VALUES = frozenset((
@@ -40,7 +48,6 @@ _DESCRIPTORS = (
 )
 # Each of these is judged for itself, by what it is or calls.
 _CALL_OTHERS = (types.FunctionType, types.MethodType, functools.partial, _CACHED, *_DESCRIPTORS)
-_MODULE: Any = vars(type)["__module__"]  # whatever a metaclass answers
 
 
 def calls_others(function: object, first: object) -> bool:
@@ -98,7 +105,7 @@ def _may_have_effects(function: Any, first: object) -> bool:
 
 def _is_others_class(cls: type) -> bool:
     """Does a class do more than to hold values? Not one whose methods are watched when they run."""
-    module = _MODULE.__get__(cls)
+    module = MODULE_OF.__get__(cls)
     if not _is_of_others(module, ""):
         return False
     loaded = sys.modules.get(module)
