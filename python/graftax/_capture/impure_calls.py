@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import dis
-import itertools
-import os
 import sys
 import threading
 import types
 import warnings
 import weakref
 from collections.abc import Generator, Iterable, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftax import _core
 from graftax._base.errors import ImpureCallWarning
-from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names, cells_of, is_never_asked, is_users_code, names_of
 from graftax._capture.cached_values import CachedCall
 from graftax._capture.caught_errors import FrameEvents
@@ -31,18 +27,22 @@ from graftax._capture.impure_functions import (
     ENVIRON,
     ENVIRON_CODES,
     ENVIRON_FILES,
-    NOW,
     VALUES_ALONE,
     Call,
-    Table,
     call_of,
     call_of_instance,
     handing_over,
-    is_console,
-    is_date,
-    is_impure_module,
     known,
-    read_of,
+)
+from graftax._capture.impure_names import (
+    ANYWHERE,
+    HAS_MONITORING,
+    LookupScope,
+    ModuleRead,
+    Offsets,
+    calls_in,
+    module_reads,
+    names_impure,
 )
 from graftax._capture.library_globals import LibraryGlobals, SettingsTable, Snapshot, is_setting
 from graftax._capture.traces_ahead import give_up, is_ahead, must_end
@@ -74,107 +74,6 @@ TWICE = (
 )
 
 
-# ---- what code names
-
-_HAS_MONITORING = sys.version_info >= (3, 12)
-_ANYWHERE = -1
-_Offsets = dict[int, "Call | None"]
-
-
-class _Scope(NamedTuple):
-    """Where the names of one code object are looked up."""
-
-    code: types.CodeType
-    scope: dict[str, Any]
-    cells: dict[str, Any]
-    imports: dict[str, str]
-
-    def value(self, chain: tuple[str, ...]) -> Any:
-        """What a chain of names leads to, or the first object on its way that is no module; MISSING without one."""
-        name, *attributes = chain
-        if name in self.imports:
-            value = sys.modules.get(self.imports[name], MISSING)
-        elif name in self.cells:
-            value = self.cells[name]
-        elif name in self.code.co_freevars:
-            return MISSING
-        else:
-            value = self.scope.get(name, vars(builtins).get(name, MISSING))
-        for attribute in attributes:
-            if isinstance(value, types.ModuleType):
-                value = vars(value).get(attribute, MISSING)
-            else:
-                return getattr(value, attribute) if is_date(value) and attribute in NOW else value
-        return value
-
-
-def _tells_itself(value: object) -> bool:
-    """The environment or a logger: their methods run as Python's own code, whatever they are called through."""
-    logging = sys.modules.get("logging")
-    loggers = (logging.Logger, logging.LoggerAdapter) if logging is not None else ()
-    return value is os.getenv or is_console(value) or issubclass(type(value), (type(os.environ), *loggers))
-
-
-def _is_impure(value: object, table: Table) -> bool:
-    """Is it what cannot be replayed, or leads to it?"""
-    if type(value) is types.ModuleType:
-        return is_impure_module(value)
-    return _tells_itself(value) or (type(value) in table.types and call_of(value) is not None)
-
-
-def _names_impure(scope: _Scope, names: Names) -> bool:
-    table = known()
-    for chain in names.chains:
-        value = scope.value(chain)
-        if value is MISSING:  # a variable of an enclosing call that the trace itself runs
-            if chain[0] in scope.code.co_freevars and chain[-1] in table.names:
-                return True
-        elif _is_impure(value, table):
-            return True
-    return _asks_for_a_method(scope, names, table)
-
-
-def _asks_for_a_method(scope: _Scope, names: Names, table: Table) -> bool:
-    """Does it name such a method, of what is known only when it runs (`self.logger`, say), or of what has one?"""
-    method_names = names.attributes & table.method_names
-    if not method_names:
-        return False
-    chains = [chain for chain in names.chains if not method_names.isdisjoint(chain[1:])]
-    unknown = method_names.difference(*(chain[1:] for chain in chains))
-    return bool(unknown) or any(_may_lead_to_a_method(scope.value(chain), table) for chain in chains)
-
-
-def _may_lead_to_a_method(value: object, table: Table) -> bool:
-    """May the first object in a chain of names that is no module, or what it holds, have such a method?"""
-    if isinstance(value, type):
-        return issubclass(value, table.classes)
-    return type(value) not in (types.ModuleType, str, bytes, list, tuple, dict, set)
-
-
-class _Read(NamedTuple):
-    """An attribute of a module that code reads, and cannot read again."""
-
-    call: Call
-    line: int
-    module: str  # of the code
-
-
-def _reads_in(scope: _Scope, names: Names) -> list[_Read]:
-    reads: list[_Read] = []
-    for first_name, name in dict.fromkeys((chain[0], chain[1]) for chain in names.chains if len(chain) >= 2):
-        read = read_of(scope.value((first_name,)), name)
-        if read is not None:
-            named = (
-                instruction.positions for instruction in dis.get_instructions(scope.code) if instruction.argval == name
-            )
-            lines = (positions.lineno for positions in named if positions is not None)
-            line = next(filter(None, lines), scope.code.co_firstlineno)
-            reads.append(_Read(read, line, str(scope.scope.get("__name__"))))
-    return reads
-
-
-# ---- what a trace tells
-
 _Warnings = dict[tuple[str, int, str], tuple[str, str | None]]  # by place and name: text, and name of the module
 
 _TOLD: dict[Any, Any] = {}  # the registry of Python's own filters: "once at a place" is once in the process
@@ -199,9 +98,9 @@ class ImpureCalls:
     """What the code under the traces of one function calls that cannot be replayed."""
 
     def __init__(self) -> None:
-        self._suspects: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
-        self._others: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
-        self._reads: weakref.WeakKeyDictionary[types.CodeType, list[_Read]] = weakref.WeakKeyDictionary()
+        self._suspects: weakref.WeakKeyDictionary[types.CodeType, Offsets] = weakref.WeakKeyDictionary()
+        self._others: weakref.WeakKeyDictionary[types.CodeType, Offsets] = weakref.WeakKeyDictionary()
+        self._reads: weakref.WeakKeyDictionary[types.CodeType, list[ModuleRead]] = weakref.WeakKeyDictionary()
         self.library = LibraryGlobals()
         self.heard: dict[str, dict[str, None]] = {}  # what was called or read, and where
         self.told: set[tuple[str, int, str]] = set()
@@ -214,13 +113,13 @@ class ImpureCalls:
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Code of the user's that is going to run: is it worth a look?"""
-        lookup_scope = _Scope(code, scope, cells, names.imports)
+        lookup_scope = LookupScope(code, scope, cells, names.imports)
         self._names_others = self._names_others or names_others(names, lookup_scope.value)
         self._stored_attributes |= names.stored_attributes
         if names.imported and code not in self._imports:
             with _LOCK:
                 self._imports[code] = names.imported, str(scope.get("__package__") or "")
-        reads, watch = _reads_in(lookup_scope, names), _watch()
+        reads, watch = module_reads(lookup_scope, names), _watch()
         if reads and code not in self._reads:
             with _LOCK:  # a weak dict cannot be gone over while another thread adds to it
                 self._reads[code] = reads
@@ -228,8 +127,8 @@ class ImpureCalls:
                 watch.tell_of_reads(code, reads)
         if code in self._suspects:
             return
-        is_suspect = _names_impure(lookup_scope, names)
-        offsets: _Offsets = _looked_at(lookup_scope, names) if is_suspect else {_ANYWHERE: None}
+        is_suspect = names_impure(lookup_scope, names)
+        offsets: Offsets = calls_in(lookup_scope, names) if is_suspect else {ANYWHERE: None}
         with _LOCK:
             (self._suspects if is_suspect else self._others)[code] = offsets
         if watch is not None and watch.calls is self and (is_suspect or watch.opaque or watch.hears_all):
@@ -388,13 +287,13 @@ class _Watch:
         self, calls: ImpureCalls, name: str, recording: _core.Recording, warns: bool, hears_all: bool = False
     ) -> None:
         self.calls, self._name, self._warns, self.looks = calls, name, warns, False  # `looks`: does it hear of calls?
-        self.opaque = {id(obj) for obj in recording.opaque} if _HAS_MONITORING else set[int]()
-        self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
+        self.opaque = {id(obj) for obj in recording.opaque} if HAS_MONITORING else set[int]()
+        self.codes: dict[int, tuple[types.CodeType, Offsets]] = {}
         self.count, self.done_once = 0, ""  # of the calls
         self._warnings: _Warnings = {}
         self._is_ahead = is_ahead()
         self._of_others = attributes_of_others(recording.graphdef.rows()) if self._is_ahead else set[str]()
-        self.hears_all = (hears_all or self._is_ahead) and _HAS_MONITORING
+        self.hears_all = (hears_all or self._is_ahead) and HAS_MONITORING
         self.has_others = False  # calls that a second run may make again, though nobody is told of them
 
     def stop_early(self) -> None:
@@ -425,10 +324,10 @@ class _Watch:
         if not self.has_others and is_lasting_judgement(function, first):
             judged_calls.add(function, first)
 
-    def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
+    def look_at(self, code: types.CodeType, offsets: Offsets) -> None:
         if not offsets:  # all was told
             return
-        if not self.looks or not _HAS_MONITORING:  # a trace function is gone when all was told
+        if not self.looks or not HAS_MONITORING:  # a trace function is gone when all was told
             self.looks = _begin()
         if self.looks:
             # A copy for this trace: where a warning is an error, the next one tells of it, too.
@@ -443,7 +342,7 @@ class _Watch:
     def tell(self, call: Call, frame: types.FrameType) -> None:  # unmeasured: in an event
         self._tell(call, frame.f_code, frame.f_lineno, frame.f_globals.get("__name__"))
 
-    def tell_of_reads(self, code: types.CodeType, reads: list[_Read]) -> None:
+    def tell_of_reads(self, code: types.CodeType, reads: list[ModuleRead]) -> None:
         for call, line, module in reads:
             self._tell(call, code, line, module)
 
@@ -479,10 +378,6 @@ if sys.version_info >= (3, 12):
     _tool: int | None = None
     _users = 0  # traces, of all threads
     _reported: dict[int, tuple[types.CodeType, int]] = {}  # with the events
-
-    def _looked_at(scope: _Scope, names: Names) -> dict[int, Call | None]:
-        """Where this code can call such a function, as far as that is known before: at an offset, or at `_ANYWHERE`."""
-        return {_ANYWHERE: None}
 
     def _begin() -> bool:
         global _tool, _users
@@ -565,44 +460,6 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
         """No call of a package is heard."""
 
     judged_calls = _core.JudgedCalls(_on_call)
-
-    def _looked_at(where: _Scope, names: Names) -> dict[int, Call | None]:
-        found: dict[int, Call | None] = dict(_offsets(where))
-        if _asks_for_a_method(where, names, known()) or any(
-            _tells_itself(where.value(chain)) for chain in names.chains
-        ):
-            found[_ANYWHERE] = None
-        return found
-
-    def _offsets(where: _Scope) -> dict[int, Call]:
-        """Where, in code of Python 3.11, a call of such a function begins: its name is loaded in order to be called."""
-        found: dict[int, Call] = {}
-        chain: tuple[str, ...] = ()
-        called = pushed = False
-        module, imported = "", ()
-        variables: dict[str, tuple[str, ...]] = {}
-        all_of_it = [at for at in dis.get_instructions(where.code) if at.opname != "CACHE"]
-        for at, following in itertools.pairwise(all_of_it):
-            op = at.opname
-            if op in ("LOAD_ATTR", "LOAD_METHOD"):
-                chain = (*chain, at.argval) if chain else ()
-            elif op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLASSDEREF"):
-                called = pushed or (op == "LOAD_GLOBAL" and bool((at.arg or 0) & 1))
-                local = (at.argval,) if at.argval in where.imports else ()
-                chain = variables.get(at.argval, local) if op == "LOAD_FAST" else (at.argval,)
-            else:
-                if op == "IMPORT_NAME":
-                    module = at.argval
-                elif op == "IMPORT_FROM":
-                    imported = (f"from {module}", at.argval)
-                elif op == "STORE_FAST" and imported:
-                    variables[at.argval], imported = imported, ()
-                chain = ()
-            pushed = op == "PUSH_NULL"
-            call = call_of(where.value(chain)) if chain and (called or op == "LOAD_METHOD") else None
-            if call is not None and (not call.unseeded or (following.opname == "PRECALL" and not following.arg)):
-                found[at.offset] = call
-        return found
 
     def _begin() -> bool:
         there = sys.gettrace()
