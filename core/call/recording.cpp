@@ -2,6 +2,7 @@
 #include "call/recording.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "graph/structure_cache.h"
 
@@ -219,6 +220,19 @@ void bind_recording(nb::module_& m) {
       nb::arg("items"), nb::arg("types"),
       nb::sig("def holds_only(items: tuple[Any, ...], types: frozenset[type]) -> bool"),
       "Is each item of a tuple of one of these types?");
+  m.def(
+      "types_of",
+      [](nb::iterable values) {
+        Owned items = own(PySequence_Fast(values.ptr(), "expected an iterable"));
+        nb::set out;
+        PyTypeObject* last = nullptr;  // most have one type
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
+          PyTypeObject* type = Py_TYPE(PySequence_Fast_GET_ITEM(items.get(), i));
+          if (type != std::exchange(last, type)) out.add(nb::borrow(reinterpret_cast<PyObject*>(type)));
+        }
+        return out;
+      },
+      nb::arg("values"), nb::sig("def types_of(values: Iterable[object]) -> set[type]"));
   nb::enum_<RootFlag>(m, "RootFlag", nb::is_arithmetic(), "What a root is besides an argument; several are added.")
       .value("static", STATIC_ROOT, "Its arrays are constants of the program.")
       .value("global_", GLOBAL_ROOT, "A function in it counts by identity.")

@@ -241,6 +241,8 @@ def is_opaque(obj: object) -> bool:
 def holds_only(items: tuple[Any, ...], types: frozenset[type]) -> bool:
     """Is each item of a tuple of one of these types?"""
 
+def types_of(values: Iterable[object]) -> set[type]: ...
+
 class RootFlag(enum.IntEnum):
     """What a root is besides an argument; several are added."""
 

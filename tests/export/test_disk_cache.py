@@ -101,12 +101,12 @@ def test_a_counter_goes_on_in_another_process(tmp_path, start):
 
 CHANGES = [
     ("import collections.abc\ncollections.abc.Sized.register(Model)", "class Sized has other classes registered"),
-    ("LIMIT = 5", "global shipped_functions.LIMIT is another one"),
-    ("Model.scale = 3.0", "class attribute Model.scale is another one"),
+    ("LIMIT = 5", "global shipped_functions.LIMIT is different"),
+    ("Model.scale = 3.0", "class attribute Model.scale is different"),
     ("def helper(x, k=2): return x * rate[0] * LIMIT * k", "helper"),
-    ("def out(self, x): return x\nModel.out = out", "Model.out is another one"),
+    ("def out(self, x): return x\nModel.out = out", "Model.out is different"),
     ("def helper(x): return x * 2\nstep.__wrapped__.__code__ = (lambda model, x, mode: helper(x)).__code__", "code"),
-    ("import graftax._export.saved_entry as f; f.version_of = lambda p: '0'", "jax was"),
+    ("import graftax._export.program_key as f; f.version_of = lambda p: '0'", "jax was"),
     ("import os; os.environ['XLA_FLAGS'] = '--xla_cpu_enable_fast_math=true'", "flags was"),
 ]
 
@@ -127,7 +127,7 @@ FILTERED_CHANGES = [
     ("rate[0] = 4.0", "rate has another content"),
     ("offsets = offsets + 1", "offsets has another content"),
     ("Model.scale = 3.0", "class attribute Model.scale is different"),
-    ("def helper(x, k=2): return x * rate[0] * LIMIT * k", "helper is different"),
+    ("def helper(x, k=2): return x * rate[0] * LIMIT * k", "global shipped_functions.helper is different"),
 ]
 
 

@@ -111,7 +111,7 @@ def test_a_fresh_process_traces_and_compiles_nothing(saved):
         ("def helper(x): return x * rate[0] * LIMIT * 2", "helper"),
         ("def out(self, x): return x\nModel.out = out", "Model.out is different"),
         (
-            "import jax; jax.__version__; import graftax._export.saved_entry as f; f.version_of = lambda p: '0'",
+            "import graftax._export.program_key as f; f.version_of = lambda p: '0'",
             "jax was",
         ),
     ],
@@ -318,7 +318,7 @@ def test_symbolic_numbers_go_on_in_another_process(tmp_path, start):
     for _ in range(9):
         f(trainer, x)
     count = f.save_compiled(path)
-    assert count >= 3  # the first value, and both answers of the guard
+    assert count >= 2  # both answers of the guard
     again, sums = shipped_functions.Trainer(start), []
     for _ in range(9):
         sums.append(float(f(again, x)))

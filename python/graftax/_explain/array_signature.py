@@ -10,6 +10,7 @@ import jax
 import jax.core
 import numpy as np
 
+from graftax import _core
 from graftax._explain.cause import Cause
 from graftax._jax.arrays import array_class
 
@@ -46,7 +47,7 @@ class ArraySignature(NamedTuple):
 def array_signatures(leaves: Sequence[Any]) -> tuple[ArraySignature, ...]:
     """One signature a leaf. Equal ones share one object, because every variant keeps its signatures."""
     shared: dict[ArraySignature, ArraySignature] = {}
-    are_tracers = {cls: issubclass(cls, jax.core.Tracer) for cls in set(map(type, leaves))}
+    are_tracers = {cls: issubclass(cls, jax.core.Tracer) for cls in _core.types_of(leaves)}
     return tuple(
         signature if signature.committed is None else shared.setdefault(signature, signature)
         for signature in [

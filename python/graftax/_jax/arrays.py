@@ -15,6 +15,7 @@ import jax
 import jax.core
 from jax._src.lax import lax as _lax
 
+from graftax import _core
 from graftax._jax.missing_names import lacking
 
 try:
@@ -102,5 +103,5 @@ def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
     try:
         return set(map(type, map(_own_sharding, leaves)))
     except AttributeError:  # a NumPy array, a number; a tracer takes long to say that it has none
-        tracers = {cls for cls in set(map(type, leaves)) if issubclass(cls, jax.core.Tracer)}
+        tracers = {cls for cls in _core.types_of(leaves) if issubclass(cls, jax.core.Tracer)}
         return {type(getattr(leaf, "sharding", None)) for leaf in leaves if type(leaf) not in tracers}

@@ -13,6 +13,7 @@ from weakref import ReferenceType
 from jax.core import Tracer
 from jax.extend.core import Literal
 
+from graftax import _core
 from graftax._jax.traces import current_trace
 
 _TRANSFORM_NAMES = {  # JAX's internal name: (public names in JAX, name in graftax)
@@ -50,7 +51,7 @@ def trace_of(leaf: Any) -> Any:
 
 def has_tracer(values: Iterable[object]) -> bool:
     """Is one of these a tracer? Arrays have few classes, which are quicker to look at than a thousand arrays."""
-    return any(issubclass(kind, Tracer) for kind in set(map(type, values)))
+    return any(issubclass(kind, Tracer) for kind in _core.types_of(values))
 
 
 def copy_of_tracer(tracer: Any) -> Any:

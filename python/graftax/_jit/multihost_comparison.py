@@ -80,7 +80,7 @@ def coordinator() -> processes.Coordinator | None:
 
 def compares_hosts() -> bool:
     """Are there several processes, and is the comparison turned on?"""
-    return _timeout() > 0 and coordinator() is not None
+    return coordinator() is not None and _timeout() > 0
 
 
 def status() -> str:

@@ -195,7 +195,7 @@ class Sharing:
     def entries(self) -> list[_core.Entry]:
         """Those of all its functions."""
         with _LOCK:
-            return list(self._entries.values())
+            return [entry for reference in self._entries.valuerefs() if (entry := reference()) is not None]
 
     def discard(self, entry: _core.Entry) -> None:
         """No other function takes over this entry from now on: a table has dropped it."""

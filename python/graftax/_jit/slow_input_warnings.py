@@ -32,7 +32,7 @@ class Advice:
         self, name: str, leaves: list[Any], graphdef: _core.GraphDef, root_names: tuple[str, ...], first_captured: int
     ) -> None:
         """Warns about big NumPy arrays that the function captures: those of the roots from `first_captured` on."""
-        is_numpys = [issubclass(cls, np.ndarray) for cls in set(map(type, leaves))]  # leaves are many, of few classes
+        is_numpys = [issubclass(cls, np.ndarray) for cls in _core.types_of(leaves)]  # leaves are many, of few classes
         if len(root_names) <= first_captured or not any(is_numpys):
             return
         for leaf, path in zip(leaves, graphdef.leaf_places(), strict=True):
