@@ -16,6 +16,7 @@ from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import (
+    HEAP_TYPE,
     OF_NAMES,
     OWN_NAMES,
     Names,
@@ -42,6 +43,13 @@ class NameRead(NamedTuple):
     can_be_root: bool
 
 
+class Asked(NamedTuple):
+    """Names that code of the user's asks for, and those that code of libraries does."""
+
+    users: set[str]
+    of_libraries: set[str]
+
+
 class AttributeReads:
     """The names that code asks for, with the classes and modules that have been met."""
 
@@ -59,6 +67,8 @@ class AttributeReads:
         self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
         self._texts: set[str] = set()  # attributes that code may name by texts
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
+        self._found: dict[int, set[str]] = {}  # which of them, by class or module dict
+        self._last, self._last_count = Asked(set(), set()), 0  # what was looked up last in all classes
 
     # ---- what code asks for
 
@@ -66,7 +76,7 @@ class AttributeReads:
         """Code of the user's asks for these."""
         reads_names = names.computes or "vars" in names.loaded or OF_NAMES in names.attributes
         if reads_names and not self.reads_names:  # what was looked up for some of its names counts with all
-            self._looked.clear()
+            self.look_up_anew()
         self.reads_names = self.reads_names or reads_names
         if names.matches and not self._matches:
             self._matches = True
@@ -144,20 +154,29 @@ class AttributeReads:
     def look_up_anew(self) -> None:
         """Whatever was looked up counts no more."""
         self._looked.clear()
+        self._found.clear()
 
     def renewed(self, holder: type) -> Iterator[NameRead]:
         """The names of a class have changed: what it and its subclasses have is to be looked up again."""
         for cls in [cls for cls in list(self.classes) if holder in cls.__mro__]:
             self._looked.pop(id(cls), None)
+            self._found.pop(id(cls), None)
             yield from _special_methods(cls)
 
-    def not_looked_up(self) -> Iterator[type]:
-        """The classes in which not all that code asks for by now was looked up, with those that are added meanwhile."""
-        count = self._count
+    def not_looked_up(self) -> Iterator[tuple[type, Asked]]:
+        """The classes in which not all that code asks for by now was looked up, with those that are added meanwhile.
+
+        Each with what to look up there: all of it, or what code asks for since the classes were looked at last.
+        """
+        count, last = self._count, self._last_count
+        everything = Asked(self.attributes.copy(), self._of_libraries.copy())  # classes that are added may bring more
+        since = Asked(everything.users - self._last.users, everything.of_libraries - self._last.of_libraries)
         while unscanned := [cls for cls in list(self.classes) if self._looked.get(id(cls)) != count]:
             for cls in unscanned:
+                was_current = self._looked.get(id(cls)) == last
                 self._looked[id(cls)] = count
-                yield cls
+                yield cls, since if was_current else everything
+        self._last_count, self._last = count, everything
 
     def new_subclasses(self, cls: type) -> Iterator[NameRead]:
         """Adds those that were made since, where code asks for subclasses."""
@@ -167,7 +186,8 @@ class AttributeReads:
 
     def all_names(self, cls: type) -> Iterator[NameRead]:
         """All that a class has, and that it has no more, where code may look at all names."""
-        for base in filter(is_users_class, cls.__mro__ if self.reads_names else ()):
+        is_new = self.reads_names and id(cls) not in self._found
+        for base in filter(is_users_class, cls.__mro__ if is_new else ()):
             yield NameRead(base, OF_NAMES, MISSING, False)
             for name in in_class(base, OF_NAMES)[1]:
                 if name == "_abc_impl":  # the interpreter's own notes on an abstract class
@@ -176,11 +196,29 @@ class AttributeReads:
                 is_root = not is_bound_by(value) and not is_constant(value)
                 yield NameRead(base, name, value, is_root and not _is_refused(Origin(base, name)))
 
-    def asked_of(self, cls: type) -> Iterator[tuple[str, type | None, Any]]:
-        """What code finds in a class: (name that it asks for, the base that has it, value)."""
-        users = set[str]().union(*map(vars, filter(is_users_class, cls.__mro__)))
-        for name in self.attributes | (self._of_libraries & users) | overridden(cls, users):
-            yield name, *in_class(cls, name)
+    def asked_of(self, cls: type, asked: Asked) -> Iterator[tuple[type, str, type | None, Any]]:
+        """What code finds in a class: (that class, or a base of a library's, the name, the base that has it, value).
+
+        A name that no class of the user's has is looked up in the bases of libraries alone: if a class of the user's
+        gets it, the names of that class are others.
+        """
+        own = [vars(base) for base in cls.__mro__[:-1] if is_users_class(base)]
+        names = {name for name in asked.users | asked.of_libraries if any(name in holder for holder in own)}
+        if id(cls) not in self._found:
+            names |= overridden(cls, set[str]().union(*own))
+        for name in self._new(cls, names):
+            yield cls, name, *in_class(cls, name)
+        for base in cls.__mro__[1:] if len(own) < len(cls.__mro__) - 1 else ():
+            if base.__flags__ & HEAP_TYPE and not is_users_class(base):
+                for name in self._new(base, asked.users):
+                    yield base, name, *in_class(base, name)
+
+    def _new(self, holder: Any, asked: set[str], what: str = "") -> list[str]:
+        """Those of the names that were not looked up yet in a class or a module's dict."""
+        found = self._found.setdefault(id(holder), set())
+        new = [name for name in asked if what + name not in found] if what else list(asked - found)
+        found.update([what + name for name in new])
+        return new
 
     def read_of(self, cls: type, name: str, owner: type | None, value: object) -> NameRead:
         if owner is not None and is_users_class(owner) and not is_constant(value) and not is_bound_by(value):
@@ -189,8 +227,8 @@ class AttributeReads:
 
     def asked_of_super(self, cls: type) -> Iterator[NameRead]:
         """What code finds above a class: `super()` asks the bases, whatever the class itself has by that name."""
-        for base in filter(is_users_class, cls.__mro__[1:]):
-            for name in self._of_super & vars(base).keys():
+        for base in filter(is_users_class, cls.__mro__[1:] if self._of_super else ()):
+            for name in self._new(base, self._of_super & vars(base).keys(), "super()."):
                 yield NameRead(base, name, vars(base)[name], not is_bound_by(vars(base)[name]))
 
     def asked_of_modules(self) -> Iterator[NameRead]:
@@ -199,7 +237,7 @@ class AttributeReads:
         for i, module in list(self.modules.items()):
             if self._looked.get(i) != count and is_users_scope(vars(module)):
                 self._looked[i] = count
-                for name in (self.attributes & vars(module).keys()) | self._texts:
+                for name in self._new(vars(module), (self.attributes & vars(module).keys()) | self._texts):
                     yield NameRead(vars(module), name, vars(module).get(name, MISSING), True)
 
     @property

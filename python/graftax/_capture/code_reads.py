@@ -12,6 +12,7 @@ import operator
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -87,6 +88,9 @@ class CodeReads:
         self.known = MetCode()
         self.of_graph = MetCode()  # of functions that were part of the roots
         self._now = Now()
+        self._functions_asked = 0
+        self._with_attributes = weakref.WeakSet[types.FunctionType]()
+        self._forgotten = 0  # how often names had been forgotten when classes were looked at
         self._rooted = CodeSet()  # code that reads a root by its name
         self._inner = CodeSet()  # code of functions that known code makes
         self._package_classes: dict[type, bool] = {}  # was none of the names looked up in it?
@@ -270,15 +274,20 @@ class CodeReads:
         if code is not None:
             self.known.discard(code)
 
-    def _ask_functions(self) -> None:
-        """Makes roots of the functions that have an attribute that code asks for."""
-        for function in self.named.functions():
-            attributes = vars(function).keys()
-            asked = self.attributes.attributes
-            if not asked.isdisjoint(attributes) or (attributes and self.attributes.reads_names):
+    def _ask_functions(self, anew: bool = False) -> None:
+        """Makes roots of the functions that have an attribute that code asks for.
+
+        Args:
+            anew: some that had none may have attributes now.
+        """
+        asked, asked_before = self.attributes.attributes, 0 if anew else self._functions_asked
+        self._functions_asked = self.named.size
+        self._with_attributes.update(filter(vars, self.named.functions(after=asked_before)))
+        for function in list(self._with_attributes):
+            if self.attributes.reads_names or not asked.isdisjoint(vars(function)):
                 self.names.add(Origin(function, None))
-            if "__annotations__" in asked:
-                self._note_library(annotations_of(function))
+        for function in self.named.functions() if "__annotations__" in asked else ():
+            self._note_library(annotations_of(function))
         for cell, function in list(self.names.cells.values()):
             if not is_empty(cell) and self.names.is_seen((id(cell.cell_contents), None)):  # its copy holds the copy
                 self.names.add(Origin(function, None))
@@ -317,17 +326,20 @@ class CodeReads:
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
         attributes = self.attributes
-        for cls in attributes.not_looked_up():
+        if self._forgotten != self.names.forgotten:  # these may be noted again
+            self._forgotten = self.names.forgotten
+            attributes.look_up_anew()
+        for cls, asked in attributes.not_looked_up():
             self._note_all(attributes.new_subclasses(cls))
             self._note_all(attributes.all_names(cls))
-            for name, owner, value in attributes.asked_of(cls):
+            for holder, name, owner, value in attributes.asked_of(cls, asked):
                 self._note_cache(value)
                 self._note_all(attributes.add_in(value))
                 if (function := function_in(value)) is not None:
                     self.note_function(function, (owner, name))
                 elif is_bound_by(value):
                     self._note_library(parts_of(value, f"{cls.__qualname__}.{name}"))
-                self._note(*attributes.read_of(cls, name, owner, value))
+                self._note(*attributes.read_of(holder, name, owner, value))
             self._note_all(attributes.asked_of_super(cls))
         self._look_up_in_packages()
         self._note_all(attributes.asked_of_modules())
@@ -336,12 +348,13 @@ class CodeReads:
             self._note_before()
 
     def _note_before(self) -> None:
-        size = len(self.attributes.classes), len(self.attributes.modules), len(self._scopes), self.named.size
+        size = self.named.size, len(self.attributes.classes), len(self.attributes.modules), len(self._scopes)
         if size != self._now.noted:
-            self._now.noted = size
+            noted_functions, self._now.noted = (*self._now.noted, 0)[0], size
             scopes = [vars(module) for module in list(self.attributes.modules.values()) if is_open_scope(vars(module))]
             # Functions that are roots are put back with the other roots.
-            functions = [f for f in self.named.functions() if not self.names.is_seen((id(f), None))]
+            new = self.named.functions(after=noted_functions)
+            functions = [f for f in new if not self.names.is_seen((id(f), None))]
             self._now.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
 
 

@@ -71,6 +71,7 @@ class NamedFunctions:
 
     def __init__(self) -> None:
         self._functions: dict[int, weakref.ref[FunctionType]] = {}
+        self._in_order: list[weakref.ref[FunctionType]] = []
         self._places: dict[tuple[int, str], tuple[Any, str]] = {}
 
     def note(self, function: FunctionType) -> bool:
@@ -79,6 +80,7 @@ class NamedFunctions:
         if reference is not None and reference() is function:
             return False
         self._functions[id(function)] = weakref.ref(function)
+        self._in_order.append(self._functions[id(function)])
         return True
 
     def note_place(self, key: tuple[int, str], holder: object) -> None:
@@ -87,10 +89,11 @@ class NamedFunctions:
 
     @property
     def size(self) -> int:
-        return len(self._functions)
+        return len(self._in_order)
 
-    def functions(self) -> list[FunctionType]:
-        return [function for reference in list(self._functions.values()) if (function := reference()) is not None]
+    def functions(self, after: int = 0) -> list[FunctionType]:
+        """Those that are still there, of those noted after so many others."""
+        return [function for reference in self._in_order[after:] if (function := reference()) is not None]
 
     def places(self) -> list[Origin]:
         pairs = [

@@ -45,6 +45,7 @@ class ReadNames:
         # What an entry compares, with the sizes of what it was made of. None where it has to be made again.
         self.compared: tuple[tuple[int, ...], _core.Reads] | None = None
         self._seen: set[tuple[int, str | None]] = set()
+        self.forgotten = 0  # how often names became such that may be noted again, or whose noting counts
         self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
         self._guards: dict[int, weakref.ref[types.FunctionType]] = {}
 
@@ -86,6 +87,7 @@ class ReadNames:
         guarded = self.guarded(holder)
         self.bindings = [b for b in self.bindings if b[0] is not guarded or b[1] != name]
         self._seen.discard((id(holder), name))
+        self.forgotten += 1
 
     def forget_dead(self) -> None:
         """Drops the bindings of globals that nothing holds any more."""
@@ -142,6 +144,7 @@ class ReadNames:
         keys = {origin.key for origin in origins}
         self.origins = [origin for origin in self.origins if origin.key not in keys]
         self._seen -= keys
+        self.forgotten += 1
 
     def assign(self, origin: Origin) -> None:
         """Makes a root of a name that the code assigns: what it is given is given on each call."""
@@ -154,6 +157,7 @@ class ReadNames:
         kept = [b for b in self.bindings if b[1] != origin.name or not origin.feeds(b[0])]
         if isinstance(origin.holder, type):  # another class may get its own
             self._seen -= {(id(b[0]), b[1]) for b in self.bindings} - {(id(b[0]), b[1]) for b in kept}
+        self.forgotten += 1
         self.bindings = kept
         self.compared = None
         self._seen.add(origin.key)
@@ -171,6 +175,7 @@ class ReadNames:
         keys = {(id(scope), name) for name in set(names) - self.assigned_own}
         self._own |= keys
         self._seen |= keys
+        self.forgotten += 1
 
     def open(self, origin: Origin, before: types.FunctionType) -> None:
         """Makes a root of the function under this name, with what its variables hold, and not of its identity alone.
@@ -178,6 +183,7 @@ class ReadNames:
         Args:
             before: what the name led to. Nothing depends on that any more, unless another name leads there.
         """
+        self.forgotten += 1
         if origin.key in self._own:
             self._own.discard((id(origin.holder), origin.name or ""))
             self.assigned_own.add(origin.name or "")

@@ -396,7 +396,7 @@ class ReadSet(CodeReads):
                 names.compared = None
                 return True
             names.add(Origin(names.cells.pop(id(cell))[1], None))
-        self._ask_functions()
+        self._ask_functions(anew=True)
         for function in list(names.functions.values()):
             names.note_keywords(function)
             if has_state(function):
