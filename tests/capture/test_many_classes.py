@@ -2,12 +2,14 @@
 """A program of many classes and functions: what a first trace looks up grows with the code, and not with its square."""
 
 import collections
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 import graftax
 from graftax._capture.read_names import ReadNames
+from graftax._capture.read_set import ReadSet
 from programs import Program, beside, module
 
 
@@ -58,3 +60,23 @@ def test_a_name_that_a_base_of_the_standard_library_gets_later_is_noticed(monkey
     assert float(step(jnp.ones(()))) == 3
     monkeypatch.setattr(collections.UserDict, "late", 7.0, raising=False)
     assert float(step(jnp.ones(()))) == 8
+
+
+def test_a_trace_takes_in_what_helpers_of_other_modules_read(monkeypatch: pytest.MonkeyPatch):
+    begun, begin = 0, ReadSet.begin
+
+    def counting(self: ReadSet, *arguments: Any) -> None:
+        nonlocal begun
+        begun += 1
+        begin(self, *arguments)
+
+    monkeypatch.setattr(ReadSet, "begin", counting)
+    helpers = [
+        module("".join(f"D{i} = {{'k': [1.0]}}\ndef h{i}(x): return x * D{i}['k'][0]\n" for i in range(5)))
+        for _ in range(2)
+    ]
+    calls = "".join(f"    x = {m}.h{i}(x)\n" for m in ("first", "second") for i in range(5))
+    step = graftax.jit(module(f"def f(x):\n{calls}    return x", first=helpers[0], second=helpers[1]).f)
+    assert float(step(jnp.ones(()))) == 1 and begun == 1
+    helpers[1].D3["k"][0] = 7.0
+    assert float(step(jnp.ones(()))) == 7

@@ -10,7 +10,7 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from typing import Any
 
 from jax.core import Tracer
@@ -344,6 +344,18 @@ class Views:
         ]
         if self._is_part:
             self._rebuilt.give_globals()
+
+    @contextlib.contextmanager
+    def with_own_classes(self) -> Generator[None]:
+        """While entered, modules have the classes that they had when the roots were recorded."""
+        seen = [(module, type(module)) for module, *_ in self._modules]
+        for module, own_class, _ in self._modules:
+            module.__class__ = own_class
+        try:
+            yield
+        finally:
+            for module, seen_class in seen:
+                module.__class__ = seen_class
 
     def can_extend(self) -> bool:
         """May it put more into classes and modules? Not while the trace of another thread does, for which ours may be

@@ -131,7 +131,8 @@ class Growth:
         if views is None or running is None or running.trace is None:
             return False
         try:
-            new = running.trace.as_begun(self._record)
+            with views.with_own_classes():
+                new = running.trace.as_begun(self._record)
         except GraftaxError:  # the call that begins anew raises it, where it is expected
             return False
         if new is None or not running.trace.begins(new[2]) or self._is_held_inside(*new):
