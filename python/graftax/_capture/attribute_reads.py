@@ -2,7 +2,8 @@
 """What code asks objects, classes and modules for, by the names of attributes, and where these names may lead.
 
 Bytecode shows the name of an attribute, seldom the object that is asked. So each name that code asks for is looked up
-in every class and module that is known. The methods here give what they find; the read set notes it.
+in every class and module that is known, once: a name that a class of the user's gets later makes its names others. The
+methods here give what they find; the read set notes it.
 """
 
 from __future__ import annotations
