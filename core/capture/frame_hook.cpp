@@ -218,6 +218,12 @@ void replace_defaults(Frame& frame, PyObject* own, PyObject* twin) {
   }
 }
 
+// Is it the handler of a signal? Asking runs Python, of which nobody hears.
+bool interrupts(Session& session, const Frame& frame) {
+  Busy busy(session.busy);
+  return is_signal_handler(frame);
+}
+
 // Tells the session of a frame, where it has to be told. Null with an exception set, which is to be raised in its place.
 const Met* meet(Session& session, const Frame& frame) {
   PyObject* code = frame.code();
@@ -228,10 +234,9 @@ const Met* meet(Session& session, const Frame& frame) {
   const bool is_known_function = frame.function() && session.known_functions.count(frame.function());
   if (!is_known() && !is_known_function) {
     static const Met interruption{nullptr, nullptr, nullptr, false, false, false, false, true};
-    Busy busy(session.busy);
-    if (is_signal_handler(frame)) return &interruption;
+    if (interrupts(session, frame)) return &interruption;
+    if (!announce(session, frame)) return nullptr;
   }
-  if (!is_known() && !is_known_function && !announce(session, frame)) return nullptr;
   met = {is_known() ? code : nullptr,
          frame.globals(),
          session.shadow(frame.globals()),

@@ -217,9 +217,9 @@ class AttributeReads:
     def _new(self, holder: Any, asked: set[str], what: str = "") -> list[str]:
         """Those of the names that were not looked up yet in a class or a module's dict."""
         found = self._found.setdefault(id(holder), set())
-        new = [name for name in asked if what + name not in found] if what else list(asked - found)
-        found.update([what + name for name in new])
-        return new
+        new = {what + name for name in asked} - found if what else asked - found
+        found |= new
+        return [name.removeprefix(what) for name in new]
 
     def read_of(self, cls: type, name: str, owner: type | None, value: object) -> NameRead:
         if owner is not None and is_users_class(owner) and not is_constant(value) and not is_bound_by(value):

@@ -345,12 +345,15 @@ class Views:
         if self._is_part:
             self._rebuilt.give_globals()
 
+    def _give_own_classes(self) -> None:
+        for module, own_class, _ in self._modules:
+            module.__class__ = own_class
+
     @contextlib.contextmanager
     def with_own_classes(self) -> Generator[None]:
         """While entered, modules have the classes that they had when the roots were recorded."""
         seen = [(module, type(module)) for module, *_ in self._modules]
-        for module, own_class, _ in self._modules:
-            module.__class__ = own_class
+        self._give_own_classes()
         try:
             yield
         finally:
@@ -369,8 +372,7 @@ class Views:
         """The trace has more roots by now, from number `first` on: (origin, its rebuilt value, the caller's)."""
         scopes_before = {i: dict(replacement) for i, (_, replacement) in self._scopes.items()}
         patched = set(self._classes)
-        for module, own_class, _ in self._modules:
-            module.__class__ = own_class
+        self._give_own_classes()
         self._modules.clear()
         changed = [
             (origin, value) for origin, value, original in origins if value is not original and not origin.assigned
@@ -463,8 +465,7 @@ class Views:
 
     def _unpatch(self, reads: ReadSet) -> list[Origin]:
         """Everything as it was. Gives the origins that the trace has assigned, although that was not known of them."""
-        for module, own_class, _ in self._modules:
-            module.__class__ = own_class
+        self._give_own_classes()
         for attribute in self._classes.values():
             origin = attribute.origin
             current = vars(origin.holder).get(origin.name or "", MISSING)  # of a class that shows it: its value

@@ -86,7 +86,8 @@ class ReadSet(CodeReads):
     def enter(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         """Notes what code names that begins to run. An exception where something of it is no root yet.
 
-        `function` is None where the trace itself made it (before 3.12: where known code makes such functions).
+        True: of this function nothing has to be heard again, but of others with its code. `function` is None where the
+        trace itself made it (before 3.12: where known code makes such functions).
         """
         # Of JAX and the standard library nothing counts, but for the functions that read something for their caller.
         if is_never_asked_code(code, scope, first):
