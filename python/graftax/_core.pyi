@@ -345,6 +345,9 @@ def note_codes(noted: list[Any] | None) -> list[Any] | None:
 def is_watched() -> bool:
     """Is this thread inside of a trace that notes what is read?"""
 
+def is_interrupted() -> bool:
+    """Does what runs interrupt this thread's trace: a finalizer that the collector calls, or a handler of a signal?"""
+
 has_watchers: bool = True
 
 class Reads:

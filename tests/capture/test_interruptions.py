@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the interpreter runs by itself while a function is traced: the collector's callbacks, finalizers, and handlers
-of signals. None of it is part of the function."""
+"""What runs while a function is traced and is no part of it: the collector's callbacks, finalizers, handlers of
+signals, other threads."""
 
 import _thread
 import functools
 import gc
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -126,3 +127,77 @@ def test_a_function_of_a_number_and_a_frame_is_no_handler() -> None:
     assert [float(step(jnp.ones(()))) for _ in range(2)] == [1, 1] and LOG == [3, 3]
     COUNTS["signals"] = 5
     assert float(step(jnp.ones(()))) == 6
+
+
+class Fails(Cyclic):
+    """Its finalizer catches an error, as one of a symbolic number would be caught."""
+
+    def __del__(self) -> None:
+        super().__del__()
+        try:
+            len(5)  # type: ignore[arg-type]
+        except TypeError:
+            COUNTS["freed"] += 1
+
+
+def counts_up(state: dict[str, Any]) -> None:
+    following = [state["n"] + 1]
+    Fails()
+    gc.collect()
+    state["n"] = following[0]
+
+
+def test_what_a_finalizer_catches_says_nothing_of_symbolic_numbers() -> None:
+    step, state = graftax.jit(counts_up), {"n": 0, "w": jnp.ones(2)}
+    for _ in range(4):
+        step(state)
+    assert state["n"] == 4 and COUNTS["freed"] > 0
+    assert "one program takes any value" in str(graftax.explain(step))
+
+
+def catching_handler(number: int, frame: object) -> None:
+    try:
+        len(5)  # type: ignore[arg-type]
+    except TypeError:
+        LOG.append(number)
+
+
+def test_what_a_handler_of_a_signal_catches_says_nothing_of_symbolic_numbers() -> None:
+    def step(state: dict[str, Any]) -> None:
+        _thread.interrupt_main(signal.SIGUSR1)
+        state["n"] = [state["n"] + sum(range(2))][0]
+
+    before = signal.signal(signal.SIGUSR1, catching_handler)
+    compiled, state = graftax.jit(step), {"n": 0, "w": jnp.ones(2)}
+    try:
+        for _ in range(4):
+            compiled(state)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert state["n"] == 4 and LOG
+    assert "one program takes any value" in str(graftax.explain(compiled))
+
+
+def test_what_another_thread_catches_says_nothing_of_symbolic_numbers() -> None:
+    ended, running = threading.Event(), threading.Event()
+
+    def catch_errors() -> None:
+        while not ended.is_set():
+            catching_handler(0, None)
+            running.set()
+
+    def step(state: dict[str, Any]) -> None:
+        state["n"] = [state["n"] + len([[i] for i in range(100_000)]) // 100_000][0]
+
+    _thread.start_new_thread(catch_errors, ())  # which `threading` does not know of
+    running.wait()
+    compiled, state, interval = graftax.jit(step), {"n": 0, "w": jnp.ones(2)}, sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        for _ in range(4):
+            compiled(state)
+    finally:
+        ended.set()
+        sys.setswitchinterval(interval)
+    assert state["n"] == 4
+    assert "1 program in" in str(graftax.explain(compiled))

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from graftax import _core
 from graftax._base.code_line import code_line
 from graftax._base.errors import ImpureCallWarning
 from graftax._base.given_warnings import note_warning
@@ -82,7 +83,7 @@ class Caught:
 
     def __init__(self) -> None:
         self._suspects: dict[int, BaseException] = {}
-        self._others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        self._others = sys._current_frames().keys() - {threading.get_ident()}  # `threading` does not know all threads
 
     @property
     def is_suspect(self) -> bool:
@@ -93,7 +94,7 @@ class Caught:
         self, code: types.CodeType, error: BaseException, trace: types.TracebackType | None
     ) -> None:  # unmeasured: in an event
         """A handler of this code begins; one that cleans up raises the exception again. `trace` is its traceback."""
-        if threading.get_ident() in self._others:
+        if threading.get_ident() in self._others or _core.is_interrupted():
             return
         self._suspects.pop(id(error), None)
         if _handles(code.co_filename) and may_be_of_a_symbol(error, trace):
