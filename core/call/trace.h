@@ -99,7 +99,7 @@ class Trace {
                    bool numbers, bool share, bool numpy);
   // What the function changed in registered nodes and their classes' flatten leaves out: (path, class, name of the
   // attribute, is it what is behind it that was changed?).
-  nb::list left_out() const;
+  nb::list left_out();
   // Puts handed-over nodes back to what they were.
   void restore();
   // Do the caller's own objects still look as they did when the trace began?
@@ -124,7 +124,7 @@ class Trace {
   PyObject* changed_behind(uint32_t track) const;
   bool flattens_otherwise(uint32_t pc, const Cursor& now) const;
   Cursor opened_with(uint32_t pc, PyObject* names) const;
-  nb::dict left_out_of(uint32_t track) const;
+  nb::dict left_out_of(uint32_t track);
   void refuse_changed_frozen();
   Owned unflattened(uint32_t pc) const;
   void refuse_changed_registered(uint32_t pc, PyObject* before);

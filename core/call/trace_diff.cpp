@@ -460,28 +460,32 @@ Cursor Trace::opened_with(uint32_t pc, PyObject* names) const {
 }
 
 // The attributes of one node that `left_out` gives: name -> is it what is behind it that was changed?
-nb::dict Trace::left_out_of(uint32_t track) const {
+nb::dict Trace::left_out_of(uint32_t track) {
   uint32_t pc = recording_->program().track_pc[track];
   PyObject *obj = expected(pc), *before = raw_[track], *name, *was;
   const Kind& kind = kind_of(obj);
   Owned now = attributes_of(obj, kind);
   nb::dict out;
-  auto look = [&](PyObject* name) {
-    Owned one = own(PyDict_New());
-    check(PyDict_SetItem(one.get(), name, Py_None));
-    if (flattens_alike(Cursor(obj, kind), opened_with(pc, one.get()))) out[name] = false;
-  };
+  OwnedList changed;
   for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &was);)
-    if (dict_get(now.get(), name) != was && !is_part(pc, was)) look(name);
+    if (dict_get(now.get(), name) != was && !is_part(pc, was)) changed.push(name);
   for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &name, &was);)  // a cached_property computes it anew
-    if (!dict_get(before, name) && !_PyType_Lookup(Py_TYPE(obj), name)) look(name);
+    if (!dict_get(before, name) && !_PyType_Lookup(Py_TYPE(obj), name)) changed.push(name);
+  // Most nodes have one such attribute, and it shows: what they were made of tells without their class.
+  const bool shows = changed.size() == 1 && flattens_otherwise(pc, Cursor(obj, kind, &opened_));
+  for (size_t i = 0; i < changed.size() && !shows; ++i) {
+    Owned one = own(PyDict_New());
+    check(PyDict_SetItem(one.get(), changed[i], Py_None));
+    if (flattens_alike(Cursor(obj, kind, &opened_), opened_with(pc, one.get()))) out[nb::handle(changed[i])] = false;
+  }
   name = changed_behind(track);
   if (name && !flattens_otherwise(pc, opened_with(pc, before))) out[name] = true;
   return out;
 }
 
-nb::list Trace::left_out() const {
+nb::list Trace::left_out() {
   const Program& p = recording_->program();
+  opened_.walk_again();
   nb::list out;
   for (uint32_t t = 0; t < raw_.size(); ++t) {
     uint32_t pc = p.track_pc[t];

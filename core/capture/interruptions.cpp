@@ -79,7 +79,8 @@ bool is_signal_handler(const Frame& frame) {
   PyObject* number = frame.function() ? signal_of(frame) : nullptr;
   if (!number) return false;
   try {
-    nb::object handler = nb::module_::import_("signal").attr("getsignal")(nb::borrow(number));
+    // Not of `signal`, which catches errors of its own.
+    nb::object handler = nb::module_::import_("_signal").attr("getsignal")(nb::borrow(number));
     while (!PyFunction_Check(handler.ptr())) {
       const char* inner = PyMethod_Check(handler.ptr()) ? "__func__" : "func";  // of a functools.partial
       if (!nb::hasattr(handler, inner)) break;

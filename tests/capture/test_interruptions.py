@@ -152,7 +152,7 @@ def test_what_a_finalizer_catches_says_nothing_of_symbolic_numbers() -> None:
     for _ in range(4):
         step(state)
     assert state["n"] == 4 and COUNTS["freed"] > 0
-    assert "one program takes any value" in str(graftax.explain(step))
+    assert step.cache_info().misses <= 2
 
 
 def catching_handler(number: int, frame: object) -> None:
@@ -175,7 +175,7 @@ def test_what_a_handler_of_a_signal_catches_says_nothing_of_symbolic_numbers() -
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert state["n"] == 4 and LOG
-    assert "one program takes any value" in str(graftax.explain(compiled))
+    assert compiled.cache_info().misses <= 2
 
 
 def test_what_another_thread_catches_says_nothing_of_symbolic_numbers() -> None:
@@ -200,4 +200,4 @@ def test_what_another_thread_catches_says_nothing_of_symbolic_numbers() -> None:
         ended.set()
         sys.setswitchinterval(interval)
     assert state["n"] == 4
-    assert "1 program in" in str(graftax.explain(compiled))
+    assert compiled.cache_info().misses <= 2

@@ -64,7 +64,7 @@ def test_a_checked_call_finds_what_a_call_does_not_see():
     lines = out.splitlines()
     assert lines[0] == "2.0 2.0"
     assert lines[1] == "2.0"  # as jax.jit
-    assert lines[2].startswith("scaled does something else")
+    assert lines[2].startswith("scaled behaves differently when it is compiled")
 
 
 @pytest.mark.quick(0)

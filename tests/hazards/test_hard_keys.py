@@ -100,7 +100,7 @@ def test_equal_values_of_known_types_that_are_not_the_same_are_other_keys(values
     f = graftax.jit(lambda value, w: show(value))
     for value in (*values, *values):
         assert f(wrap(value), f32(1)) == show(wrap(value))
-    assert f.cache_info().traces == len(values)
+    assert f.cache_info().currsize == len(values)
 
 
 def test_the_attributes_of_a_known_types_subclass_count():
@@ -161,7 +161,7 @@ def test_a_container_is_compared_by_content_and_its_arrays_are_traced(make, chan
         change(x)
         assert content(x) != before
         assert f(x, f32(value))[0] == content(x)
-    assert f.cache_info().traces == 2
+    assert f.cache_info().traces == (1 if isinstance(x, Data) else 2)  # a number that changes is symbolic
 
 
 NUMPY_STATICS = {
@@ -471,7 +471,7 @@ def test_thousands_of_statics_keep_as_many_entries_as_the_table_holds():
             if (n + 1) % min(500, turns // 2) == 0:
                 gc.collect()
                 sizes.append(len(gc.get_objects()))
-    assert f.cache_info()._replace(hits=0) == (0, turns, 64, 64, turns)
+    assert f.cache_info()._replace(hits=0) == (0, turns, 64, 64, turns, 0, 0, 0)
     assert max(sizes) - min(sizes) < 500  # objects, of which every structure needs more than one
     assert [str(warning.message).split(" because ")[1][:12] for warning in caught] == ["config.n kee"]
 

@@ -155,7 +155,7 @@ with raises(ValueError, "result[0]", "'data'", repr(P())):
     run(f=lambda x, y: (x["a"],), out_specs=P())
 with raises(ValueError, "result[1]", "rank 0"):
     run(f=lambda x, y: (x["a"], x["a"].sum()), out_specs=P("data"))
-with raises(graftax.StructureError, "returns at result['a']", repr(P("data")), repr(P()), "out_specs"):
+with raises(graftax.StructureError, "returns, at result['a'],", repr(P("data")), repr(P()), "out_specs"):
     run(f=lambda x, y: x, out_specs=P())
 with raises(ValueError, "tuple of 2", "no keyword arguments"):
     graftax.shard_map(lambda x, y: x, mesh=mesh, in_specs=(P(), P()), out_specs=P())(XS, y=XS)
