@@ -467,8 +467,12 @@ nb::dict Trace::left_out_of(uint32_t track) {
   Owned now = attributes_of(obj, kind);
   nb::dict out;
   OwnedList changed;
-  for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &was);)
-    if (dict_get(now.get(), name) != was && !is_part(pc, was)) changed.push(name);
+  bool is_as_before = true;
+  for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &was);) {
+    if (dict_get(now.get(), name) == was) continue;
+    is_as_before = false;
+    if (!is_part(pc, was)) changed.push(name);
+  }
   for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &name, &was);)  // a cached_property computes it anew
     if (!dict_get(before, name) && !_PyType_Lookup(Py_TYPE(obj), name)) changed.push(name);
   // Most nodes have one such attribute, and it shows: what they were made of tells without their class.
@@ -479,7 +483,8 @@ nb::dict Trace::left_out_of(uint32_t track) {
     if (flattens_alike(Cursor(obj, kind, &opened_), opened_with(pc, one.get()))) out[nb::handle(changed[i])] = false;
   }
   name = changed_behind(track);
-  if (name && !flattens_otherwise(pc, opened_with(pc, before))) out[name] = true;
+  if (name && !flattens_otherwise(pc, is_as_before ? Cursor(obj, kind, &opened_) : opened_with(pc, before)))
+    out[name] = true;
   return out;
 }
 

@@ -46,7 +46,7 @@ USED_AGAIN = (
 )
 HELD = (
     "{name}: `a {op} x` in {place} changes a NumPy array in place, and {path} holds that array, too. Compiled code "
-    "makes a new array, so {path} would keep the old values. Write `a = a {plain} x`, and put the new array into {path}."
+    "makes a new array, so {path} would keep the old values. Write `a = a {plain} x`, and put the new one into {path}."
 )
 SHARED = (
     "{name}: `a {op} x` in {place} changes the NumPy array {path} in place, and {other} shares its memory. Compiled "
