@@ -23,8 +23,11 @@ bool same_name(PyObject* a, PyObject* b) {
 
 constexpr Py_ssize_t few_names = 4;  // so few are looked up as fast as a watch is asked
 
-void push_globals(const Binding& b, OwnedList& out) {
-  uint64_t now = b.watch.now();
+void push_globals(const Binding& b, Roots& roots) {
+  OwnedList& out = roots.values;
+  uint64_t now = roots.globals_at = b.watch.now();
+  roots.first_global = out.size();
+  roots.globals = static_cast<size_t>(PyTuple_GET_SIZE(b.global_names.ptr()));
   if (now != 0 && now == b.seen_at) {
     for (PyObject* value : b.seen) out.push(value);
     return;
@@ -99,7 +102,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
     }
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.cells.ptr()); ++i) out.values.push(PyTuple_GET_ITEM(b.cells.ptr(), i));
-  push_globals(b, out.values);
+  push_globals(b, out);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.origins.ptr()); ++i) {
     PyObject *origin = PyTuple_GET_ITEM(b.origins.ptr(), i), *holder = PyTuple_GET_ITEM(origin, 0);
     PyObject* name = PyTuple_GET_ITEM(origin, 1);

@@ -31,8 +31,10 @@ struct Binding {
 
 struct Roots {
   OwnedList values;
-  OwnedList assigned;  // what the assigned names held, in order; None for a name that is not there
-  Owned layout;        // (number of extra positional arguments, names of extra keyword arguments...)
+  OwnedList assigned;                    // what the assigned names held, in order; None for a name that is not there
+  Owned layout;                          // (number of extra positional arguments, names of extra keyword arguments...)
+  size_t first_global = 0, globals = 0;  // which of the values stand under a global's name
+  uint64_t globals_at = 0;               // of the function's `NameWatch`, when they stood there
 };
 
 // Arguments that come before the caller's (`prefix`: self of a bound method, a partial's) and the caller's own, as

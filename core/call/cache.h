@@ -16,6 +16,13 @@ namespace graftax {
 using AlikeLeaves = std::vector<std::vector<uint32_t>>;
 
 // One structure of one function.
+// Globals that an entry was found with: what cannot change is not compared again while each name stands for what it did.
+struct Settled {
+  PyObject* scope = nullptr;  // the dict of the names; not owned
+  uint64_t at = 0;            // of its `NameWatch`
+  bool are_all = false;       // each is a static that matches for good
+};
+
 struct Entry {
   Owned graphdef;       // of the structure, with weak statics: what stands in its key, and in what explains it
   Owned context;        // what else is in the key
@@ -42,6 +49,7 @@ struct Entry {
   Owned host;                                                 // the HostProgram of these numbers
   Owned evaluate;  // numbers -> what the host computes of them, or None where a guard fails
   Owned donor;     // with `donate="auto"`: makes the programs that donate
+  mutable Settled globals{};
 
   const Program& program() const { return *held; }
   const Program* held = nullptr;  // that of `graphdef`

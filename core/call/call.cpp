@@ -157,17 +157,24 @@ PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t na
 }
 
 // Is this call one of the entry's? Then the walk has its leaves, and `host` what the host computes of its numbers.
-bool serves(const Entry& e, const Roots& roots, PyObject* context, Walk& walk, Owned& host) {
+bool serves(const Entry& e, const Binding& b, const Roots& roots, PyObject* context, Walk& walk, Owned& host) {
   bool same_context =
       e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
   if (!same_context || !layout_matches(e.program(), roots.layout.get())) return false;
   if (e.spoiled || (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get())))) return false;
+  const bool are_settled =
+      roots.globals_at != 0 && e.globals.at == roots.globals_at && e.globals.scope == b.globals.ptr();
+  walk.first_settled = roots.first_global;
+  walk.settled = are_settled && e.globals.are_all ? roots.globals : 0;
   try {
     if (replay(e.program(), roots.values.data(), roots.values.size(), walk) &&
         e.has_identities([&](uint32_t track) { return walk.nodes[track]; }) &&
         (!walk.has_numpy || e.takes_numpy(walk.leaves)) && e.has_alike(walk.leaves) &&
-        (e.symbols.empty() || (host = e.host_values(walk.leaves))))
+        (e.symbols.empty() || (host = e.host_values(walk.leaves)))) {
+      if (!are_settled && roots.globals_at != 0)
+        e.globals = {b.globals.ptr(), roots.globals_at, match_for_good(e.program(), roots.first_global, roots.globals)};
       return true;
+    }
   } catch (nb::python_error& raised) {  // by user code: a recording meets it again and knows where
     if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;
   }
@@ -188,7 +195,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
   size_t missed = 0;  // what was met on the way, where the newest entry is not the right one
   auto is_right = [&](const Owned& entry) {
     walk.missed = 0;
-    if (!serves(*nb::inst_ptr<Entry>(entry.get()), roots, context, walk, host)) return false;
+    if (!serves(*nb::inst_ptr<Entry>(entry.get()), binding, roots, context, walk, host)) return false;
     if (!is_counted) ++table.hits;
     table.promote(entry.get());
     table.hint(missed, entry.get());

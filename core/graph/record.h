@@ -143,6 +143,8 @@ struct Walk {
   bool any_value = false;     // where a program has a leaf, any array or value fits: one recorded with `everything`
   Opened* opened = nullptr;   // what walks before have asked registered classes
   size_t missed = 0;          // of a walk that failed: a hash of where, and of what stands there; 0: not known
+  // Roots that are known to match, all of them statics: these are not looked at.
+  size_t first_settled = 0, settled = 0;
 
   void clear() {
     leaves.clear();
@@ -155,13 +157,16 @@ struct Walk {
     any_sentinel = any_value = false;
     order = Order::any;
     opened = nullptr;
-    missed = 0;
+    missed = first_settled = settled = 0;
     return std::max(leaves.capacity(), nodes.capacity()) <= most_kept;
   }
 };
 
 // Walks the roots in lockstep with `program`. False (and an empty walk) when they do not match.
 bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk);
+
+// Are these roots statics, of which an object that has matched matches for as long as it lives?
+bool match_for_good(const Program& program, size_t first, size_t count);
 
 // With `everything`: is this one value, which is not looked into?
 bool is_value(PyObject* obj, const Kind& kind);

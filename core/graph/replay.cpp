@@ -46,6 +46,7 @@ class Replayer {
     if (!static_roots_match(roots, n)) return false;
     uint32_t pc = 0;
     for (size_t r = 0; r < n; ++r) {
+      if (skips_settled(r, pc)) continue;
       if (p_.code[pc].op == Op::stat) {
         ++pc;
         continue;
@@ -70,10 +71,19 @@ class Replayer {
     return true;
   }
 
+  // At the first root that is known to match: `r` comes to the last one, `pc` to what follows it.
+  bool skips_settled(size_t& r, uint32_t& pc) const {
+    if (walk_.settled == 0 || r != walk_.first_settled) return false;
+    r += walk_.settled - 1;
+    pc += static_cast<uint32_t>(walk_.settled);
+    return true;
+  }
+
   // What costs least to ask comes first: where a static argument is another one, nothing has to be walked.
   bool static_roots_match(PyObject* const* roots, size_t n) {
     uint32_t pc = 0;
     for (size_t r = 0; r < n; ++r) {
+      if (skips_settled(r, pc)) continue;
       const Instr& in = p_.code[pc];
       if (in.op == Op::stat && !matches_at_once(p_.statics[in.arg], roots[r])) {  // a global matches: there may be many
         if (!match(roots[r], pc)) return false;
@@ -272,6 +282,13 @@ bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk
   if (replayer.run(roots, n)) return true;
   walk.clear();
   return false;
+}
+
+bool match_for_good(const Program& program, size_t first, size_t count) {
+  uint32_t pc = 0;
+  for (size_t r = 0; r < first; ++r) pc = program.after(pc);
+  return std::all_of(program.code.data() + pc, program.code.data() + pc + count,
+                     [&](const Instr& in) { return in.op == Op::stat && matches_for_good(program.statics[in.arg]); });
 }
 
 nb::object handed_over(OwnedList& items) {

@@ -32,14 +32,21 @@ inline bool is_context_field(const Static& s) { return s.how == How::context && 
 
 inline bool context_matches(const Static& s, PyObject* obj) { return is_context_field(s) || Py_TYPE(obj) == s.type; }
 
+constexpr unsigned bit_of(How how) { return 1u << static_cast<unsigned>(how); }
+
 // The same where no more than a look at the pointer tells; false may mean that it has to be asked.
 inline bool matches_at_once(const Static& s, PyObject* obj) {
-  constexpr auto one = [](How how) { return 1u << static_cast<unsigned>(how); };
   constexpr unsigned asked =
-      one(How::function) | one(How::reduce) | one(How::contents) | one(How::tuple) | one(How::hashed);
-  if (s.weak) return false;
+      bit_of(How::function) | bit_of(How::reduce) | bit_of(How::contents) | bit_of(How::tuple) | bit_of(How::hashed);
   if (s.how == How::context) return context_matches(s, obj);
-  return s.obj == obj && !(asked & one(s.how));
+  return (s.weak ? refers_to(s.obj, obj) : s.obj == obj) && !(asked & bit_of(s.how));
+}
+
+// Does an object that has matched match for as long as it lives?
+inline bool matches_for_good(const Static& s) {
+  constexpr unsigned by_value =
+      bit_of(How::integer) | bit_of(How::floating) | bit_of(How::complex) | bit_of(How::string) | bit_of(How::bytes);
+  return (bit_of(How::identity) | by_value) & bit_of(s.how);
 }
 
 // The same for two pools.

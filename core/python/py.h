@@ -278,6 +278,11 @@ inline Owned weak_target(PyObject* ref) {
 #endif
 }
 
+// Is it this object, which lives, that a weak reference (or proxy) refers to?
+inline bool refers_to(PyObject* ref, PyObject* obj) {
+  return reinterpret_cast<PyWeakReference*>(ref)->wr_object == obj && obj != Py_None;
+}
+
 inline std::string utf8(PyObject* str) {
   Py_ssize_t n = 0;
   if (const char* s = PyUnicode_AsUTF8AndSize(str, &n)) return std::string(s, static_cast<size_t>(n));

@@ -234,6 +234,25 @@ def test_a_global_of_many_that_changes_is_seen_on_the_next_call(seed: int) -> No
         assert outcome(f, x) == outcome(plain_f, x)
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("seed", range(4))
+def test_globals_that_are_not_compared_again_are_those_of_each_entry(seed: int) -> None:
+    scope, plain_f = many_globals()
+    helpers = [lambda x: x + 1, lambda x: x * 2, abs]
+    for i in range(3):
+        scope[f"h{i}"] = helpers[0]
+    exec("def f(x, *more):\n    for h in (h0, h1, h2): x = h(x)\n    return x * g0 + g1 + g2 + len(more)", scope)
+    f, plain_f, random = graftax.jit(scope["f"], numbers="static"), scope["f"], Random(seed)
+    arguments = [(jnp.float32(-2),), (jnp.int32(3),), (jnp.float32(-2), 1)]
+    for _ in range(30):
+        for _ in range(random.randrange(3)):
+            scope[f"g{random.randrange(3)}"] = random.choice([1, 2, True, 2.0])
+            scope[f"h{random.randrange(3)}"] = random.choice(helpers)
+        for _ in range(4):
+            given = random.choice(arguments)
+            assert outcome(f, *given) == outcome(plain_f, *given)
+
+
 def test_a_global_of_many_is_not_kept_alive() -> None:
     scope, plain_f = many_globals()
     f = graftax.jit(plain_f)
