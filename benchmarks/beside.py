@@ -210,7 +210,7 @@ BESIDE = (
     Beside("graftax.jit inside jax.jit, 100 leaves, traced anew, vs jax.jit inside it", 1.45, _under_jit, once=True),
     Beside("graftax.grad outside of jit, 100 leaves, vs jax.grad of the flat list", 1.25, _eager_gradient, once=True),
     Beside("call, filter_jit of a bound method, vs jax.jit on the flat list", 1.05, _bound_method),
-    Beside("call, a function that names 50 globals, vs jax.jit of it", 1.05, _globals),
+    Beside("call, a function that names 50 globals, vs jax.jit of it", 1.10, _globals),
     Beside("call, one of 100 structures in turn, vs the last one", 2.00, _one_of_many),
     Miss("a miss until JAX is called, dict of 1000, vs jax.tree.flatten", 3.00),
     *MEMORY,
