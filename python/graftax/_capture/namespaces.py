@@ -95,6 +95,33 @@ def _get_attribute(module: object, cls: Any, name: str) -> Any:
     return cls.__getattribute__(module, name)
 
 
+class _SeenModule:
+    """A module that has another class while a trace runs, in which names are that are rebuilt."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module, self._own_class = module, type(module)
+        # Python 3.15 reads from the module's dict, past its class, unless that has a `__getattribute__` of its own.
+        self._names: dict[str, Any] = {"__getattribute__": functools.partialmethod(_get_attribute, self._own_class)}
+        self._class: type | None = None  # with these names
+
+    @property
+    def is_covered(self) -> bool:
+        return type(self._module) is not self._own_class
+
+    def show(self, name: _SeenName) -> None:
+        if name.name not in self._names:
+            self._names[name.name] = name
+            self._class = None
+
+    def cover(self) -> None:
+        if self._class is None:
+            self._class = type(self._own_class.__name__, (self._own_class,), dict(self._names))
+        self._module.__class__ = self._class
+
+    def uncover(self) -> None:
+        self._module.__class__ = self._own_class
+
+
 def with_parts(
     function: types.FunctionType, scope: dict[str, Any], closure: tuple[types.CellType, ...] | None
 ) -> types.FunctionType:
@@ -204,14 +231,15 @@ class Views:
         rebuilt: Rebuilt | None,
     ) -> None:
         self._reads, self._rebuilt, self._is_part = reads, rebuilt or Rebuilt(), rebuilt is None
-        self._modules: list[tuple[types.ModuleType, type, type]] = []
+        self._modules: dict[int, _SeenModule] = {}  # by the id of their dict
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._begun: dict[int, dict[str, Any]] = {}  # what the frames saw in them when they began to
+        self._begun: dict[int, dict[str, Any]] | None = None  # what the frames saw in them when they began to
         self._classes: dict[tuple[int, str | None], _SeenAttribute] = {}
         self.functions: list[tuple[Any, Any]] = []
         self._assigned: list[tuple[Origin, types.CellType]] = []
         self._shown: list[tuple[Origin, Any]] = []
         self._roots: dict[tuple[int, str | None], int] = {}
+        self._roots_in: dict[int, dict[str, int]] = {}  # the same by dict, and by name
         self._patching = contextlib.ExitStack()
         self._origins: list[tuple[Origin, Any]] = []  # all, with what is rebuilt of their roots
         self._show(changed, assigned)
@@ -229,17 +257,18 @@ class Views:
                 data = hasattr(type(value), "__set__")
                 self._classes[origin.key] = (_SeenData if data else _SeenAttribute)(origin, value)
             else:
-                Origin(self.scope(origin.holder), origin.name).put(value)
+                self._put(origin.holder, origin.name, value)
         if reads is not None:
             named = self._see_functions(reads, {origin.key for origin, _ in self._shown})
-            shown = [origin for origin, _ in self._shown if isinstance(origin.holder, dict)]
+            shown = [origin for origin, _ in shown_values if isinstance(origin.holder, dict)]
             self._see_modules(reads, [*shown, *named])
             for scope in list(reads.builtins.of_ids.values()):
-                self.scope(scope)["id"] = self._rebuilt.id
+                self._put(scope, "id", self._rebuilt.id)
             for scope in list(reads.builtins.of_vars.values()):
-                self.scope(scope)["vars"] = self.vars
+                self._put(scope, "vars", self.vars)
             for scope, names in reads.builtins.seen_by_symbols() if self._rebuilt.symbolic else ():
-                self.scope(scope).update(names)
+                for name, value in names.items():
+                    self._put(scope, name, value)
 
     def _see_functions(self, reads: ReadSet, shown: set[tuple[int, str | None]]) -> list[Origin]:
         """Puts rebuilt functions under the names by which code asks for their parts; gives those in modules."""
@@ -252,27 +281,33 @@ class Views:
                 continue
             twin = in_place_of(value, twin)
             if not isinstance(origin.holder, type):
-                Origin(self.scope(origin.holder), origin.name).put(twin)
+                self._put(origin.holder, origin.name or "", twin)
                 origins_in_modules.append(origin)
             elif origin.key not in self._classes:
                 self._classes[origin.key] = _SeenAttribute(origin, twin)
         return origins_in_modules
 
     def _see_modules(self, reads: ReadSet, origins: list[Origin]) -> None:
-        names: dict[int, dict[str, Any]] = {}
         for holder, name, _ in origins:
-            if id(holder) in reads.attributes.modules and name is not None:
-                names.setdefault(id(holder), {})[name] = _SeenName(holder, self.scope(holder), name)
-        for i, descriptors in names.items():
-            module = reads.attributes.modules[i]
-            cls = type(module)
-            # Python 3.15 reads from the module's dict, past its class, unless that has a `__getattribute__` of its own.
-            attribute_getter = {"__getattribute__": functools.partialmethod(_get_attribute, cls)}
-            self._modules.append((module, cls, type(cls.__name__, (cls,), descriptors | attribute_getter)))
+            module = reads.attributes.modules.get(id(holder))
+            if module is not None and name is not None:
+                seen = self._modules.setdefault(id(holder), _SeenModule(module))
+                seen.show(_SeenName(holder, self.scope(holder), name))
 
     def scope(self, scope: dict[str, Any]) -> dict[str, Any]:
         """What frames of these globals see."""
-        return self._scopes.setdefault(id(scope), (scope, dict(scope)))[1]
+        known = self._scopes.get(id(scope))
+        if known is None:
+            known = self._scopes[id(scope)] = scope, dict(scope)
+            if self._begun is not None:
+                self._begun[id(scope)] = dict(scope)
+        return known[1]
+
+    def _put(self, scope: dict[str, Any], name: str, value: object) -> None:
+        """Frames of these globals see another value under a name, which is not theirs."""
+        Origin(self.scope(scope), name).put(value)
+        if self._begun is not None:
+            Origin(self._begun[id(scope)], name).put(value)
 
     def vars(self, *arguments: object) -> Any:
         """What `vars` is for code under the trace: of a module, with the rebuilt values."""
@@ -292,9 +327,18 @@ class Views:
         """Tells of origins and what is rebuilt of them, whether or not that is another object."""
         self._origins += origins
 
-    def values_now(self) -> list[tuple[Origin, Any]]:
-        """What the code finds under the origins by now, and the functions with state."""
-        return [(origin, value if origin.name is None else self._found(origin)) for origin, value in self._origins]
+    @property
+    def origins(self) -> list[Origin]:
+        """All that are known by now."""
+        return [origin for origin, _ in self._origins]
+
+    def values_now(self, keys: Collection[tuple[int, str | None]] | None = None) -> list[tuple[Origin, Any]]:
+        """What the code finds under the origins by now, or those with these keys, and the functions with state."""
+        return [
+            (origin, value if origin.name is None else self._found(origin))
+            for origin, value in self._origins
+            if keys is None or origin.key in keys
+        ]
 
     def _found(self, origin: Origin) -> Any:
         if not isinstance(origin.holder, type):
@@ -304,9 +348,11 @@ class Views:
     def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
         """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of origins."""
         self._roots.update(roots)
+        for (holder, name), root in roots.items():
+            if name is not None:
+                self._roots_in.setdefault(holder, {})[name] = root
         for i, (scope, frame_scope) in self._scopes.items():
-            numbers = {name: root for (holder, name), root in self._roots.items() if holder == i and name is not None}
-            self._rebuilt.scopes[id(frame_scope)] = scope, numbers
+            self._rebuilt.scopes[id(frame_scope)] = scope, self._roots_in.setdefault(i, {})
 
     def root_keys(self) -> set[tuple[int, str | None]]:
         return set(self._roots)
@@ -346,19 +392,19 @@ class Views:
             self._rebuilt.give_globals()
 
     def _give_own_classes(self) -> None:
-        for module, own_class, _ in self._modules:
-            module.__class__ = own_class
+        for seen in self._modules.values():
+            seen.uncover()
 
     @contextlib.contextmanager
     def with_own_classes(self) -> Generator[None]:
         """While entered, modules have the classes that they had when the roots were recorded."""
-        seen = [(module, type(module)) for module, *_ in self._modules]
+        covered = [seen for seen in self._modules.values() if seen.is_covered]
         self._give_own_classes()
         try:
             yield
         finally:
-            for module, seen_class in seen:
-                module.__class__ = seen_class
+            for seen in covered:
+                seen.cover()
 
     def can_extend(self) -> bool:
         """May it put more into classes and modules? Not while the trace of another thread does, for which ours may be
@@ -370,10 +416,7 @@ class Views:
 
     def extend(self, reads: ReadSet, origins: list[tuple[Origin, Any, Any]], first: int) -> None:
         """The trace has more roots by now, from number `first` on: (origin, its rebuilt value, the caller's)."""
-        scopes_before = {i: dict(replacement) for i, (_, replacement) in self._scopes.items()}
-        patched = set(self._classes)
-        self._give_own_classes()
-        self._modules.clear()
+        patched, scopes, functions, shown = set(self._classes), set(self._scopes), len(self.functions), len(self._shown)
         changed = [
             (origin, value) for origin, value, original in origins if value is not original and not origin.assigned
         ]
@@ -381,15 +424,10 @@ class Views:
         self.tell({origin.key: first + i for i, (origin, _, _) in enumerate(origins)})
         self.know((origin, value) for origin, value, _ in origins)
         self._patch([replacement for key, replacement in self._classes.items() if key not in patched])
-        for i, (scope, replacement) in self._scopes.items():
-            names = self._begun.setdefault(i, {})
-            names_before = scopes_before.get(i, {})
-            names.update(
-                {name: value for name, value in replacement.items() if names_before.get(name, MISSING) is not value}
-            )
-            reads.builtins.now.originals[id(replacement)] = scope
-        reads.show({origin.key for origin, _ in self._shown})
-        _core.sees_too(list(self._scopes.values()), self.functions)
+        new_scopes = [pair for i, pair in self._scopes.items() if i not in scopes]
+        reads.builtins.now.originals.update({id(frame_scope): scope for scope, frame_scope in new_scopes})
+        reads.show({origin.key for origin, _ in self._shown[shown:]})
+        _core.sees_too(new_scopes, self.functions[functions:])
 
     def _run(self, function: Callable[[], object], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
@@ -438,7 +476,7 @@ class Views:
     def _set_names(self) -> Iterator[Origin]:
         """The globals that frames see with another value than when they began to."""
         for i, (scope, frame_scope) in self._scopes.items():
-            if (begun := self._begun.get(i)) is not None:
+            if (begun := (self._begun or {}).get(i)) is not None:
                 for name in frame_scope.keys() | begun.keys():
                     if frame_scope.get(name, MISSING) is not begun.get(name, MISSING):
                         yield Origin(scope, name, True)
@@ -460,8 +498,8 @@ class Views:
     def _patch(self, attributes: list[_SeenAttribute]) -> None:
         for attribute in attributes:
             attribute.cover()
-        for module, _, seen_class in self._modules:
-            module.__class__ = seen_class
+        for seen in self._modules.values():
+            seen.cover()
 
     def _unpatch(self, reads: ReadSet) -> list[Origin]:
         """Everything as it was. Gives the origins that the trace has assigned, although that was not known of them."""

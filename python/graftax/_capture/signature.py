@@ -259,7 +259,8 @@ class Signature:
     def flags(self, layout: tuple[object, ...], which: Sequence[int | str]) -> list[bool]:
         """One flag a root: is it named by `which`?"""
         chosen = {self.root_index(layout, w) for w in which}
-        return [i in chosen for i in range(len(self.root_names(layout)))]
+        count = self.arguments(layout) + len(self.cells) + len(self.globals) + len(self.origins)
+        return [i in chosen for i in range(count)]
 
     def root_flags(
         self,

@@ -64,10 +64,11 @@ class Now(threading.local):
 
     def show(self, keys: Iterable[tuple[int, str | None]]) -> None:
         """The trace sees these rebuilt as well from now on."""
-        self.shown = {*(self.shown or ()), *keys}
-        for i, name in self.shown:
-            if name is None:
-                self._states.pop(i, None)
+        self.shown = self.shown or set()
+        for key in keys:
+            self.shown.add(key)
+            if key[1] is None:
+                self._states.pop(key[0], None)
 
     def note(self, holders: Iterable[object], functions: Iterable[types.FunctionType]) -> None:
         """Notes what these modules and classes hold, and these functions, where the trace has no copy."""

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import types
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +50,7 @@ class _Outside(NamedTuple):
     graphdef: _core.GraphDef
     leaves: list[Any]
     nodes: list[Any]
-    keys: list[tuple[int, str | None]]
+    keys: set[tuple[int, str | None]]
 
     def is_same(self, other: _Outside) -> bool:
         """Is everything what it was? Arrays and objects are compared by identity."""
@@ -377,12 +377,14 @@ class RepeatedParts:
     def _take_in(self, take_in: Callable[[], bool]) -> bool:
         """The trace takes in more roots, of which the parts that run know nothing yet."""
         views = self._graph.views
-        known = len(views.values_now()) if views is not None else 0
+        known = len(views.origins) if views is not None else 0
         if not take_in():
             return False
         if self._selection.is_auto:
             self.begin()
-        added = [origin.key for origin, _ in views.values_now()[known:]] if views is not None else []
+        if not self._running:
+            return True
+        added = {origin.key for origin in views.origins[known:]} if views is not None else set[tuple[int, str | None]]()
         outside = self._outside(added, None)
         for befores in self._running:
             befores += [outside] if outside is not None else []
@@ -417,22 +419,22 @@ class RepeatedParts:
             return "it reads an array that it is not given, and that has no name"
         return ""
 
-    def _keys_read_by(self, codes: Sequence[types.CodeType]) -> list[tuple[int, str | None]]:
+    def _keys_read_by(self, codes: Sequence[types.CodeType]) -> set[tuple[int, str | None]]:
         """Of the origins that such code may read: all but globals that it does not name."""
         views = self._graph.views
         names = {name for code in codes for name in (*code.co_names, *names_of(code).texts)}
         computes = any(names_of(code).computes for code in codes)
-        origins = [origin for origin, _ in views.values_now()] if views is not None else []
-        return [o.key for o in origins if computes or not isinstance(o.holder, dict) or o.name in names]
+        origins = views.origins if views is not None else []
+        return {o.key for o in origins if computes or not isinstance(o.holder, dict) or o.name in names}
 
-    def _keys_apart_from(self, nodes: Sequence[object]) -> list[tuple[int, str | None]]:
+    def _keys_apart_from(self, nodes: Sequence[object]) -> set[tuple[int, str | None]]:
         """Of the origins that do not lead to these objects, whose changes are told otherwise."""
         views, ids = self._graph.views, set(map(id, nodes))
-        apart = list[tuple[int, str | None]]()
+        apart = set[tuple[int, str | None]]()
         for origin, value in views.values_now() if views is not None else ():
             with contextlib.suppress(GraftaxError):
                 if ids.isdisjoint(map(id, _core.Recording((value,), (origin.text(),), ()).nodes)):
-                    apart.append(origin.key)
+                    apart.add(origin.key)
         return apart
 
     def _is_unchanged(self, before: _Outside) -> bool:
@@ -440,20 +442,18 @@ class RepeatedParts:
         return after is not None and before.is_same(after)
 
     def _outside(
-        self, keys: list[tuple[int, str | None]] | None, function: Callable[..., Any] | None
+        self, keys: Collection[tuple[int, str | None]] | None, function: Callable[..., Any] | None
     ) -> _Outside | None:
         """What these origins hold now, of all without `keys`, and a function. None where that cannot be compared."""
         views = self._graph.views
-        found: list[tuple[Origin, Any]] = views.values_now() if views is not None else []
-        if keys is not None:
-            found = [pair for pair in found if pair[0].key in keys]
+        found: list[tuple[Origin, Any]] = views.values_now(keys) if views is not None else []
         values, names = (function, *(value for _, value in found)), ("", *(origin.text() for origin, _ in found))
         try:
             recording = _core.Recording(values, names, ())
         except GraftaxError:
             return None
-        keys = [origin.key for origin, _ in found]
-        return _Outside(function, recording.graphdef, recording.leaves, recording.nodes, keys)
+        found_keys = {origin.key for origin, _ in found}
+        return _Outside(function, recording.graphdef, recording.leaves, recording.nodes, found_keys)
 
 
 def _overlap(rebuilt: Sequence[int], nodes: Sequence[object], outside: _Outside) -> bool:
