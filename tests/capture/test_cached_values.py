@@ -483,3 +483,19 @@ def test_an_equal_object_has_other_results_in_the_cache_of_a_method(filled: bool
         return out
 
     assert run(graftax.jit) == run(plain)
+
+
+class Doubled:
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+    @functools.lru_cache  # noqa: B019
+    def twice(self) -> Any:
+        return self.w * 2
+
+
+def test_new_objects_for_which_a_cached_method_has_no_result_share_a_program() -> None:
+    f = graftax.jit(lambda v: v.twice())
+    for i in range(4):
+        assert float(f(Doubled(jnp.float32(i)))) == 2 * i
+    assert f.cache_info().traces == 1

@@ -124,9 +124,18 @@ class CachedValues:
                 yield each.call
 
     def in_keys(self) -> Iterator[object]:
-        """The objects that the caches know by their identity: another one that is equal has other results."""
+        """The objects that the caches know by their identity: another one that is equal has other results.
+
+        Not the copies for which the trace has computed one, as it would for the copy of any such object.
+        """
+        copies = {id(each.copy) for each in self._now.copies if not each.is_known}
         for cache in [cache for reference in list(self._caches.values()) if (cache := reference()) is not None]:
-            yield from (part for key in results_in(cache) for part in _parts(key) if _is_by_identity(type(part)))
+            yield from (
+                part
+                for key in results_in(cache)
+                for part in _parts(key)
+                if _is_by_identity(type(part)) and id(part) not in copies
+            )
 
     def note(self, cache: object) -> types.CodeType | None:
         """Notes a cache that code names. Gives the code of its function where that is new."""
