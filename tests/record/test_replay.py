@@ -89,7 +89,7 @@ def test_a_script_runs_again_up_to_its_call(tmp_path: Path):
     changed = run("-m", "graftax", "replay", file, folder=tmp_path)
     assert changed.returncode == 1
     assert "step has changed since the call was recorded: line 9 was 'return jnp.log(" in changed.stdout
-    assert "return: recorded float32[3]" in changed.stdout
+    assert "result: recorded float32[3]" in changed.stdout
     script.write_text(UNGUARDED.replace("def step(", "def other("))
     gone = run("-m", "graftax", "replay", file, folder=tmp_path)
     assert gone.returncode == 2 and "step cannot be run again" in gone.stderr and "Traceback" not in gone.stderr

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 from jax._src import compilation_cache as _cache
-from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -120,6 +119,8 @@ def _content_of(executable: Any) -> bytes:
     """The executable as JAX has serialized it."""
     client = executable.client
     try:
+        from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
         cache: Any = _cache._get_cache(client)  # pyright: ignore[reportPrivateUsage]
         entry = cache.get(_keys[id(executable)])
         content = _cache.extract_executable_and_time(_cache.decompress_executable(entry))[0]

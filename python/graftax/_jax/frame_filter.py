@@ -8,6 +8,10 @@ from jax._src import traceback_util as _traceback_util
 
 from graftax._jax.missing_names import lacking
 
+_MISSING = [name for name in ("include_filename", "_filtering_mode") if not hasattr(_traceback_util, name)]
+if _MISSING:
+    lacking["hiding frames"] = f"{_traceback_util.__name__}.{_MISSING[0]}"
+
 
 def hide_frames(folder: str) -> None:
     """JAX treats code below `folder` as its own: in tracebacks, and where a program says which line made it."""
@@ -20,9 +24,9 @@ def hide_frames(folder: str) -> None:
 
 def is_hidden_file(filename: str) -> bool:
     """Does JAX leave frames of this file out of tracebacks?"""
-    return not _traceback_util.include_filename(filename)
+    return not _MISSING and not _traceback_util.include_filename(filename)
 
 
 def filtering_mode() -> str:
     """How JAX hides frames: `off`, `tracebackhide`, `remove_frames` or `quiet_remove_frames`."""
-    return _traceback_util._filtering_mode()
+    return "off" if _MISSING else _traceback_util._filtering_mode()
