@@ -451,7 +451,7 @@ def test_a_missing_tangent_is_zero():
             r"scalar array, and returned an array of shape \(2,\)",
         ),
         (lambda: grad(lambda d: d)({"x": 1.0}), TypeError, "no array of a floating dtype to differentiate in d"),
-        (lambda: grad(lambda d: d)(3), TypeError, "Python numbers inside of an argument are static"),
+        (lambda: grad(lambda d: d)(3), TypeError, "Python numbers inside an argument are static"),
         (lambda: grad(lambda d: d["x"])({"x": jnp.asarray([1, 2])}), TypeError, "no array of a floating dtype"),
         (lambda: grad(lambda d: "text")(1.0), TypeError, "scalar array, and returned str"),
         (lambda: grad(lambda d: d, argnums=2)(1.0), ValueError, "is given no argument 2; it is given d"),
