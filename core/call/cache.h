@@ -15,7 +15,6 @@ namespace graftax {
 // Leaves of which the code asked whether they are one array: in groups, where those of one group are.
 using AlikeLeaves = std::vector<std::vector<uint32_t>>;
 
-// One structure of one function.
 // Globals that an entry was found with: what cannot change is not compared again while each name stands for what it did.
 struct Settled {
   PyObject* scope = nullptr;  // the dict of the names; not owned
@@ -23,6 +22,7 @@ struct Settled {
   bool are_all = false;       // each is a static that matches for good
 };
 
+// One structure of one function.
 struct Entry {
   Owned graphdef;       // of the structure, with weak statics: what stands in its key, and in what explains it
   Owned context;        // what else is in the key
