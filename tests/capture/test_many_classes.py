@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
+from graftax._capture.attribute_reads import AttributeReads
 from graftax._capture.read_names import ReadNames
 from graftax._capture.read_set import ReadSet
 from programs import Program, beside, module
@@ -25,24 +26,27 @@ def project(classes: int, methods: int) -> str:
     return "\n".join([*lines, f"objs = [{made}]", f"def f(x):\n{calls}    return x"])
 
 
-def names_noted(monkeypatch: pytest.MonkeyPatch, classes: int) -> int:
-    """How often a first trace notes a name."""
-    count, note = 0, ReadNames.note
+def times_called(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, classes: int) -> int:
+    """How often a first trace calls a method of what notes names."""
+    count, original = 0, getattr(cls, method)
 
-    def counting(self: ReadNames, holder: object, name: str, value: object, can_be_root: bool) -> None:
+    def counting(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        note(self, holder, name, value, can_be_root)
+        return original(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ReadNames, "note", counting)
+        patched.setattr(cls, method, counting)
         assert float(graftax.jit(module(project(classes, 4)).f)(jnp.ones(()))) == 1 + 4 * classes
     return count
 
 
-def test_what_is_looked_up_grows_with_the_code(monkeypatch: pytest.MonkeyPatch):
-    small, large = names_noted(monkeypatch, 6), names_noted(monkeypatch, 24)
-    assert large < 6 * small
+@pytest.mark.parametrize(
+    ("cls", "method"), [(ReadNames, "note"), (AttributeReads, "asked_of")], ids=["names", "classes"]
+)
+def test_what_is_looked_up_grows_with_the_code(monkeypatch: pytest.MonkeyPatch, cls: type, method: str):
+    small, large = (times_called(monkeypatch, cls, method, classes) for classes in (6, 24))
+    assert 0 < large < 6 * small
 
 
 READS = "def g(x): return x * a.k\ndef h(x): return x * getattr(a, 'late', 2.0)\ndef f(x): return g(x) + h(x)"
@@ -60,6 +64,21 @@ def test_a_name_that_a_base_of_the_standard_library_gets_later_is_noticed(monkey
     assert float(step(jnp.ones(()))) == 3
     monkeypatch.setattr(collections.UserDict, "late", 7.0, raising=False)
     assert float(step(jnp.ones(()))) == 8
+
+
+@pytest.mark.parametrize("sets", ["A.late = 7.0", "B.late = 7.0", "a.late = 7.0"])
+def test_a_name_that_the_trace_gives_a_class_before_code_asks_for_it(sets: str):
+    source = f"""
+class B: k = 1.0
+class A(B): pass
+a = A()
+def g(x): return x * a.k
+def h(x): return x * a.k + getattr(a, 'late', 2.0)
+def f(x):
+    x = g(x)
+    {sets}
+    return h(x)"""
+    beside(Program(source, lambda m: setattr(m.a, "k", 3.0)))
 
 
 def test_a_trace_takes_in_what_helpers_of_other_modules_read(monkeypatch: pytest.MonkeyPatch):

@@ -45,10 +45,23 @@ class NameRead(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Names that code of the user's asks for, and those that code of libraries does."""
+    """Names that code asks for: the user's, also of `super()` and by texts, and that of libraries."""
 
     users: set[str]
+    of_super: set[str]
+    texts: set[str]
     of_libraries: set[str]
+
+    def since(self, earlier: Asked) -> Asked:
+        """The names that have come since."""
+        return (
+            NOTHING
+            if self is earlier
+            else Asked(*(names - before for names, before in zip(self, earlier, strict=True)))
+        )
+
+
+NOTHING = Asked(set(), set(), set(), set())
 
 
 class AttributeReads:
@@ -67,9 +80,14 @@ class AttributeReads:
         self._of_super: set[str] = set()
         self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
         self._texts: set[str] = set()  # attributes that code may name by texts
-        self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
-        self._found: dict[int, set[str]] = {}  # which of them, by class or module dict
-        self._last, self._last_count = Asked(set(), set()), 0  # what was looked up last in all classes
+        self._looked_up: dict[int, set[str]] = {}  # the names that were, by class or module dict
+        self._searched: set[type] = set()  # the classes in which all of `_last_in_classes` was looked up
+        # Most code brings a few new names. These lead to the classes that have them, so that not each one is searched.
+        self._owners: dict[str, dict[type, None]] = {}  # the classes that have a name in their own dict
+        self._below: dict[type, dict[type, None]] = {}  # of a class, the classes with it in their MRO
+        self._library_bases: dict[type, type] = {}  # bases that are a library's, each with one class below it
+        self._sizes: dict[int, int] = {}  # how many names a module had when all of `_last_in_modules` was looked up
+        self._last = self._last_in_classes = self._last_in_modules = NOTHING  # what was looked up last in all of them
 
     # ---- what code asks for
 
@@ -154,14 +172,15 @@ class AttributeReads:
 
     def look_up_anew(self) -> None:
         """Whatever was looked up counts no more."""
-        self._looked.clear()
-        self._found.clear()
+        self._searched.clear()
+        self._sizes.clear()
+        self._looked_up.clear()
 
     def renewed(self, holder: type) -> Iterator[NameRead]:
         """The names of a class have changed: what it and its subclasses have is to be looked up again."""
         for cls in [cls for cls in list(self.classes) if holder in cls.__mro__]:
-            self._looked.pop(id(cls), None)
-            self._found.pop(id(cls), None)
+            self._searched.discard(cls)
+            self._looked_up.pop(id(cls), None)
             yield from _special_methods(cls)
 
     def not_looked_up(self) -> Iterator[tuple[type, Asked]]:
@@ -169,15 +188,41 @@ class AttributeReads:
 
         Each with what to look up there: all of it, or what code asks for since the classes were looked at last.
         """
-        count, last = self._count, self._last_count
-        everything = Asked(self.attributes.copy(), self._of_libraries.copy())  # classes that are added may bring more
-        since = Asked(everything.users - self._last.users, everything.of_libraries - self._last.of_libraries)
-        while unscanned := [cls for cls in list(self.classes) if self._looked.get(id(cls)) != count]:
-            for cls in unscanned:
-                was_current = self._looked.get(id(cls)) == last
-                self._looked[id(cls)] = count
-                yield cls, since if was_current else everything
-        self._last_count, self._last = count, everything
+        everything = self._asked()  # classes that are added may bring more
+        since = everything.since(self._last_in_classes)
+        if since.users or since.of_super or since.of_libraries:
+            for cls in self._concerned(since):
+                yield cls, since
+        while len(self._searched) < len(self.classes):
+            for cls in [cls for cls in list(self.classes) if cls not in self._searched]:
+                self._index(cls)
+                yield cls, everything
+        self._last_in_classes = everything
+
+    def _asked(self) -> Asked:
+        """What code asks for by now: the same object as before where nothing has come."""
+        names = self.attributes, self._of_super, self._texts, self._of_libraries
+        if any(len(grown) != len(before) for grown, before in zip(names, self._last, strict=True)):  # none shrinks
+            self._last = Asked(*map(set[str].copy, names))
+        return self._last
+
+    def _index(self, cls: type) -> None:
+        self._searched.add(cls)
+        for name in vars(cls):
+            self._owners.setdefault(name, {})[cls] = None
+        for base in cls.__mro__:
+            self._below.setdefault(base, {})[cls] = None
+            if base.__flags__ & HEAP_TYPE and not is_users_class(base):
+                self._library_bases.setdefault(base, cls)
+
+    def _concerned(self, since: Asked) -> list[type]:
+        """The classes in which new names may be found, of those that were searched before."""
+        if "__subclasses__" in self.attributes:  # each may have new ones
+            return [cls for cls in list(self.classes) if cls in self._searched]
+        owners = [owner for name in set().union(*since) for owner in self._owners.get(name, ())]
+        below = {cls: None for owner in owners for cls in self._below[owner]}
+        libraries = dict.fromkeys(self._library_bases.values()) if since.users else {}
+        return [cls for cls in below | libraries if cls in self._searched]
 
     def new_subclasses(self, cls: type) -> Iterator[NameRead]:
         """Adds those that were made since, where code asks for subclasses."""
@@ -187,7 +232,7 @@ class AttributeReads:
 
     def all_names(self, cls: type) -> Iterator[NameRead]:
         """All that a class has, and that it has no more, where code may look at all names."""
-        is_new = self.reads_names and id(cls) not in self._found
+        is_new = self.reads_names and id(cls) not in self._looked_up
         for base in filter(is_users_class, cls.__mro__ if is_new else ()):
             yield NameRead(base, OF_NAMES, MISSING, False)
             for name in in_class(base, OF_NAMES)[1]:
@@ -204,9 +249,10 @@ class AttributeReads:
         gets it, the names of that class are others.
         """
         own = [vars(base) for base in cls.__mro__[:-1] if is_users_class(base)]
-        names = {name for name in asked.users | asked.of_libraries if any(name in holder for holder in own)}
-        if id(cls) not in self._found:
-            names |= overridden(cls, set[str]().union(*own))
+        own_names = set[str]().union(*own)
+        names = own_names & asked.users | own_names & asked.of_libraries
+        if id(cls) not in self._looked_up:
+            names |= overridden(cls, own_names)
         for name in self._new(cls, names):
             yield cls, name, *in_class(cls, name)
         for base in cls.__mro__[1:] if len(own) < len(cls.__mro__) - 1 else ():
@@ -216,9 +262,9 @@ class AttributeReads:
 
     def _new(self, holder: Any, asked: set[str], what: str = "") -> list[str]:
         """Those of the names that were not looked up yet in a class or a module's dict."""
-        found = self._found.setdefault(id(holder), set())
-        new = {what + name for name in asked} - found if what else asked - found
-        found |= new
+        looked_up = self._looked_up.setdefault(id(holder), set())
+        new = {what + name for name in asked} - looked_up if what else asked - looked_up
+        looked_up |= new
         return [name.removeprefix(what) for name in new]
 
     def read_of(self, cls: type, name: str, owner: type | None, value: object) -> NameRead:
@@ -234,21 +280,21 @@ class AttributeReads:
 
     def asked_of_modules(self) -> Iterator[NameRead]:
         """What code finds in the modules of the user's, where it was not looked up."""
-        count = self._count
+        everything = self._asked()
+        since = everything.since(self._last_in_modules)
         for i, module in list(self.modules.items()):
-            if self._looked.get(i) != count and is_users_scope(vars(module)):
-                self._looked[i] = count
-                for name in self._new(vars(module), (self.attributes & vars(module).keys()) | self._texts):
-                    yield NameRead(vars(module), name, vars(module).get(name, MISSING), True)
+            scope = vars(module)
+            asked = since if self._sizes.get(i) == len(scope) else everything
+            if (asked.users or asked.texts) and is_users_scope(scope):
+                self._sizes[i] = len(scope)
+                for name in self._new(scope, (asked.users & scope.keys()) | asked.texts):
+                    yield NameRead(scope, name, scope.get(name, MISSING), True)
+        self._last_in_modules = everything
 
     @property
     def of_anybody(self) -> set[str]:
         """The attributes that any code asks for."""
         return self.attributes | self._of_libraries
-
-    @property
-    def _count(self) -> int:
-        return len(self.attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
 
 
 def _special_methods(cls: type) -> Iterator[NameRead]:

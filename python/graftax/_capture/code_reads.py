@@ -258,6 +258,8 @@ class CodeReads:
 
     def _look_up_in_packages(self) -> None:
         """Notes the settings that code may ask the classes of installed packages for."""
+        if not self._package_classes:
+            return
         asked = self.attributes.of_anybody
         new, self._asked_of_packages = asked - self._asked_of_packages, asked
         for cls, is_new in list(self._package_classes.items()):

@@ -116,8 +116,10 @@ class ReadNames:
 
     def _is_fed(self, holder: object, name: str) -> bool:
         """Has a class this name from a base where the code assigns it?"""
+        if not isinstance(holder, type):
+            return False
         bases = [p.holder for p in self.origins if p.assigned and p.name == name and p.holder is not holder]
-        return isinstance(holder, type) and bool(bases) and in_class(holder, name)[0] in bases
+        return bool(bases) and in_class(holder, name)[0] in bases
 
     def note_keywords(self, function: types.FunctionType) -> None:
         """The keyword defaults of a function are in a dict that may change without the function: bindings of it."""
