@@ -295,6 +295,61 @@ def test_what_changes_a_global_is_not_shared():
     assert lines == ["Logging: traced at each call, because it changes what is not among its arguments"]
 
 
+class Counting(type):
+    instances = 0
+
+
+class Counted(metaclass=Counting):
+    made = 0
+
+    def __init__(self, x):
+        type(self).made += 1
+        Counting.instances += 1
+        self.x = x
+
+
+def in_its_class(block, x):
+    type(block).calls_of_all += 1
+    return x
+
+
+def in_a_class_that_is_read(block, x):
+    Counted.made += 2
+    return x * Counted.made
+
+
+def in_the_class_of_what_it_makes(block, x):
+    return Counted(x).x
+
+
+def as_an_array(block, x):
+    type(block).last = x.sum()
+    return x
+
+
+@pytest.mark.parametrize("repeated", ["auto", None, "named"])
+@pytest.mark.parametrize("effect", [in_its_class, in_a_class_that_is_read, in_the_class_of_what_it_makes, as_an_array])
+def test_what_changes_a_class_is_not_shared(effect, repeated):
+    def program(wrap):
+        class Summing(Block):
+            calls_of_all, last = 0, jnp.zeros(())
+
+            def __call__(self, x):
+                for _ in range(8):  # large enough for sharing to pay
+                    x = super().__call__(x)
+                return effect(self, x)
+
+        Counted.made = Counting.instances = 0
+        f, model = wrap(Model.__call__, Summing), Model(5, Summing)
+        y = [f(model, X) for _ in range(2)]
+        return y, Summing.last, (Summing.calls_of_all, Counted.made, Counting.instances)
+
+    plain = program(lambda f, _: f)
+    compiled = program(lambda f, block: graftax.jit(f, repeated=block if repeated == "named" else repeated))
+    assert compiled[2] == plain[2]
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4), compiled[:2], plain[:2])
+
+
 class Reaching(Block):
     def __call__(self, x):
         MODELS["model"].blocks[0].calls += 1

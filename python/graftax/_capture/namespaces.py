@@ -38,17 +38,24 @@ class _SeenAttribute:
     def __init__(self, origin: Origin, value: object) -> None:
         self.origin, self.value, self.thread = origin, value, threading.get_ident()
         self.original: object = MISSING  # what the class holds, kept up to date by the core
-        self._outer: object = None
+        self._is_covering, self._outer = False, None
 
     def cover(self) -> None:
         """Stands in the class from now on. In a class that has not got it yet no protocol finds it, and no special
         method is called."""
         stands = self.value is not MISSING
         self._outer = _core.cover_class_attribute(self.origin.holder, self.origin.name or "", self, stands)
+        self._is_covering = True
 
     def uncover(self) -> None:
         """The class has its own value again."""
         _core.uncover_class_attribute(self.origin.holder, self.origin.name or "", self, self._outer)
+        self._is_covering = False
+
+    def current(self) -> Any:
+        """The rebuilt value, or what has been assigned since."""
+        # A class in which it stands shows its value, until code assigns another one.
+        return vars(self.origin.holder).get(self.origin.name or "", MISSING) if self._is_covering else self.value
 
     def get(self) -> Any:
         return self.value if threading.get_ident() == self.thread else self.original
@@ -343,7 +350,7 @@ class Views:
     def _found(self, origin: Origin) -> Any:
         if not isinstance(origin.holder, type):
             return self.seen(origin.holder).get(origin.name or "", MISSING)
-        return self._classes[origin.key].value if origin.key in self._classes else origin.value()
+        return self._classes[origin.key].current() if origin.key in self._classes else origin.value()
 
     def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
         """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of origins."""
@@ -506,7 +513,7 @@ class Views:
         self._give_own_classes()
         for attribute in self._classes.values():
             origin = attribute.origin
-            current = vars(origin.holder).get(origin.name or "", MISSING)  # of a class that shows it: its value
+            current = attribute.current()
             if current is not attribute.value:
                 if origin.assigned or reads.attributes.sets(origin.name) or isinstance(current, Tracer):
                     attribute.value = current
