@@ -37,6 +37,13 @@ def is_concretization_error(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JAXTypeError) or "The error occurred while tracing the function" in str(error)
 
 
+def asks_for_a_value(error: BaseException) -> bool:
+    """Was it raised because a tracer has no value: where one was to be an index, a parameter, a key, or a text?"""
+    if is_concretization_error(error) or isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        return True
+    return isinstance(error, TypeError) and re.search(r"\b[A-Za-z]*Tracer\b", str(error)) is not None
+
+
 def is_placement_error(error: BaseException) -> bool:
     """Is it an error about the devices or the sharding of a flat argument?"""
     return isinstance(error, ValueError) and bool(re.search(r"(key path|Got argument) leaves\[", str(error)))

@@ -37,7 +37,7 @@ from graftax._graph.types.ignored import refusing_uses
 from graftax._graph.types.opaque_values import allow_new_objects
 from graftax._jax.arrays import ref_types
 from graftax._jax.error_notes import clarify
-from graftax._jax.error_texts import is_concretization_error, silence_callback_logging
+from graftax._jax.error_texts import asks_for_a_value, is_concretization_error, silence_callback_logging
 from graftax._jax.inner_frames import inner_frames
 from graftax._jax.nested_jit import caches_of, private_caches
 from graftax._jax.traces import equations
@@ -290,7 +290,7 @@ def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
                     )
         except Exception as error:
             graph.give_globals()
-            if is_concretization_error(error) and make_numpy_constant():
+            if asks_for_a_value(error) and make_numpy_constant():
                 raise NewReads from None
             raise
         hosts = host_codes(start) if reads is not None or graph.made else set[types.CodeType]()
