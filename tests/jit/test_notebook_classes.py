@@ -98,7 +98,7 @@ RELOAD = "importlib.reload(layers)\n"
 SESSION = [
     (None, LAYER.format(doc="a layer", factor=1) + MODEL.format(comment="a model", more="") + OPTIMIZER, 0),
     (None, TRAIN.format(comment="count") + PREDICT.format(index="[0]") + SETUP, 0),
-    (None, STEP, 2),  # the number of steps changes, and is symbolic from now on
+    (None, STEP, 1),  # the number of steps is seen to change, and is symbolic from the first call on
     (None, STEP, 0),
     (None, TRAIN.format(comment="count the steps"), 0),
     (None, STEP, 0),
