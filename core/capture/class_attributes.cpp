@@ -5,7 +5,8 @@ namespace graftax {
 
 namespace {
 
-PyObject* shown = nullptr;    // dict, by (id of the class, name): what running traces show; kept for ever
+// A dict by (id of the class, name): the descriptors that running traces put in the place of attributes; kept for ever.
+PyObject* shown = nullptr;
 PyObject* missing = nullptr;  // what stands for no value; kept for ever
 
 Owned scope_of(PyObject* cls) {
@@ -33,9 +34,9 @@ bool is_of_this_thread(PyObject* attribute_shown) {
 // What a trace shows in the place of an attribute, unless that is of this thread and assigned by now; or null.
 Owned shown_for(PyObject* cls, PyObject* name) {
   if (!is_any_shown()) return {};
-  Owned found = Owned::borrow(dict_get(shown, key_of(cls, name).get()));
-  if (!found || in_class(cls, name) == found.get()) return found;
-  return is_of_this_thread(found.get()) ? Owned() : std::move(found);
+  Owned descriptor = Owned::borrow(dict_get(shown, key_of(cls, name).get()));
+  if (!descriptor || in_class(cls, name) == descriptor.get()) return descriptor;
+  return is_of_this_thread(descriptor.get()) ? Owned() : std::move(descriptor);
 }
 
 Owned original_of(PyObject* attribute_shown) {
@@ -47,6 +48,7 @@ void set_original(PyObject* attribute_shown, PyObject* value) {
   check(PyObject_SetAttrString(attribute_shown, "original", value ? value : missing));
 }
 
+// Below the metaclass's own __setattr__, which is the user's. Deletes what is there where `value` is null.
 void put(PyObject* cls, PyObject* name, PyObject* value) {
   if (value || in_class(cls, name)) check(PyType_Type.tp_setattro(cls, name, value));
 }
@@ -62,8 +64,8 @@ Owned seen_dict(PyObject* cls) {
     PyObject* name = PyTuple_GET_ITEM(key, 1);
     if (!equal(PyTuple_GET_ITEM(key, 0), id.get()) || in_class(cls, name) != value) continue;
     if (!seen) seen = own(PyDict_Copy(scope_of(cls).get()));
-    Owned found = is_of_this_thread(value) ? own(attribute(value, "value")) : original_of(value);
-    check(PyDict_SetItem(seen.get(), name, found.get()));
+    Owned attribute_seen = is_of_this_thread(value) ? own(attribute(value, "value")) : original_of(value);
+    check(PyDict_SetItem(seen.get(), name, attribute_seen.get()));
   }
   return seen;
 }
@@ -123,8 +125,9 @@ void set_class_attribute(PyObject* cls, PyObject* name, PyObject* value) {
 }
 
 Owned inherited_attribute(PyTypeObject* cls, PyObject* name) {
-  PyObject* found = _PyType_Lookup(cls, name);  // a class tells its watchers of a change only after one
-  if (!is_any_shown()) return Owned::borrow(found);
+  PyObject* value =
+      _PyType_Lookup(cls, name);  // asked first: a class tells its watchers of a change only after a lookup
+  if (!is_any_shown()) return Owned::borrow(value);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(cls->tp_mro); ++i)
     if (Owned value = class_attribute(PyTuple_GET_ITEM(cls->tp_mro, i), name)) return value;
   return {};

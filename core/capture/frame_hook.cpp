@@ -16,25 +16,25 @@ namespace graftax {
 
 namespace {
 
-PerThread<Session> running;
+PerThread<Session> sessions;
 
-Session* innermost() { return running.all().empty() ? nullptr : running.innermost(PyThreadState_Get()); }
+Session* innermost() { return sessions.all().empty() ? nullptr : sessions.innermost(PyThreadState_Get()); }
 
 bool is_only_thread(PyThreadState* thread) {
-  for (const auto& each : running.all())
-    if (each.thread != thread) return false;
+  for (const auto& entry : sessions.all())
+    if (entry.thread != thread) return false;
   return true;
 }
 
-_PyFrameEvalFunction before = nullptr;  // the hook that was there
+_PyFrameEvalFunction previous_hook = nullptr;  // that of a debugger or a compiler, which runs below ours; null: none
 // Code that no session has to hear of (JAX, the standard library): kept for the life of the process.
-std::unordered_set<PyObject*>& ignored() {
+std::unordered_set<PyObject*>& unobserved_code() {
   static auto* all = new std::unordered_set<PyObject*>();
   return *all;
 }
 
 PyObject* evaluate(PyThreadState* state, struct _PyInterpreterFrame* frame, int thrown) {
-  return before ? before(state, frame, thrown) : _PyEval_EvalFrameDefault(state, frame, thrown);
+  return previous_hook ? previous_hook(state, frame, thrown) : _PyEval_EvalFrameDefault(state, frame, thrown);
 }
 
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown);
@@ -45,7 +45,7 @@ void exchange_hooks(_PyFrameEvalFunction from, _PyFrameEvalFunction to) {
   if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == from) _PyInterpreterState_SetEvalFrameFunc(interpreter, to);
 }
 
-_PyFrameEvalFunction unhooked() { return before ? before : _PyEval_EvalFrameDefault; }
+_PyFrameEvalFunction unhooked() { return previous_hook ? previous_hook : _PyEval_EvalFrameDefault; }
 
 // Takes the hook away while one frame runs. It is the interpreter's: only where no other thread has a session.
 class Unhooked {
@@ -56,6 +56,7 @@ class Unhooked {
   ~Unhooked() { exchange_hooks(unhooked(), hook); }
 };
 
+// Sets a flag of the session for the time of a scope.
 struct Busy {
   bool& flag;
   explicit Busy(bool& f) : flag(f) { flag = true; }
@@ -68,14 +69,15 @@ constexpr int most_again = 1000;  // code may try again for ever
 // code of the trace may catch that, and call the same again: it would run on what the trace has no copies of.
 bool announce(Session& session, const Frame& frame) {
   Busy busy(session.busy);
-  auto before = session.refused.find(frame.code());
-  if (before != session.refused.end() && session.again++ < most_again) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(before->second)), before->second);
+  auto refused = session.refused.find(frame.code());
+  if (refused != session.refused.end() && session.raised_again++ < most_again) {
+    set_error(refused->second);
     return false;
   }
+  // Copies are announced as what they stand for: the read set knows the caller's functions and globals.
   auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
   PyObject* function = frame.function() ? session.original(frame.function()) : Py_None;
-  if (session.made.count(function)) function = Py_None;  // its state is the trace's own
+  if (session.made_functions.count(function)) function = Py_None;  // its state is the trace's own
   PyObject* first = code->co_argcount > 0 && frame.variable(0) ? frame.variable(0) : Py_None;
   PyObject* args[] = {frame.code(), session.original(frame.globals()), function, first};
   std::optional<Unhooked> off;  // nobody has to hear of the frames of `enter`, which are many
@@ -84,7 +86,7 @@ bool announce(Session& session, const Frame& frame) {
   off.reset();
   if (!answer) return false;
   if (answer.get() == Py_NotImplemented) {  // nobody has to hear of it
-    if (ignored().insert(frame.code()).second) Py_INCREF(frame.code());
+    if (unobserved_code().insert(frame.code()).second) Py_INCREF(frame.code());
     return true;
   }
   if (answer.get() == Py_False) return true;  // it wants to hear of each frame
@@ -94,7 +96,7 @@ bool announce(Session& session, const Frame& frame) {
     return true;
   }
   if (answer.get() == Py_None) {
-    session.known[frame.code()].push_back(session.original(frame.globals()));
+    session.known_code[frame.code()].push_back(session.original(frame.globals()));
     session.held.push(frame.code());
     return true;
   }
@@ -102,7 +104,7 @@ bool announce(Session& session, const Frame& frame) {
     session.held.push(frame.code());
     session.held.push(answer.get());
   }
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(answer.get())), answer.get());
+  set_error(answer.get());
   return false;
 }
 
@@ -113,6 +115,7 @@ void replace_defaults(Frame& frame, PyObject* own, PyObject* twin) {
     if (after && before != after && frame.variable(at) == before) frame.set_variable(at, after);
   };
   PyObject *before = PyFunction_GET_DEFAULTS(own), *after = PyFunction_GET_DEFAULTS(twin);
+  // Only where the frame still has the default: an argument of the call stays.
   Py_ssize_t count = before && after ? PyTuple_GET_SIZE(before) : 0;
   if (count <= code->co_argcount && count && PyTuple_GET_SIZE(after) == count)
     for (Py_ssize_t i = 0; i < count; ++i)
@@ -135,26 +138,28 @@ bool interrupts(Session& session, const Frame& frame) {
 }
 
 // Tells the session of a frame, where it has to be told. Null with an exception set, which is to be raised in its place.
-const Met* meet(Session& session, const Frame& frame) {
+const FrameDecision* meet(Session& session, const Frame& frame) {
+  // Most frames end here: their code has run with these globals before.
   PyObject* code = frame.code();
-  Met& met = session.met[(reinterpret_cast<uintptr_t>(code) >> 5) % session.met.size()];
+  FrameDecision& met = session.decisions[(reinterpret_cast<uintptr_t>(code) >> 5) % session.decisions.size()];
   if (met.code == code && met.globals == frame.globals()) return &met;
   met.code = nullptr;
-  auto is_known = [&] { return session.knows(code, frame.globals()) || ignored().count(code); };
+  auto is_known = [&] { return session.knows(code, frame.globals()) || unobserved_code().count(code); };
   const bool is_known_function = frame.function() && session.known_functions.count(frame.function());
   if (!is_known() && !is_known_function) {
-    static const Met interruption{nullptr, nullptr, nullptr, false, false, false, false, true};
+    static const FrameDecision interruption{nullptr, nullptr, nullptr, false, false, false, false, true};
     if (interrupts(session, frame)) return &interruption;
     if (!announce(session, frame)) return nullptr;
   }
+  // Without its code the decision is for this frame alone: the next one is announced too.
   met = {is_known() ? code : nullptr,
          frame.globals(),
          session.shadow(frame.globals()),
          session.replaced.count(code) > 0,
          session.inside.frames() && session.inside.frames()->may_be(frame),
-         !ignored().count(code) && is_of_method(reinterpret_cast<PyCodeObject*>(code))};
-  met.asked = session.answered.count(code) || (session.answers_methods && met.method) ||
-              (session.answers_after >= 0 && !ignored().count(code));
+         !unobserved_code().count(code) && is_of_method(reinterpret_cast<PyCodeObject*>(code))};
+  met.answerable = session.answered_codes.count(code) || (session.answers_methods && met.method) ||
+                   (session.answers_after >= 0 && !unobserved_code().count(code));
   return &met;
 }
 
@@ -209,7 +214,7 @@ constexpr int not_answered = -1;
 
 // Is a call of this code one that may be answered?
 bool may_be_answered(Session& session, PyObject* code) {
-  if (session.answered.count(code) || session.answers_after < 0) return true;
+  if (session.answered_codes.count(code) || session.answers_after < 0) return true;
   try {
     auto [calls, is_new] = session.calls.emplace(code, 0);
     if (is_new) session.held.push(code);
@@ -224,8 +229,8 @@ bool may_be_answered(Session& session, PyObject* code) {
 PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool asked) {
   auto* frame = reinterpret_cast<Frame*>(raw);
   if (!asked || !session.answer || !frame->function()) return evaluate(state, raw, 0);
-  if (session.unanswered == frame->code()) {
-    session.unanswered = nullptr;
+  if (session.unanswered_code == frame->code()) {
+    session.unanswered_code = nullptr;
     return evaluate(state, raw, 0);
   }
   if (!may_be_answered(session, frame->code())) return evaluate(state, raw, 0);
@@ -239,8 +244,8 @@ PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterp
     answer = Owned::steal(PyObject_Vectorcall(hold.get(), given, 2, nullptr));
   }
   if (!answer) return evaluate(state, raw, 1);
-  if (answer.get() == Py_None) {
-    session.answered.erase(frame->code());
+  if (answer.get() == Py_None) {  // all frames of this code run from now on
+    session.answered_codes.erase(frame->code());
     session.calls[frame->code()] = not_answered;
   }
   if (answer.get() == Py_None || answer.get() == Py_NotImplemented) return evaluate(state, raw, 0);
@@ -257,14 +262,14 @@ PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterp
 PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool asked) {
   auto* frame = reinterpret_cast<Frame*>(raw);
   PyObject* self = frame->variable(0);
-  if (!self || self == session.called) return run_or_answer(session, state, raw, asked);
-  // What runs in the place of a call that was asked for has the scope of that call already.
-  bool is_named = session.unanswered == frame->code();
+  if (!self || self == session.method_self) return run_or_answer(session, state, raw, asked);
+  // What runs in the place of a call that was asked about has the scope of that call already.
+  bool is_named = session.unanswered_code == frame->code();
   Owned scope = is_named ? Owned() : scope_of(session, state, self);
   if (!scope && PyErr_Occurred()) return evaluate(state, raw, 1);
-  PyObject* around = scope || is_named ? std::exchange(session.called, self) : session.called;
+  PyObject* around = scope || is_named ? std::exchange(session.method_self, self) : session.method_self;
   Owned result = Owned::steal(run_or_answer(session, state, raw, asked));
-  session.called = around;
+  session.method_self = around;
   if (!scope) return result.release();
   Busy busy(session.busy);
   return leave_scope(scope) ? result.release() : nullptr;
@@ -276,6 +281,7 @@ void note_raised(Session& session) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   PyErr_NormalizeException(&type, &value, &traceback);
+  // Each frame on the way out ends with the same exception: it is kept once.
   Py_ssize_t count = PyList_GET_SIZE(session.raised);
   bool is_new = value && (count == 0 || PyList_GET_ITEM(session.raised, count - 1) != value);
   if (is_new && PyList_Append(session.raised, value) < 0) PyErr_Clear();
@@ -284,10 +290,12 @@ void note_raised(Session& session) {
 
 PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
   auto* frame = reinterpret_cast<Frame*>(raw);
-  Met again;
-  const Met* met = &again;
+  // A frame that goes on with an exception, such as a generator's, was met when it began. Only its globals count.
+  FrameDecision resumed;
+  const FrameDecision* met = &resumed;
   if (thrown) {
-    again = {nullptr, frame->globals(), session->shadow(frame->globals()), session->replaced.count(frame->code()) > 0};
+    resumed = {nullptr, frame->globals(), session->shadow(frame->globals()),
+               session->replaced.count(frame->code()) > 0};
   } else {
     try {
       met = meet(*session, *frame);
@@ -303,8 +311,9 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
   }
   if (met->replaced && frame->function()) replace_function(*session, *frame, !thrown);
   PyObject *own_globals = frame->globals(), *shadow = met->shadow;
-  bool method = met->method && !thrown, asked = met->asked && !thrown;
-  if (session->noted && !thrown && !ignored().count(frame->code())) session->note(frame->code());
+  bool method = met->method && !thrown, asked = met->answerable && !thrown;
+  if (session->noted && !thrown && !unobserved_code().count(frame->code())) session->note(frame->code());
+  // Globals without a rebuilt value. Below JAX's own frames that run nobody else's code the hook is off.
   if (shadow == own_globals) {
     int inside = met->inner && !thrown && is_only_thread(state) ? stays_inside(*session, *frame) : 0;
     if (inside < 0) return evaluate(state, raw, 1);
@@ -315,6 +324,7 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
     return evaluate(state, raw, thrown);
   }
   bool stays = frame->is_of_generator();  // other frames are gone when they have returned
+  // The frame sees the rebuilt globals. It is borrowed memory: nothing of it is read after it has run, unless it stays.
   Owned hold = Owned::borrow(frame->code());
   frame->set_globals(shadow);
   PyObject* result = method  ? run_method(*session, state, raw, asked)
@@ -325,7 +335,7 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
 }
 
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
-  Session* session = running.innermost(state);
+  Session* session = sessions.innermost(state);
   // What a debugger, a profiler or coverage does between two steps of the program is no part of it.
   if (!session || session->busy || session->collecting || state->tracing) return evaluate(state, raw, thrown);
   PyObject* result = run_frame(session, state, raw, thrown);
@@ -341,19 +351,19 @@ class Scope {
  public:
   explicit Scope(Session& session) : session_(session) {
     if (frames_unknown.empty()) hear_collections(collect);
-    running.enter(&session);
+    sessions.enter(&session);
     if (!frames_unknown.empty()) return;
-    if (running.all().size() == 1) {
-      before = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
-      if (before == _PyEval_EvalFrameDefault) before = nullptr;
+    if (sessions.all().size() == 1) {
+      previous_hook = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
+      if (previous_hook == _PyEval_EvalFrameDefault) previous_hook = nullptr;
     }
     exchange_hooks(unhooked(), hook);  // another thread may have taken it away for a frame of its own
   }
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
   ~Scope() {
-    running.leave(&session_);
-    if (!frames_unknown.empty() || !running.all().empty()) return;
+    sessions.leave(&session_);
+    if (!frames_unknown.empty() || !sessions.all().empty()) return;
     exchange_hooks(hook, unhooked());
     hear_collections_no_more();
   }
@@ -385,10 +395,10 @@ void bind_frames(nb::module_& m) {
         }
         session.inside = Inside(inner);
         session.enter = enter.ptr();
-        for (nb::handle one : nb::borrow<nb::object>(known)) {
-          nb::tuple pair = nb::cast<nb::tuple>(one);
+        for (nb::handle item : nb::borrow<nb::object>(known)) {
+          nb::tuple pair = nb::cast<nb::tuple>(item);
           PyObject* code = nb::object(pair[0]).ptr();
-          session.known[code].push_back(reinterpret_cast<PyObject*>(nb::cast<uintptr_t>(nb::object(pair[1]))));
+          session.known_code[code].push_back(reinterpret_cast<PyObject*>(nb::cast<uintptr_t>(nb::object(pair[1]))));
           session.held.push(code);
         }
         session.sees(shadows, functions);
@@ -459,7 +469,7 @@ void bind_frames(nb::module_& m) {
       "made_in_trace",
       [](nb::handle f) {
         Session* session = innermost();
-        return session && session->made.count(f.ptr()) > 0;
+        return session && session->made_functions.count(f.ptr()) > 0;
       },
       nb::arg("function"), "Has this thread's trace made this function? Known from 3.12 on.");
   m.def(
@@ -467,13 +477,13 @@ void bind_frames(nb::module_& m) {
       [](const std::vector<nb::object>& scopes) -> nb::object {
         Session* session = innermost();
         if (!session || PY_VERSION_HEX < 0x030C0000) return nb::none();
-        nb::list found;
-        for (PyObject* function : session->made) {
+        nb::list functions;
+        for (PyObject* function : session->made_functions) {
           if (session->original(function) != function) continue;  // a copy, which is ours
           for (const nb::object& scope : scopes)
-            if (PyFunction_GET_GLOBALS(function) == scope.ptr()) found.append(nb::borrow(function));
+            if (PyFunction_GET_GLOBALS(function) == scope.ptr()) functions.append(nb::borrow(function));
         }
-        return found;
+        return functions;
       },
       nb::arg("scopes"), nb::sig("def made_with(scopes: Sequence[dict[str, Any]]) -> list[Any] | None"),
       "The functions with these globals that code of this thread's trace has made; None where that is not known.");
@@ -486,10 +496,10 @@ void bind_frames(nb::module_& m) {
         session->answers_methods = methods;
         session->answers_after = after;
         for (nb::handle code : codes) {
-          session->answered.insert(code.ptr());
+          session->answered_codes.insert(code.ptr());
           session->held.push(code.ptr());
         }
-        for (Met& each : session->met) each.code = nullptr;
+        for (FrameDecision& decision : session->decisions) decision.code = nullptr;  // made without this answer
       },
       nb::arg("answer"), nb::arg("codes"), nb::arg("methods"), nb::arg("after"),
       nb::sig("def answer_calls(answer: Callable[[Any, tuple[Any, ...]], Any], codes: list[Any], methods: bool, "
@@ -506,10 +516,10 @@ void bind_frames(nb::module_& m) {
           Session* session;
           bool was_busy = session && std::exchange(session->busy, false);
           ~Scope() {
-            if (session) session->unanswered = nullptr, session->busy = was_busy;
+            if (session) session->unanswered_code = nullptr, session->busy = was_busy;
           }
         } scope{session};
-        if (session && PyFunction_Check(function.ptr())) session->unanswered = PyFunction_GET_CODE(function.ptr());
+        if (session && PyFunction_Check(function.ptr())) session->unanswered_code = PyFunction_GET_CODE(function.ptr());
         return nb::steal(check(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr())));
       },
       nb::arg("function"), nb::arg("args"), nb::arg("kwargs"),
@@ -540,11 +550,12 @@ void bind_frames(nb::module_& m) {
 
 void function_made(PyObject* function) {
   Session* session = innermost();
-  if (session && !session->inside_jax) session->made.insert(function);  // JAX's own are never told of
+  if (session && !session->inside_jax) session->made_functions.insert(function);  // JAX's own are never told of
 }
 
 void function_gone(PyObject* function) {
-  for (const auto& each : running.all()) each.what->made.erase(function);
+  for (const auto& entry : sessions.all())
+    entry.value->made_functions.erase(function);  // its address may be used again
 }
 
 bool is_watched() {

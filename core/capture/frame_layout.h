@@ -2,7 +2,7 @@
 // The one place that knows how the interpreter lays out a frame: what an evaluation hook is given (PEP 523).
 //
 // The layout is private to CPython (pycore_interpframe_structs.h, before 3.14 pycore_frame.h), so nothing here is
-// trusted: `frames_known` is true only where this version has been written down below and a self-test at import has
+// trusted: `frames_unknown` is empty only where this version has been written down below and a self-test at import has
 // found every field in its place.
 #pragma once
 

@@ -71,12 +71,12 @@ PyObject* probe_hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int 
   return _PyEval_EvalFrameDefault(state, raw, thrown);
 }
 
-bool is_tuple_of(PyObject* found, std::initializer_list<PyObject*> values) {
-  if (!found || !PyTuple_CheckExact(found) || PyTuple_GET_SIZE(found) != static_cast<Py_ssize_t>(values.size()))
+bool is_tuple_of(PyObject* result, std::initializer_list<PyObject*> values) {
+  if (!result || !PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != static_cast<Py_ssize_t>(values.size()))
     return false;
   Py_ssize_t i = 0;
   for (PyObject* value : values)
-    if (PyTuple_GET_ITEM(found, i++) != value) return false;
+    if (PyTuple_GET_ITEM(result, i++) != value) return false;
   return true;
 }
 
@@ -87,6 +87,7 @@ void run_probe(PyObject* call, PyObject* steps) {
   PyInterpreterState* interpreter = PyInterpreterState_Get();
   _PyFrameEvalFunction before = _PyInterpreterState_GetEvalFrameFunc(interpreter);
   _PyInterpreterState_SetEvalFrameFunc(interpreter, probe_hook);
+  // Nothing is thrown before the hook is gone.
   Owned result = Owned::steal(PyObject_CallOneArg(call, probe->value));
   Owned generator = Owned::steal(result ? PyObject_CallOneArg(steps, probe->value) : nullptr);
   Owned first = Owned::steal(generator ? PyIter_Next(generator.get()) : nullptr);

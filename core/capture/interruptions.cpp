@@ -34,6 +34,7 @@ bool is_among_callbacks(PyObject* function) {
   return false;
 }
 
+// From the end, as taking one out moves those behind it.
 void take_out(PyObject* function) {
   for (Py_ssize_t i = PyList_GET_SIZE(callbacks()); i-- > 0;)
     if (PyList_GET_ITEM(callbacks(), i) == function && PyList_SetSlice(callbacks(), i, i + 1, nullptr) < 0)
@@ -48,6 +49,7 @@ bool are_of_a_signal(PyObject* number, PyObject* frame) {
 PyObject* signal_of(const Frame& frame) {
   auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
   const int count = code->co_argcount;
+  // Of a handler in `*args`, or of the last two parameters: those before may be bound by a method or a partial.
   if (code->co_flags & CO_VARARGS) {
     PyObject* rest = frame.variable(count + code->co_kwonlyargcount);
     const Py_ssize_t size = rest && PyTuple_CheckExact(rest) ? PyTuple_GET_SIZE(rest) : 0;
@@ -81,6 +83,7 @@ bool is_signal_handler(const Frame& frame) {
   try {
     // Not of `signal`, which catches errors of its own.
     nb::object handler = nb::module_::import_("_signal").attr("getsignal")(nb::borrow(number));
+    // The function inside of methods and partials.
     while (!PyFunction_Check(handler.ptr())) {
       const char* inner = PyMethod_Check(handler.ptr()) ? "__func__" : "func";  // of a functools.partial
       if (!nb::hasattr(handler, inner)) break;

@@ -50,6 +50,8 @@ bool InnerFrames::may_be(const Frame& frame) const {
   return false;
 }
 
+// Of a primitive's bind: its primitive and all parameters. Of a jitted function's call: what it is given, and the
+// function. Of what runs a jaxpr: the jaxpr. Of other functions of JAX: everything that they are given.
 bool Inside::holds(const Frame& frame) {
   if (frame.code() != frames_->bind.ptr() && frame.code() != frames_->apply.ptr() &&
       !is_in(frame.code(), frames_->of_jaxprs))
@@ -68,9 +70,9 @@ bool Inside::holds(const Frame& frame) {
 // Is it given nothing that could call, and has it closed over nothing else?
 bool Inside::has_leaves_alone(const Frame& frame) {
   auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
-  int given = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
-              !!(code->co_flags & CO_VARKEYWORDS);
-  for (int i = 0; i < given; ++i)
+  int parameters = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
+                   !!(code->co_flags & CO_VARKEYWORDS);
+  for (int i = 0; i < parameters; ++i)
     if (!is_given_leaves(frame.variable(i))) return false;
   PyObject* function = frame.function();
   PyObject* closure = function && PyFunction_Check(function) ? PyFunction_GET_CLOSURE(function) : nullptr;
@@ -95,8 +97,8 @@ bool Inside::remember(PyObject* value, bool answer) {
 }
 
 bool Inside::is_own(PyObject* primitive) {
-  auto found = known_.find(primitive);
-  if (found != known_.end()) return found->second;
+  auto answer = known_.find(primitive);
+  if (answer != known_.end()) return answer->second;
   return remember(primitive, nb::cast<bool>(frames_->owns(nb::handle(primitive))));
 }
 
@@ -135,8 +137,8 @@ bool Inside::stays(PyObject* value) {
     return true;
   }
   if (!is_one_of(value, frames_->jaxprs)) return !PyCallable_Check(value) || is_one_of(value, frames_->inert);
-  auto found = known_.find(value);
-  if (found != known_.end()) return found->second;
+  auto answer = known_.find(value);
+  if (answer != known_.end()) return answer->second;
   bool all = true;
   for (nb::handle equation : nb::list(nb::steal(check(attribute(value, "eqns")))))
     all = all && equation_stays(equation);
@@ -176,15 +178,15 @@ void bind_inner_frames(nb::module_& m) {
       "outside",
       [](nb::list noted, const InnerFrames* inner) {
         Inside inside(inner);
-        nb::list found;
-        for (nb::handle at : noted) {
-          Owned equation = Owned::borrow(at.ptr());
-          if (PyWeakref_CheckRef(at.ptr())) equation = weak_target(at.ptr());
-          else if (PyFunction_Check(at.ptr())) equation = own(PyObject_CallNoArgs(at.ptr()));
+        nb::list equations;
+        for (nb::handle holder : noted) {
+          Owned equation = Owned::borrow(holder.ptr());
+          if (PyWeakref_CheckRef(holder.ptr())) equation = weak_target(holder.ptr());
+          else if (PyFunction_Check(holder.ptr())) equation = own(PyObject_CallNoArgs(holder.ptr()));
           if (equation && equation.get() != Py_None && !(inner && inside.equation_stays(equation.get())))
-            found.append(nb::handle(equation.get()));
+            equations.append(nb::handle(equation.get()));
         }
-        return found;
+        return equations;
       },
       nb::arg("noted"), nb::arg("inner").none(),
       nb::sig("def outside(noted: list[Any], inner: InnerFrames | None) -> list[Any]"),

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Calls of installed packages' code that a trace has judged to have no effect, and need not hear again.
 #pragma once
 
 #include "python/py.h"

@@ -11,7 +11,7 @@ namespace graftax {
 
 namespace {
 
-PerThread<Named> given;
+PerThread<Named> graphs;  // those that the threads trace
 
 // Does it stand for what is in it, as a library's box around one array does?
 bool is_unspoken(const Program& p, const Instr& n) {
@@ -25,11 +25,11 @@ bool is_unspoken(const Program& p, const Instr& n) {
 
 void Named::enter(const Program& program, const OwnedList& built, PyObject* root_names) {
   program_ = &program, built_ = &built, root_names_ = root_names;
-  given.enter(this);
+  graphs.enter(this);
 }
 
 void Named::leave() {
-  given.leave(this);
+  graphs.leave(this);
   is_found_ = false;
   places_.clear();
   paths_.clear();
@@ -46,6 +46,7 @@ void Named::find() {
   const Program& p = *program_;
   for (uint32_t pc = 0; pc < p.code.size() && pc < built_->size(); ++pc) {
     const Instr& n = p.code[pc];
+    // Instances of static types are left out: their methods run no Python frame.
     bool is_object = n.op == Op::node && (*built_)[pc] && (n.node->type->tp_flags & Py_TPFLAGS_HEAPTYPE);
     if (is_object && !n.node->kind->node->is_ignored && !is_unspoken(p, n)) places_.emplace((*built_)[pc], pc);
   }
@@ -73,9 +74,10 @@ bool is_of_method(PyCodeObject* code) {
 }
 
 Owned enter_scope(PyThreadState* thread, PyObject* obj) {
-  const auto& all = given.all();
+  // The innermost trace that has the object: it may be in the graphs of several.
+  const auto& all = graphs.all();
   for (size_t i = all.size(); i-- > 0;) {
-    PyObject* path = all[i].thread == thread ? all[i].what->path(obj) : nullptr;
+    PyObject* path = all[i].thread == thread ? all[i].value->path(obj) : nullptr;
     if (!path) continue;
     Owned scope = hooks::named_scope(path);
     own(PyObject_CallMethod(scope.get(), "__enter__", nullptr));

@@ -15,7 +15,7 @@ namespace graftax {
 
 namespace {
 
-uint64_t epoch = 1;  // counts changes of watched bindings
+uint64_t epoch = 1;  // counts changes of watched bindings; reads with a stamp of 0 are compared on every call
 
 bool same_contents(const Reads& r) {
   for (size_t i = 0; i < r.cells.size(); ++i)
@@ -124,6 +124,7 @@ int on_dict(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject*) {
   if (event == PyDict_EVENT_CLEARED || event == PyDict_EVENT_CLONED || !key) return ++epoch, 0;
   auto names = watched().find(dict);
   if (names == watched().end()) return 0;
+  // Watched names are interned, so the address tells. A key that is not may be equal to one of them.
   if (names->second.count(key) || !PyUnicode_CheckExact(key) || !PyUnicode_CHECK_INTERNED(key)) ++epoch;
   else if (event != PyDict_EVENT_MODIFIED && names->second.count(of_keys())) ++epoch;
   return 0;
@@ -148,8 +149,7 @@ int on_function(PyFunction_WatchEvent event, PyFunctionObject* function, PyObjec
 void watch(const Read& b) {
   if (PyType_Check(b.holder)) {
     auto* type = reinterpret_cast<PyTypeObject*>(b.holder);
-    // No code can change it.
-    if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return;
+    if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return;  // no code can change it
     check(PyType_Watch(type_watcher, b.holder));
     return;
   }
@@ -163,7 +163,7 @@ void unwatch(const Read& b) {
   if (names == watched().end()) return;
   auto name = names->second.find(b.name);
   if (name != names->second.end() && --name->second == 0) names->second.erase(name);
-  if (!names->second.empty()) return;
+  if (!names->second.empty()) return;  // other reads are of this dict
   watched().erase(names);
   if (PyDict_Unwatch(dict_watcher, b.holder) < 0) PyErr_Clear();
 }
@@ -380,8 +380,8 @@ void show_reads(const Reads& r, Visitor& visit) {
 
 // Of (a dict, a class, or a weak reference to a function for its globals, name). In a dict that is no namespace, such as
 // that of a cache, the name may be a number or a tuple.
-Read read_of(const nb::tuple& given) {
-  PyObject *holder = nb::object(given[0]).ptr(), *name = nb::object(given[1]).ptr();
+Read read_of(const nb::tuple& holder_and_name) {
+  PyObject *holder = nb::object(holder_and_name[0]).ptr(), *name = nb::object(holder_and_name[1]).ptr();
   Read b{holder, name, nullptr};
   if (PyWeakref_CheckRefExact(holder)) {
     Owned function = weak_target(holder);
@@ -419,6 +419,7 @@ bool reads_hold(Reads& r) {
     if (held && i < r.bindings.size()) r.bindings[i].version = version;
   }
   for (FunctionRead& f : r.functions) held = function_holds(f) && held;
+  // Cells have no watchers. One that holds an equal object by now is as good, and is compared by pointer from now on.
   for (size_t i = 0; i < r.cells.size(); ++i) {
     Owned content = Owned::borrow(PyCell_GET(r.cells[i]));
     if (content.get() == r.contents[i]) continue;
@@ -437,6 +438,7 @@ bool reads_hold(Reads& r) {
     else now = 0, held = false;
   }
   if (!same_names(r) || !same_answers(r) || !same_containers(r)) now = 0, held = false;
+  // Before 3.12 versions are compared. They are read last, since `arm` may have given a type its version.
   note_versions(r);
   r.stamp = now;
   r.is_told = is_told;
@@ -505,7 +507,7 @@ void bind_watch(nb::module_& m) {
               PyObject* items = items_of(c.ptr()).release();
               self->containers.push_back({Py_NewRef(c.ptr()), items});
             }
-            reads_hold(*self);
+            reads_hold(*self);  // notes the epoch in which they were read
           },
           nb::arg("bindings"), nb::arg("functions"), nb::arg("cells"), nb::arg("abstract_classes") = nb::list(),
           nb::arg("named") = nb::list(), nb::arg("answers") = nb::list(), nb::arg("containers") = nb::list(),

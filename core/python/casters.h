@@ -69,6 +69,7 @@ struct type_caster<std::vector<T>> : list_caster<std::vector<T>, T> {
     this->value.clear();
     this->value.reserve(static_cast<size_t>(PySequence_Fast_GET_SIZE(src.ptr())));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(src.ptr()); ++i) {
+      // Held, and the size read again each time: reading an item may run code that shortens the list.
       object item = borrow(PySequence_Fast_GET_ITEM(src.ptr(), i));
       T part{};
       if (!read_part(part, item.ptr(), flags, cleanup)) return false;

@@ -40,6 +40,7 @@ class Visitor {
 template <typename T, void (*show_held)(const T&, Visitor&), void (*let_go)(T&)>
 struct Collected {
   static int traverse(PyObject* self, visitproc visit, void* arg) {
+    // An instance of a heap type owns a reference to its type.
     Py_VISIT(Py_TYPE(self));
     Visitor visitor(visit, arg);
     if (nb::inst_ready(self)) show_held(*nb::inst_ptr<T>(self), visitor);

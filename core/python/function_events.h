@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is told of functions that the core makes itself: where the interpreter has no watchers, nobody else says so.
+// Announces a function that the core has made itself: an interpreter without watchers reports none. `capture/` sets it,
+// which this folder must not include.
 #pragma once
 
 #include "python/py.h"

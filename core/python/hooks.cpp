@@ -25,6 +25,7 @@ void bind_hooks(nb::module_& m) {
   m.def(
       "setup",
       [](nb::object hooks, nb::object jax_registry, nb::object flatten_one_level, nb::object array_type) {
+        // Kept for the life of the process. A name that is missing raises here, when graftax is imported.
         for (Hook* hook : all_hooks()) hook->target_ = nb::object(hooks.attr(hook->name_)).release().ptr();
         set_jax_registry(jax_registry.is_none() ? nullptr : jax_registry.release().ptr());
         runtime.flatten_one_level = flatten_one_level.release().ptr();

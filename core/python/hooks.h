@@ -44,14 +44,14 @@ namespace hooks {
 
 // ---- types and values
 
-inline Hook describe("describe");          // object, nearest base that no class statement made -> Description
-inline Hook numpy_role("numpy_role");      // dtype -> is it traced? or why it is refused
-inline Hook check_opaque("check_opaque");  // object, is it an output? Raises
-inline Hook is_module_level("is_module_level");
-inline Hook named_function("named_function");  // function -> what its name leads to, or None
-inline Hook writes_its_cells("writes_its_cells");
-inline Hook unspoken("UNSPOKEN");  // a set of the names of fields that paths leave out
-inline Hook ignored("Ignored");    // path, or None; why it is refused, or None -> stand-in
+inline Hook describe("describe");                  // object, nearest base that no class statement made -> Description
+inline Hook numpy_role("numpy_role");              // dtype -> is it traced? or why it is refused
+inline Hook check_opaque("check_opaque");          // object, is it an output? Raises
+inline Hook is_module_level("is_module_level");    // object -> does a module or a class name it?
+inline Hook named_function("named_function");      // function -> what its name leads to, or None
+inline Hook writes_its_cells("writes_its_cells");  // function -> does its code assign variables of its closure?
+inline Hook unspoken("UNSPOKEN");                  // a set of the names of fields that paths leave out
+inline Hook ignored("Ignored");                    // path, or None; why it is refused, or None -> stand-in
 inline Hook is_tracer("is_tracer");
 inline Hook is_leaf("is_leaf");                            // to JAX
 inline Hook one_level_treedef("one_level_treedef");        // class, aux data, number of children
@@ -90,10 +90,10 @@ inline Hook dict_key("dict_key");
 inline Hook describe_tree("describe_tree");    // class -> TreeDescription
 inline Hook open_with_keys("open_with_keys");  // None, or object -> ((key, child) pairs, aux data)
 inline Hook open_first("open_first");          // flatten, object -> (the same, who names the children)
-inline Hook absent_mark("Mark");
-inline Hook replaced("replaced");  // aux data, old, new
-inline Hook from_jax("from_jax");
-inline Hook to_jax("to_jax");
+inline Hook absent_mark("Mark");               // stands for an absent field in a pickle
+inline Hook replaced("replaced");              // aux data, old, new
+inline Hook from_jax("from_jax");              // treedef of JAX -> PyTreeDef
+inline Hook to_jax("to_jax");                  // the same, the other way round
 inline Hook from_iterable_tree("from_iterable_tree");
 inline Hook treedef_from_state("treedef_from_state");
 inline Hook deserialize_using_proto("deserialize_using_proto");

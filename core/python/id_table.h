@@ -21,6 +21,7 @@ class IdTable {
 
   // Stores `value` for `p`; false when `p` is there already.
   bool insert(const void* p, uint32_t value) {
+    // At most half full: probes stay short, and each ends at a free slot.
     if (2 * (used_ + 1) > slots_.size()) grow();
     size_t i = slot(p);
     while (slots_[i].stamp == stamp_) {
@@ -35,6 +36,7 @@ class IdTable {
   bool reset() {
     used_ = 0;
     if (++stamp_ == 0) {
+      // The stamp has come round: slots of a walk long ago would look like those of this one.
       for (Slot& s : slots_) s.stamp = 0;
       stamp_ = 1;
     }
@@ -49,11 +51,13 @@ class IdTable {
   };
 
   size_t slot(const void* p) const {
+    // Objects lie at multiples of 16. A multiplication spreads their addresses; its lowest bits are the least mixed.
     auto x = reinterpret_cast<uintptr_t>(p) >> 4;
     return (x * 0x9e3779b97f4a7c15ULL >> 20) & mask_;
   }
 
   void grow() {
+    // `old` is made twice as large and swapped in, so that a failed allocation leaves the table as it was.
     std::vector<Slot> old(slots_.size() * 2);
     old.swap(slots_);
     mask_ = slots_.size() - 1;

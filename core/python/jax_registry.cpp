@@ -31,11 +31,14 @@ void follow_registry() {
   }
   if (!registry_has_grown()) return;
   PyObject *type, *functions;
-  Py_ssize_t pos = 0, seen = 0;
+  // A dict keeps the order of insertion, so the new types come last. They are held in a list, because what runs when a
+  // kind is released may register more.
+  Py_ssize_t pos = 0, count = 0;
   OwnedList fresh;
   while (PyDict_Next(jax_registry, &pos, &type, &functions))
-    if (seen++ >= registered_types && PyType_Check(type)) fresh.push(type);
-  registered_types = seen;
+    if (count++ >= registered_types && PyType_Check(type)) fresh.push(type);
+  // Set before the listeners run: a listener may release objects whose code looks at the registry again.
+  registered_types = count;
   for (size_t i = 0; i < fresh.size(); ++i)
     for (auto* forget : listeners()) forget(reinterpret_cast<PyTypeObject*>(fresh[i]));
 }

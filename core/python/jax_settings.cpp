@@ -5,49 +5,49 @@ namespace graftax {
 
 namespace {
 
-// What Python has said of JAX's settings. Lives as long as the process.
-struct Asked {
+// How to read each setting, as `_jax/settings.py` has found. Lives as long as the process.
+struct SettingQuestions {
   Question disable_jit, prng_impl;
-  std::vector<Question> others;  // with `prng_impl` what decides how random keys are made: each is a bool
-  std::vector<Question> off;     // each has its one answer where an executable may be run by itself
+  std::vector<Question> key_flags;  // with `prng_impl` what decides how random keys are made: each is a bool
+  std::vector<Question> off;        // each has its one answer where an executable may be run by itself
   std::vector<Question> in_jits_key;
-} asked;
+} questions;
 
-// The answers of one thread. The interpreter's lock guards them.
-struct Kept {
+// The settings of one thread, the last that asked. The interpreter's lock guards them.
+struct ThreadSettings {
   uint64_t thread = 0;
-  uint64_t version = 0;
-  Shared<SettingsNow> now;
+  uint64_t version = 0;  // `times_changed` when they were read
+  Shared<SettingsNow> settings;
 };
 
-bool told_of_changes = false;  // does JAX tell of each?
-uint64_t times_changed = 1;    // one more with each change
+bool jax_reports_changes = false;
+uint64_t times_changed = 1;  // one more with each change
 
-Kept& kept() {
-  static Kept* const out = new Kept;  // never destroyed: at the end of the process there is no interpreter
+ThreadSettings& last_settings() {
+  static auto* const out = new ThreadSettings;  // never destroyed: at the end of the process there is no interpreter
   return *out;
 }
 
-// The usual case builds nothing.
+// The usual case, in which all flags are off, builds nothing.
 Owned context() {
-  Owned prng_impl = asked.prng_impl.now();
-  long long set = 0;
-  for (size_t i = 0; i < asked.others.size(); ++i)
-    if (asked.others[i].now().get() == Py_True) set |= 1LL << i;
-  if (set == 0) return prng_impl;
-  return own(Py_BuildValue("(OL)", prng_impl.get(), set));
+  Owned prng_impl = questions.prng_impl.now();
+  long long flags = 0;
+  for (size_t i = 0; i < questions.key_flags.size(); ++i)
+    if (questions.key_flags[i].now().get() == Py_True) flags |= 1LL << i;
+  if (flags == 0) return prng_impl;
+  return own(Py_BuildValue("(OL)", prng_impl.get(), flags));
 }
 
-Shared<SettingsNow> ask() {
+Shared<SettingsNow> read_settings() {
   auto out = Shared<SettingsNow>::make();
   out->context = context();
-  out->as_plain = asked.disable_jit.now().get() == Py_True;
-  out->direct = answered(asked.off);
-  for (const Question& q : asked.in_jits_key) out->in_jits_key.push_stolen(q.now());
+  out->as_plain = questions.disable_jit.now().get() == Py_True;
+  out->direct = answered(questions.off);
+  for (const Question& q : questions.in_jits_key) out->in_jits_key.push_stolen(q.now());
   return out;
 }
 
-std::vector<Question> questions(const nb::list& parts) {
+std::vector<Question> questions_of(const nb::list& parts) {
   std::vector<Question> out;
   for (nb::handle h : parts) out.push_back(Question::of_parts(h));
   return out;
@@ -55,12 +55,12 @@ std::vector<Question> questions(const nb::list& parts) {
 
 }  // namespace
 
-Question Question::of_parts(nb::handle given) {
-  auto parts = nb::cast<nb::tuple>(given);
+Question Question::of_parts(nb::handle tuple) {
+  auto parts = nb::cast<nb::tuple>(tuple);
   auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
   Question out;
   out.ask = keep(parts[0]);
-  out.of = parts[1].is_none() ? nullptr : keep(parts[1]);
+  out.subject = parts[1].is_none() ? nullptr : keep(parts[1]);
   out.answer = parts.size() > 2 ? keep(parts[2]) : nullptr;
   return out;
 }
@@ -72,26 +72,27 @@ bool answered(const std::vector<Question>& questions) {
 }
 
 Shared<SettingsNow> settings_now() {
-  if (!told_of_changes) return ask();
-  Kept& last = kept();
+  if (!jax_reports_changes) return read_settings();
+  ThreadSettings& last = last_settings();
   uint64_t thread = PyThreadState_GetID(PyThreadState_Get());  // never used again, as an address may be
-  if (last.thread == thread && last.version == times_changed) return last.now;
-  uint64_t before = times_changed;
-  Shared<SettingsNow> now = ask();
-  // Let go of after the assignment: what is released may run anything.
-  Shared<SettingsNow> released = std::exchange(last.now, now);
+  if (last.thread == thread && last.version == times_changed) return last.settings;
+  // The count is read before the settings: a change while they are read is noticed by the next call.
+  uint64_t version = times_changed;
+  Shared<SettingsNow> settings = read_settings();
+  // Released on return, after the assignment: releasing may run any code.
+  Shared<SettingsNow> released = std::exchange(last.settings, settings);
   last.thread = thread;
-  last.version = before;
-  return now;
+  last.version = version;
+  return settings;
 }
 
 void bind_settings(nb::module_& m) {
   m.def(
       "use_settings",
       [](nb::tuple disable_jit, nb::tuple prng_impl, nb::list others) {
-        asked.disable_jit = Question::of_parts(disable_jit);
-        asked.prng_impl = Question::of_parts(prng_impl);
-        asked.others = questions(others);
+        questions.disable_jit = Question::of_parts(disable_jit);
+        questions.prng_impl = Question::of_parts(prng_impl);
+        questions.key_flags = questions_of(others);
         ++times_changed;
       },
       nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
@@ -101,8 +102,8 @@ void bind_settings(nb::module_& m) {
   m.def(
       "use_direct_settings",
       [](nb::list off, nb::list in_jits_key) {
-        asked.off = questions(off);
-        asked.in_jits_key = questions(in_jits_key);
+        questions.off = questions_of(off);
+        questions.in_jits_key = questions_of(in_jits_key);
         ++times_changed;
       },
       nb::arg("off"), nb::arg("in_jits_key"),
@@ -114,7 +115,7 @@ void bind_settings(nb::module_& m) {
       nb::sig("def settings_changed(*args: object) -> int"),
       "One of the settings may have changed: all are asked again.");
   m.def(
-      "use_told_settings", [](bool told) { told_of_changes = told; }, nb::arg("told"),
+      "use_told_settings", [](bool told) { jax_reports_changes = told; }, nb::arg("told"),
       nb::sig("def use_told_settings(told: bool) -> None"),
       "Whether each change of a setting is followed by `settings_changed`.");
   m.def(

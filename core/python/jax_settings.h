@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call depends on of JAX's settings. Where JAX tells of each change, they are asked for once, and again after one.
-// See docs/internals/direct.md.
+// What a call depends on of JAX's settings. Where JAX reports each change, they are read once, and again after a
+// change. See docs/internals/direct.md.
 #pragma once
 
 #include <vector>
@@ -9,22 +9,22 @@
 
 namespace graftax {
 
-// One zero-argument question: a callable or the name of an attribute, and the one object it is asked of (or none). Lives
-// as long as the process.
+// How to read one value: `ask` is a function of `subject` (or of nothing, where that is null), or the name of an
+// attribute of it. Lives as long as the process.
 struct Question {
   PyObject* ask = nullptr;
-  PyObject* of = nullptr;
+  PyObject* subject = nullptr;
   PyObject* answer = nullptr;  // the only one that lets a call through; null where it has to be the same as before
 
   // Of a tuple of two, or of three with an answer.
-  static Question of_parts(nb::handle parts);
+  static Question of_parts(nb::handle tuple);
   Owned now() const {
-    if (of && PyUnicode_CheckExact(ask)) return own(PyObject_GetAttr(of, ask));
-    return own(of ? PyObject_CallOneArg(ask, of) : PyObject_CallNoArgs(ask));
+    if (subject && PyUnicode_CheckExact(ask)) return own(PyObject_GetAttr(subject, ask));
+    return own(subject ? PyObject_CallOneArg(ask, subject) : PyObject_CallNoArgs(ask));
   }
 };
 
-// Has each its answer?
+// Does each question have its one answer?
 bool answered(const std::vector<Question>& questions);
 
 // What the settings are in one thread.

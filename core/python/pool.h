@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each walk needs and is dear to make: on loan, and used again by the next one.
+// Tables and lists that each walk needs and that are expensive to allocate: lent to a walk, and used again by the next.
 #pragma once
 
 #include <memory>

@@ -57,7 +57,8 @@ class OwnedList {
   OwnedList(const OwnedList&) = delete;
   OwnedList& operator=(const OwnedList&) = delete;
   OwnedList(OwnedList&& other) noexcept { take(other); }
-  OwnedList& operator=(OwnedList&& other) noexcept {  // swaps: nothing is released in an assignment
+  // Swaps: nothing is released in an assignment, so that no code runs while the list is half assigned.
+  OwnedList& operator=(OwnedList&& other) noexcept {
     OwnedList mine(std::move(*this));
     take(other);
     other.take(mine);
@@ -68,6 +69,7 @@ class OwnedList {
     if (items_ != few_) PyMem_RawFree(items_);
   }
 
+  // Room first: where there is no memory for it, the list is as it was.
   void push(PyObject* p) {
     if (size_ == capacity_) grow();
     items_[size_++] = p;
@@ -115,7 +117,7 @@ class OwnedList {
     items_ = more;
     capacity_ = n;
   }
-  // What it has room for besides; where there is no memory for less, it stays.
+  // Gives back the room for more elements; where there is no memory for a smaller array, the larger one stays.
   void shrink_to_fit() {
     if (items_ == few_ || size_ == capacity_ || size_ == 0) return;
     auto* less = static_cast<PyObject**>(PyMem_RawRealloc(items_, size_ * sizeof(PyObject*)));
@@ -135,6 +137,7 @@ class OwnedList {
     size_ = std::exchange(other.size_, 0);
     capacity_ = std::exchange(other.capacity_, few);
     items_ = std::exchange(other.items_, other.few_);
+    // A list of few elements has them in itself, where the pointer of the other list must not lead.
     if (items_ == other.few_) {
       std::copy(items_, items_ + size_, few_);
       items_ = few_;
@@ -201,6 +204,11 @@ inline nb::object text_of(const char* text) { return nb::steal(check(PyUnicode_F
 
 inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
 
+// Sets an exception object as the error, as `raise` does.
+inline void set_error(PyObject* exception) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
+}
+
 // A new reference, or null with an error set. The name is the same object each time: the interpreter's cache of the
 // attributes of types keeps every name object that it was asked for.
 inline PyObject* attribute(PyObject* obj, const char* name) noexcept {
@@ -231,6 +239,7 @@ inline Owned call_base(PyTypeObject* type, const char* method, PyObject* obj, Py
   return own(PyObject_CallMethod(reinterpret_cast<PyObject*>(type), method, arg ? "OO" : "O", obj, arg));
 }
 
+inline Owned list_of(const OwnedList& list) { return list_of(list.data(), static_cast<uint32_t>(list.size())); }
 inline Owned tuple_of(const OwnedList& list) { return tuple_of(list.data(), static_cast<uint32_t>(list.size())); }
 
 // The value under a key, borrowed; null where the key is not there. What its own hash or == raises is thrown.
@@ -286,7 +295,7 @@ inline bool refers_to(PyObject* ref, PyObject* obj) {
 inline std::string utf8(PyObject* str) {
   Py_ssize_t n = 0;
   if (const char* s = PyUnicode_AsUTF8AndSize(str, &n)) return std::string(s, static_cast<size_t>(n));
-  PyErr_Clear();  // half of a surrogate pair, as os.fsdecode makes: shown as repr shows it
+  PyErr_Clear();  // half of a surrogate pair, as os.fsdecode makes, has no UTF-8: it is shown as repr shows it
   Owned bytes =
       Owned::steal(PyUnicode_Check(str) ? PyUnicode_AsEncodedString(str, "utf-8", "backslashreplace") : nullptr);
   if (bytes) return std::string(PyBytes_AS_STRING(bytes.get()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.get())));

@@ -26,6 +26,7 @@ class TypeTable {
 
   // Keeps what was found out, unless code that ran meanwhile was faster.
   static const T& remember(PyTypeObject* type, std::shared_ptr<T> known) {
+    // First, as making a weak reference may run the collector, and so code that asks about this type.
     Owned watcher = watch(type);
     if (const T* before = find(type)) return *before;
     Record& record = records()[type];
@@ -39,6 +40,7 @@ class TypeTable {
     front_[slot(type)] = {};
     auto it = records().find(type);
     if (it == records().end()) return;
+    // Out of the table before it is released: releasing a record may run code that looks types up.
     Record gone = std::move(it->second);
     records().erase(it);
     if (holds_) retired().push_back(std::move(gone.known));
@@ -86,6 +88,7 @@ class TypeTable {
 
   static Owned watch(PyTypeObject* type) {
     static PyMethodDef def = {"_type_died", type_died, METH_O, nullptr};
+    // A static type lives as long as the process.
     if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) return {};
     Owned capsule = own(PyCapsule_New(type, nullptr, nullptr));
     Owned callback = own(PyCFunction_New(&def, capsule.get()));

@@ -7,11 +7,12 @@ namespace {
 
 // In C++ because a frame of Python between JAX's and the user's would stand in every log of a failing host function.
 nb::object call_host(nb::object host, nb::args leaves) {
-  nb::tuple given = nb::cast<nb::tuple>(nb::steal(check(attribute(host.ptr(), "given")))(leaves));
+  // (positional arguments, keyword arguments, what takes the result): see `_Host.given` in transforms/callbacks.py.
+  nb::tuple call = nb::cast<nb::tuple>(nb::steal(check(attribute(host.ptr(), "given")))(leaves));
   nb::object function = nb::steal(check(attribute(host.ptr(), "host_function")));
   nb::object result =
-      nb::steal(check(PyObject_Call(function.ptr(), nb::object(given[0]).ptr(), nb::object(given[1]).ptr())));
-  return nb::object(given[2])(result);
+      nb::steal(check(PyObject_Call(function.ptr(), nb::object(call[0]).ptr(), nb::object(call[1]).ptr())));
+  return nb::object(call[2])(result);
 }
 
 }  // namespace
