@@ -68,15 +68,16 @@ void Commit::move_fields(PyObject* from, PyObject* to, const Kind& kind) {
 }
 
 void Commit::content(const Program& p, uint32_t pc, PyObject* node, PyObject* const* values, PyObject* const* inputs,
-                     const Touched* given) {
+                     const Touched* parts) {
   static const Touched whole;
-  const Touched& touched = given ? *given : whole;
+  const Touched& touched = parts ? *parts : whole;
   const Instr& n = p.code[pc];
   const Kind& kind = *n.node->kind;
   kind.node->write(*this, {p, n, values, inputs}, node, touched);
-  if (kind.node->is_registered) return;
+  if (kind.node->is_registered) return;  // its attributes are written by `field` and `move_fields`
   PyObject* const* of_fields = values + n.node->has_extra + n.node->items;
   if (kind.node->is_function) {
+    // Asking for the dict of a function makes one: only where there is something to write, or to delete.
     if (reinterpret_cast<PyFunctionObject*>(node)->func_dict || n.node->fields)
       fields(p, n, instance_dict(node).get(), of_fields, touched);
   } else if (kind.has_dict && !(n.flags & OWN_DICT)) {
@@ -86,9 +87,10 @@ void Commit::content(const Program& p, uint32_t pc, PyObject* node, PyObject* co
 }
 
 void Commit::parts(const Instr& n, PyObject* node, PyObject* const* items) {
-  // Shared, as a step is a std::function, and these are copied.
+  // Shared: a std::function has to be copyable, and lists of references are not.
   auto after = std::make_shared<OwnedList>(), before = std::make_shared<OwnedList>();
   for (uint32_t i = 0; i < n.node->items; ++i) after->push(items[i]);
+  // What is there now, to be put back if a later step fails.
   Cursor cursor(node, *n.node->kind);
   PyObject *child, *key;
   while (cursor.next(child, key) && cursor.stage() == Cursor::Stage::items) before->push(child);
@@ -136,13 +138,14 @@ void Commit::all_fields(const Program& p, const Instr& n, PyObject* dict, PyObje
 }
 
 void Commit::slots(const Program& p, const Instr& n, PyObject* node, PyObject* const* values, const Touched& touched) {
+  // The program names the slots that were filled, in the order of the class: a slot that is not named was empty.
   uint32_t filled = 0, first = n.node->has_extra + n.node->items + n.node->fields;
   for (const Slot& slot : n.node->kind->slots) {
     PyObject* next = filled < n.node->slots ? field_name(p, n, n.node->fields + filled) : nullptr;
     bool present = next && (next == slot.name || PyUnicode_Compare(next, slot.name) == 0);
-    bool asked = touched.fields || (present ? touched.has(first + filled) : has_name(touched.deleted, slot.name));
+    bool is_touched = touched.fields || (present ? touched.has(first + filled) : has_name(touched.deleted, slot.name));
     PyObject* value = present ? values[filled++] : nullptr;
-    if (asked && slot_value(node, slot) != value) this->slot(node, slot.offset, value);
+    if (is_touched && slot_value(node, slot) != value) this->slot(node, slot.offset, value);
   }
 }
 
@@ -175,7 +178,9 @@ void Commit::insert_keys() {
 void Commit::run() {
   size_t done = 0;
   try {
+    // First what may fail, and can be taken back: steps, contents of unknown layout (as steps of their own), new keys.
     for (; done < steps_.size(); ++done) steps_[done].go();
+    // All are asked before the first is written: one that refuses, such as an exported buffer, ends the commit.
     for (Exchange& e : exchanges_) e.by_api = !e.kind->can_exchange(e.node.get());
     for (Exchange& e : exchanges_) {
       if (!e.by_api) continue;
@@ -185,7 +190,7 @@ void Commit::run() {
       e.kind->replace_items(e.node.get(), e.fresh.get());
     }
     for (const Item& i : items_)
-      if (i.index >= PyList_GET_SIZE(i.list.get()))
+      if (i.index >= PyList_GET_SIZE(i.list.get()))  // a step above may have run code of the user
         raise_graftax("ConcurrentChangeError", "a list became shorter while its items were written");
     insert_keys();
   } catch (...) {
@@ -205,6 +210,7 @@ void Commit::run() {
   for (SlotWrite& s : slots_) s.exchange();
 }
 
+// In the reverse order of `run`.
 void Commit::take_back() {
   for (SlotWrite& s : slots_) s.exchange();
   for (Item& i : items_)

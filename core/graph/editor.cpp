@@ -64,6 +64,7 @@ struct GraphEditor {
       in[up] = true;
       work.push_back(up);
     };
+    // Upwards from each replaced row: to the node around it, and to the nodes around each reference to that node.
     for (uint32_t pc : changes.rows) add_above(pc);
     while (!work.empty()) {
       uint32_t pc = work.back();
@@ -87,6 +88,7 @@ class RebuildSpine {
       before_.push_back({n.flags, n.node->whole});
       if (n.op != Op::node) continue;
       if (pc < spine.size() && spine[pc]) {
+        // These flags let a Builder take the recorded object in place of a new one.
         n.flags &= static_cast<uint16_t>(~(HANDED_OVER | SELF_CONTAINED | TARGET));
         n.node->whole = nullptr;
       } else {
@@ -112,9 +114,9 @@ class RebuildSpine {
   std::vector<Before> before_;
 };
 
-Changes read_changes(const GraphEditor& g, nb::dict given) {
+Changes read_changes(const GraphEditor& g, nb::dict replacements) {
   Changes out{std::vector<PyObject*>(g.rec.program.code.size()), {}};  // also for keys, which are no rows
-  for (auto [key, value] : given) {
+  for (auto [key, value] : replacements) {
     auto pc = nb::cast<uint32_t>(key);
     if (pc >= g.end()) raise_error(PyExc_IndexError, NO_SUCH_ROW);
     if (!out.by_row[pc]) out.rows.push_back(pc);
@@ -128,8 +130,8 @@ Sources sources_of(const GraphEditor& g, const Changes& changes) {
 }
 
 // The root with other values for some rows; what holds none of them stays itself, unless all of it is made anew.
-nb::object build(GraphEditor& g, nb::dict given, bool all) {
-  Changes changes = read_changes(g, given);
+nb::object build(GraphEditor& g, nb::dict replacements, bool all) {
+  Changes changes = read_changes(g, replacements);
   if (changes.empty() && !all) return nb::borrow(g.rec.live[0]);
   RebuildSpine scope(g, all ? std::vector<bool>(g.end(), true) : g.spine(changes, false, nullptr));
   Builder builder(g.rec.program, sources_of(g, changes));
@@ -143,6 +145,7 @@ nb::object build(GraphEditor& g, nb::dict given, bool all) {
 bool write_changes(GraphEditor& g, const Changes& changes) {
   std::vector<uint32_t> written;
   std::vector<bool> spine = g.spine(changes, true, &written);
+  // A root that would have to be made anew cannot be written into.
   if (!changes.empty() && (changes.has(0) || spine[0])) return false;
   struct Write {
     uint32_t pc;
@@ -166,6 +169,7 @@ bool write_changes(GraphEditor& g, const Changes& changes) {
     }
     builder.drain();
   }
+  // By here everything is built, and the flags are as they were: user code has no more to run.
   Commit commit;
   for (Write& w : writes) {
     PyObject* obj = g.rec.live[w.pc];
@@ -176,7 +180,7 @@ bool write_changes(GraphEditor& g, const Changes& changes) {
   return true;
 }
 
-bool write(GraphEditor& g, nb::dict given) { return write_changes(g, read_changes(g, given)); }
+bool write(GraphEditor& g, nb::dict replacements) { return write_changes(g, read_changes(g, replacements)); }
 
 // Writes what `source` has in its leaves, but for None. False, and nothing is written, where a closer look is needed: the
 // structures are not known to be the same, or no mutable object holds a leaf.
@@ -195,6 +199,7 @@ bool update(GraphEditor& g, nb::handle source) {
     const Instr& n = g.at(pc);
     if (n.op != Op::leaf) continue;
     PyObject* value = theirs.leaves[n.arg];
+    // The same object needs no write. Another one in static data means that the structures differ after all.
     if (value == g.rec.live[pc]) continue;
     if (n.flags & AUX) return false;
     if (value != Py_None) changes.by_row[pc] = value, changes.rows.push_back(pc);
@@ -203,8 +208,8 @@ bool update(GraphEditor& g, nb::handle source) {
 }
 
 // A copy of the whole graph with other values for some rows, and what each row is in it.
-nb::tuple twin(GraphEditor& g, nb::dict given) {
-  Changes changes = read_changes(g, given);
+nb::tuple twin(GraphEditor& g, nb::dict replacements) {
+  Changes changes = read_changes(g, replacements);
   RebuildSpine scope(g, std::vector<bool>(g.end(), true));
   Builder builder(g.rec.program, sources_of(g, changes));
   builder.record_built();
@@ -240,7 +245,7 @@ nb::list rows_as(const GraphEditor& g, nb::handle cls) {
   for (uint32_t pc = 0; pc < g.end(); ++pc) {
     const Instr& n = g.at(pc);
     int64_t up = g.parent[pc] == NONE ? -1 : static_cast<int64_t>(g.parent[pc]);
-    Owned row = own(type->tp_alloc(type, 5));
+    Owned row = own(type->tp_alloc(type, 5));  // below the class's own __new__, which would be a call for each row
     PyTuple_SET_ITEM(row.get(), 0, Py_NewRef(names.of(n)));
     PyTuple_SET_ITEM(row.get(), 1, PyBool_FromLong((n.flags & AUX) != 0));
     PyTuple_SET_ITEM(row.get(), 2, check(PyLong_FromLongLong(up)));

@@ -16,24 +16,25 @@ Owned open_registered(PyObject* node) {
 }
 
 Opened::Parts Opened::of(PyObject* node) {
-  if (again_) {
-    for (; known_ < parts_.size(); known_ += 3) at_.emplace(parts_[known_], known_);
-    auto found = at_.find(node);
-    if (found != at_.end()) return {parts_[found->second + 1], parts_[found->second + 2]};
+  if (is_indexed_) {
+    for (; indexed_ < parts_.size(); indexed_ += 3) index_.emplace(parts_[indexed_], indexed_);
+    auto place = index_.find(node);
+    if (place != index_.end()) return {parts_[place->second + 1], parts_[place->second + 2]};
   }
   Owned pair = open_registered(node);
   Parts out{PyTuple_GET_ITEM(pair.get(), 0), PyTuple_GET_ITEM(pair.get(), 1)};
+  // The node is held too: another one at its address would be given its parts.
   parts_.push(node);
   parts_.push(out.children);
   parts_.push(out.aux);
   return out;
 }
 
-void Opened::walk_again() { again_ = true; }
+void Opened::walk_again() { is_indexed_ = true; }
 
 void Opened::clear() {
-  at_.clear();
-  known_ = 0;
+  index_.clear();
+  indexed_ = 0;
   parts_.clear();
 }
 

@@ -19,17 +19,18 @@ class Opened {
   // The parts of an instance of a registered class: those of a walk before, or what its flatten gives now.
   Parts of(PyObject* node);
 
-  // Another walk of the same objects begins. Only then are the parts indexed: most calls need one walk.
+  // Another walk of the same objects begins, which may ask for the same parts. Only then are they indexed: most calls
+  // need one walk.
   void walk_again();
 
   void show_held(Visitor& visit) const { visit(parts_); }
   void clear();
 
  private:
-  OwnedList parts_;                           // node, children, aux data, and so on
-  std::unordered_map<PyObject*, size_t> at_;  // from a node to its place there
-  size_t known_ = 0;                          // so much of `parts_` is in `at_`
-  bool again_ = false;
+  OwnedList parts_;                              // node, children, aux data, and so on
+  std::unordered_map<PyObject*, size_t> index_;  // from a node to its place there
+  size_t indexed_ = 0;                           // so much of `parts_` is in `index_`
+  bool is_indexed_ = false;                      // is this a further walk?
 };
 
 // (children, aux data) as the class's flatten gives them.

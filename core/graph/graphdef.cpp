@@ -46,7 +46,7 @@ Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
       h = mix(h, reinterpret_cast<size_t>(n.node->type));
       h = mix(h, (static_cast<size_t>(n.node->items) << 20) ^ (n.node->fields << 8) ^ n.node->slots);
       uint32_t own_keys = p.item_keys(n);
-      size_t sum = 0;  // a set has no order
+      size_t sum = 0;  // of the hashes of elements: equal sets may list them in another order
       for (uint32_t i = 0; i < own_keys; ++i) {
         auto key = static_cast<size_t>(p.statics[p.keys[n.node->keys + i]].hash);
         if (n.node->kind->node->keys == Keys::elements) sum += key * 0x9e3779b97f4a7c15ULL;
@@ -105,6 +105,7 @@ std::vector<uint32_t> Program::parents() const {
   std::vector<uint32_t> out, open;
   out.reserve(code.size());
   for (uint32_t pc = 0; pc < code.size(); ++pc) {
+    // In pre-order the parent is the innermost node whose subtree has not ended.
     while (!open.empty() && code[open.back()].node->next <= pc) open.pop_back();
     out.push_back(open.empty() ? NONE : open.back());
     if (code[pc].op == Op::node) open.push_back(pc);
@@ -162,13 +163,13 @@ bool same_but_for_leaves(const Program& a, const Program& b) {
 
 uint32_t only_static_that_differs(const Program& a, const Program& b) {
   if (a.code.size() != b.code.size()) return NONE;
-  uint32_t found = NONE;
+  uint32_t different = NONE;
   for (uint32_t i = 0; i < a.code.size(); ++i) {
     if (instrs_equal(a, a.code[i], b, b.code[i])) continue;
-    if (found != NONE || a.code[i].op != Op::stat || b.code[i].op != Op::stat) return NONE;
-    found = i;
+    if (different != NONE || a.code[i].op != Op::stat || b.code[i].op != Op::stat) return NONE;
+    different = i;
   }
-  return found;
+  return different;
 }
 
 namespace {
@@ -193,6 +194,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   out.hash = p.hash;
   auto is_node = [](const Instr& n) { return n.op == Op::node; };
   out.nodes.reserve(static_cast<size_t>(std::count_if(out.code.begin(), out.code.end(), is_node)));
+  // Nodes are the copy's own, and each reference that they hold has to be in its `owned`.
   for (Instr& n : out.code) {
     if (!is_node(n)) continue;
     Node& node = *(n.node = out.nodes.add(*n.node));
@@ -206,7 +208,8 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   }
   for (Static& s : out.statics) {
     out.keep_type(s.type);
-    bool to_rebuild = s.how != How::reduce && !s.weak;  // what only a rebuild asks for
+    // What statics are compared by stays. A snapshot that only a rebuild reads stays in an Outcome alone.
+    bool to_rebuild = s.how != How::reduce && !s.weak;
     if (s.snapshot && !to_rebuild) out.owned.push(s.snapshot);
     if (s.snapshot && to_rebuild && !chosen) s.snapshot = nullptr;
     if (chosen && !(*chosen)[static_cast<size_t>(&s - out.statics.data())]) {
@@ -264,6 +267,7 @@ bool same_order(const Program& a, const Program& b) {
       }
       continue;
     }
+    // Element by element, in the order of iteration.
     OwnedList elements;
     bool same = true;
     for (uint32_t i = 0; i < n.arg; ++i) {
@@ -274,6 +278,7 @@ bool same_order(const Program& a, const Program& b) {
     }
     if (!same && !hash_apart(a, n.node->keys, elements.data(), n.arg)) return false;
     const SetTable *table = a.set_table(n), *other = b.set_table(m);
+    // Equal elements in the same order: what their tables do with the next element has to be the same too.
     if (same && table && other && !serves(*table, *other)) return false;
   }
   return true;
@@ -291,15 +296,15 @@ bool is_weak_already(const Program& p) {
 }
 
 Program weakened_inputs(const Program& p, const Program& inputs) {
-  std::vector<PyObject*> known;
+  std::vector<PyObject*> input_objects;
   for (const Static& s : inputs.statics)
-    if (s.how == How::identity && !s.weak) known.push_back(s.obj);
-  std::sort(known.begin(), known.end());
+    if (s.how == How::identity && !s.weak) input_objects.push_back(s.obj);
+  std::sort(input_objects.begin(), input_objects.end());
   std::vector<bool> chosen(p.statics.size());
   for (const Instr& n : p.code) {
     if (n.op != Op::stat) continue;
     const Static& s = p.statics[n.arg];
-    chosen[n.arg] = s.how == How::identity && std::binary_search(known.begin(), known.end(), s.obj);
+    chosen[n.arg] = s.how == How::identity && std::binary_search(input_objects.begin(), input_objects.end(), s.obj);
   }
   return weak_copy(p, &chosen);
 }
@@ -383,6 +388,7 @@ struct Printer {
     if (n.node->track != NONE && referenced[n.node->track]) open = "#" + std::to_string(n.node->track) + "=" + open;
     out += open + kind.content_text(p, n);
 
+    // The texts between the children are jobs too, and are pushed in reverse: the stack gives the last one first.
     std::vector<Job> todo;
     uint32_t child = pc + 1, count = p.children(pc), key = p.child_keys(n);
     bool first = true;

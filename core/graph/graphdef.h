@@ -162,9 +162,9 @@ struct Program {
   // Of a set or a frozenset; null where it is not known, as in a program of another process.
   const SetTable* set_table(const Instr& n) const {
     auto pc = static_cast<uint32_t>(&n - code.data());
-    auto found = std::lower_bound(set_tables.begin(), set_tables.end(), pc,
+    auto place = std::lower_bound(set_tables.begin(), set_tables.end(), pc,
                                   [](const auto& entry, uint32_t at) { return entry.first < at; });
-    return found != set_tables.end() && found->first == pc ? &found->second : nullptr;
+    return place != set_tables.end() && place->first == pc ? &place->second : nullptr;
   }
 
   void finish();  // computes the hash: the program is immutable from here on

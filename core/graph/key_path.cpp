@@ -49,13 +49,14 @@ void walk(const Program& p, Visit visit) {
 // The steps that lead down to `pc`, found by skipping subtrees.
 std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
   std::vector<Step> steps;
-  uint32_t at = 0;
-  for (root = 0; p.after(at) <= pc; ++root) at = p.after(at);
-  while (at != pc) {
-    uint32_t child = at + 1, i = 0;
+  uint32_t node = 0;
+  for (root = 0; p.after(node) <= pc; ++root) node = p.after(node);
+  while (node != pc) {
+    // The child whose subtree `pc` lies in: all before it end at `pc` or earlier.
+    uint32_t child = node + 1, i = 0;
     for (; p.after(child) <= pc; ++i) child = p.after(child);
-    steps.push_back(step_to(p, at, i));
-    at = child;
+    steps.push_back(step_to(p, node, i));
+    node = child;
   }
   return steps;
 }
@@ -65,11 +66,13 @@ std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
 Step step_to(const Program& p, uint32_t pc, uint32_t i) {
   const Instr& n = p.code[pc];
   if (i < n.node->has_extra) return {Cursor::Stage::extra, n.node->kind->node, 0, nullptr, {}};
+  // The children in their order: the extra one, the items, the fields, the slots.
   i -= n.node->has_extra;
   uint32_t own_keys = p.item_keys(n);
   bool keyed = n.node->kind->node->keys == Keys::items;
   if (i < n.node->items && n.node->kind->node->is_function)
     return {Cursor::Stage::items, n.node->kind->node, i, function_item_name(p.statics[n.node->payload], i), {}};
+  // A named tuple, or a class that was registered with names for its children.
   if (i < n.node->items && i < n.node->kind->item_names.size()) return to_named_item(*n.node->kind, i);
   if (i < n.node->items)
     return {Cursor::Stage::items, n.node->kind->node, i, keyed ? p.statics[p.keys[n.node->keys + i]].obj : nullptr, {}};
@@ -89,6 +92,7 @@ Step step_of(const Cursor& cursor) {
 }
 
 Owned key_entry(const Step& s) {
+  // An attribute where the child has a name; else its key, its index, or its number in a registered node.
   bool item = s.stage == Cursor::Stage::items;
   std::string name = item ? s.node->item_name(s.index, s.key) : "";
   PyObject* cls = hooks::attribute_key.get();
@@ -154,6 +158,7 @@ nb::list leaf_names(const Program& p, const nb::tuple& root_names) {
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
     const Instr& n = p.code[pc];
     if (n.op != Op::node && (n.op != Op::leaf || n.flags & ALIAS)) return;
+    // The text of the node above is there already: back to its end, and one step on.
     ends.resize(steps.size());
     text.resize(ends.empty() ? 0 : ends.back());
     text += steps.empty() ? utf8(root_names[root].ptr()) : step_text(steps.back(), SIZE_MAX);

@@ -34,6 +34,7 @@ void make_node(Kind& kind, const NodeKind& node) {
   kind.items = node.items;
 }
 
+// The slots of a class and its bases, those of a base first.
 void collect_slots(Kind& kind) {
   PyObject* mro = kind.type->tp_mro;
   for (Py_ssize_t i = PyTuple_GET_SIZE(mro) - 1; i >= 0; --i) {
@@ -56,9 +57,9 @@ void collect_slots(Kind& kind) {
     // In the order of memory, which no change of the class's dict can alter.
     std::sort(own_slots.begin(), own_slots.end(), [](const Slot& a, const Slot& b) { return a.offset < b.offset; });
     for (const Slot& s : own_slots) {
-      bool known =
+      bool is_listed =
           std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& t) { return t.offset == s.offset; });
-      if (!known) kind.slots.push_back(s);
+      if (!is_listed) kind.slots.push_back(s);
     }
   }
 }
@@ -101,9 +102,9 @@ bool resolve_builtin(Kind& kind) {
 // What `describe` says of a type, read by the names of its fields.
 class Description {
  public:
-  Description(PyObject* obj, PyTypeObject* solid) : of_(hooks::describe(obj, reinterpret_cast<PyObject*>(solid))) {}
+  Description(PyObject* obj, PyTypeObject* solid) : answer_(hooks::describe(obj, reinterpret_cast<PyObject*>(solid))) {}
 
-  Owned field(const char* name) const { return own(attribute(of_.get(), name)); }
+  Owned field(const char* name) const { return own(attribute(answer_.get(), name)); }
   bool is_true(const char* name) const { return field(name).get() == Py_True; }
   std::string text(const char* name) const { return utf8(field(name).get()); }
   // A new reference that is kept for ever, or null where the field is None.
@@ -113,8 +114,38 @@ class Description {
   }
 
  private:
-  Owned of_;
+  Owned answer_;
 };
+
+void resolve_node(Kind& kind, const Description& answer, const NodeKind& node, PyTypeObject* solid) {
+  make_node(kind, node);
+  kind.dynamic = answer.text("role") == "dynamic";
+  if (kind.reduce) kind.how = How::reduce;
+  kind.solid = solid;
+  kind.has_dict = kind.type->tp_dictoffset != 0 || solid == runtime.local_type;
+  // Which fields are static, traced or of the context, and in which order they are walked.
+  Owned names = answer.field("static_fields"), order = answer.field("order");
+  if (names.get() != Py_None && PyObject_IsTrue(names.get())) kind.static_fields = names.release();
+  kind.dynamic_fields = answer.kept("dynamic_fields");
+  Owned of_context = answer.field("context_fields");
+  if (PyDict_CheckExact(of_context.get())) kind.context_fields = of_context.release();
+  for (Py_ssize_t i = 0; PyTuple_Check(order.get()) && i < PyTuple_GET_SIZE(order.get()); ++i) {
+    PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order.get(), i));
+    PyUnicode_InternInPlace(&name);
+    bool items = node.is_registered || node.items == Items::tuple;
+    (items ? kind.item_names : kind.order).push_back(name);
+  }
+  kind.absent = answer.kept("absent");
+  if (!node.is_ignored) collect_slots(kind);
+  bool fields_alone = node.items == Items::none && !node.has_content;
+  kind.by_name = answer.is_true("by_name") && fields_alone && kind.has_dict && kind.slots.empty();
+  kind.arrays_only = kind.by_name || answer.is_true("arrays_only");
+  // A tuple cannot change, but the attributes of a subclass can.
+  kind.tracked = !answer.is_true("frozen") && (!node.is_whole || (kind.has_fields() && !node.is_weak));
+  Owned has_del = Owned::steal(attribute(reinterpret_cast<PyObject*>(kind.type), "__del__"));
+  if (!has_del) PyErr_Clear();
+  kind.has_del = static_cast<bool>(has_del);
+}
 
 void resolve_by_description(Kind& kind, PyObject* obj) {
   PyTypeObject* solid = solid_base(kind.type);
@@ -155,38 +186,13 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     kind.leaf = Leaf::refused;
     kind.opaque = answer.is_true("opaque");
   } else {
+    // The layout decides for what is a node as it is; other roles are the names of node kinds.
     bool by_layout = role == "node" || role == "dynamic";
     const NodeKind* node = by_layout ? node_kind_of(solid) : node_kind_named(role);
     if (!node)
       raise_error(PyExc_TypeError, by_layout ? "describe() called an opaque type a node"
                                              : "describe() returned the unknown role '" + role + "'");
-    make_node(kind, *node);
-    kind.dynamic = role == "dynamic";
-    if (kind.reduce) kind.how = How::reduce;
-    kind.solid = solid;
-    kind.has_dict = kind.type->tp_dictoffset != 0 || solid == runtime.local_type;
-    Owned names = answer.field("static_fields"), order = answer.field("order");
-    if (names.get() != Py_None && PyObject_IsTrue(names.get())) kind.static_fields = names.release();
-    Owned traced = answer.field("dynamic_fields");
-    if (traced.get() != Py_None) kind.dynamic_fields = traced.release();
-    Owned of_context = answer.field("context_fields");
-    if (PyDict_CheckExact(of_context.get())) kind.context_fields = of_context.release();
-    for (Py_ssize_t i = 0; PyTuple_Check(order.get()) && i < PyTuple_GET_SIZE(order.get()); ++i) {
-      PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order.get(), i));
-      PyUnicode_InternInPlace(&name);
-      bool items = node->is_registered || node->items == Items::tuple;
-      (items ? kind.item_names : kind.order).push_back(name);
-    }
-    kind.absent = answer.kept("absent");
-    if (!node->is_ignored) collect_slots(kind);
-    bool fields_alone = node->items == Items::none && !node->has_content;
-    kind.by_name = answer.is_true("by_name") && fields_alone && kind.has_dict && kind.slots.empty();
-    kind.arrays_only = kind.by_name || answer.is_true("arrays_only");
-    // A tuple cannot change, but the attributes of a subclass can.
-    kind.tracked = !frozen && (!node->is_whole || (kind.has_fields() && !node->is_weak));
-    Owned has_del = Owned::steal(attribute(reinterpret_cast<PyObject*>(kind.type), "__del__"));
-    if (!has_del) PyErr_Clear();
-    kind.has_del = static_cast<bool>(has_del);
+    resolve_node(kind, answer, *node, solid);
   }
 }
 
@@ -223,8 +229,9 @@ const Kind& kind_of(PyObject* obj) {
 }
 
 const Kind& text_array_kind() {
-  static std::shared_ptr<Kind>* text = nullptr;
+  static std::shared_ptr<Kind>* text = nullptr;  // never destroyed: at the end of the process there is no interpreter
   if (!text) {
+    // What `describe` says of NumPy arrays, but as a node: these have an identity.
     const Kind& array = kind_of_type(runtime.ndarray_type);
     text = new std::shared_ptr<Kind>(std::make_shared<Kind>(array));
     make_node(**text, text_array_node);
@@ -269,7 +276,7 @@ Cursor::Cursor(PyObject* obj, const Kind& kind, Opened* opened)
     if (fields_ && dict_get(dict_.get(), runtime.tables)) hidden_ = runtime.tables, --fields_;
   } else if (kind.has_dict) {
     dict_ = instance_dict(obj);
-    if (dict_.get() == obj) {
+    if (dict_.get() == obj) {  // its items are its attributes: they are met as items
       own_dict_ = true;
       dict_ = Owned();
       return;
@@ -300,24 +307,20 @@ bool Cursor::intact() const {
 }
 
 void init_kinds() {
-  nb::module_ collections = nb::module_::import_("collections");
-  runtime.deque_type = reinterpret_cast<PyTypeObject*>(nb::object(collections.attr("deque")).release().ptr());
-  runtime.defaultdict_type =
-      reinterpret_cast<PyTypeObject*>(nb::object(collections.attr("defaultdict")).release().ptr());
+  auto type_in = [](const char* module, const char* name) {
+    nb::object type = nb::module_::import_(module).attr(name);
+    return reinterpret_cast<PyTypeObject*>(type.release().ptr());
+  };
+  runtime.deque_type = type_in("collections", "deque");
+  runtime.defaultdict_type = type_in("collections", "defaultdict");
   runtime.odict_type = &PyODict_Type;
-  runtime.namespace_type = reinterpret_cast<PyTypeObject*>(
-      nb::object(nb::module_::import_("types").attr("SimpleNamespace")).release().ptr());
-  runtime.local_type =
-      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("threading").attr("local")).release().ptr());
-  runtime.partial_type =
-      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("functools").attr("partial")).release().ptr());
-  runtime.array_array_type =
-      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("array").attr("array")).release().ptr());
+  runtime.namespace_type = type_in("types", "SimpleNamespace");
+  runtime.local_type = type_in("threading", "local");
+  runtime.partial_type = type_in("functools", "partial");
+  runtime.array_array_type = type_in("array", "array");
   runtime.tables = PyUnicode_InternFromString("__graftax_tables__");
-  runtime.ndarray_type =
-      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
-  runtime.method_wrapper_type = reinterpret_cast<PyTypeObject*>(
-      nb::object(nb::module_::import_("types").attr("MethodWrapperType")).release().ptr());
+  runtime.ndarray_type = type_in("numpy", "ndarray");
+  runtime.method_wrapper_type = type_in("types", "MethodWrapperType");
   runtime.empty_tuple = PyTuple_New(0);
   nb::dict scope;
   scope["__builtins__"] = nb::module_::import_("builtins");

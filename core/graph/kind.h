@@ -27,10 +27,10 @@ enum class How : uint8_t {
   complex,
   string,
   bytes,
-  tuple,   // only for dict keys and set elements: element by element
-  reduce,  // by the plain value that the registry's function makes of it
-  equal,   // by the type's own == (called here, guarded)
-  contents,  // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
+  tuple,     // only for dict keys and set elements: element by element
+  reduce,    // by the plain value that the registry's function makes of it
+  equal,     // by the type's own == (called here, guarded)
+  contents,  // only for dict keys and set elements: an object by what it is made of, and by pointer unless it defines ==
   copied,    // Outcome only: a NumPy array, copied for each call
   function,  // a function without its children: its code, globals and names
   input,     // Outcome only: a key that is one of the caller's nodes (`first` is its tracked index)
@@ -157,7 +157,7 @@ class Cursor {
     if (stage_ == Stage::slots && !kind_->node->is_registered) skim_slots(take);
   }
 
-  Stage stage() const { return at_; }  // of the child returned last
+  Stage stage() const { return child_stage_; }  // of the child returned last
   Py_ssize_t items() const { return size_; }
   Py_ssize_t fields() const { return fields_; }
   Py_ssize_t index() const { return index_; }  // of the child returned last, within its stage
@@ -203,15 +203,15 @@ class Cursor {
   Py_ssize_t size_ = 0;
   Py_ssize_t fields_ = 0;
   Py_ssize_t dict_size_ = 0;
-  Py_ssize_t given_ = 0;  // fields returned so far
+  Py_ssize_t fields_returned_ = 0;
   bool own_dict_ = false;
   bool in_step_ = true;  // so far the instance dictionary has the class's order, and is iterated instead of asked
-  Py_ssize_t pos_ = 0;
-  Py_ssize_t i_ = 0;
+  Py_ssize_t pos_ = 0;   // of PyDict_Next, in the dict of the present stage
+  Py_ssize_t i_ = 0;     // the next child of the present stage
   Py_ssize_t index_ = -1;
   PyObject* key_ = nullptr;
-  Stage stage_ = Stage::extra;
-  Stage at_ = Stage::extra;
+  Stage stage_ = Stage::extra;        // of the child that comes next
+  Stage child_stage_ = Stage::extra;  // of the child returned last
 };
 
 inline bool is_number(PyObject* obj, const Kind& kind) {
@@ -252,6 +252,7 @@ inline void Cursor::skim_fields(Take take) {
     for (Py_ssize_t at = pos_; PyDict_Next(dict, &at, &key, &child) && take(child, key); ++i_) pos_ = at;
     return;
   }
+  // Only as long as the instance dictionary has the names in the class's order: for others each name is looked up.
   if (!in_step_ || static_cast<size_t>(i_) >= order.size()) return;
   PyObject *const *const first = order.data() + i_, *const *const end = order.data() + order.size();
   PyObject* const* name = first;
@@ -261,7 +262,7 @@ inline void Cursor::skim_fields(Take take) {
     pos_ = at;
   }
   i_ += name - first;
-  given_ += name - first;
+  fields_returned_ += name - first;
 }
 
 template <class Take>
@@ -314,14 +315,14 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
         stage_ = Stage::items;
         if (extra_) {
           child = extra_.get();
-          at_ = Stage::extra;
+          child_stage_ = Stage::extra;
           index_ = 0;
           return true;
         }
         break;
       case Stage::items:
         if (next_item(child, key)) {
-          at_ = Stage::items;
+          child_stage_ = Stage::items;
           return true;
         }
         stage_ = Stage::fields;
@@ -331,19 +332,19 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
       case Stage::fields:
         if (kind_->by_name) {
           if (next_named(child, key)) {
-            at_ = Stage::fields;
+            child_stage_ = Stage::fields;
             index_ = i_++;
             return true;
           }
         } else if (!kind_->order.empty() && dict_) {  // slots have an order of their own
           if (next_ordered(child, key)) {
-            at_ = Stage::fields;
-            index_ = given_ - 1;
+            child_stage_ = Stage::fields;
+            index_ = fields_returned_ - 1;
             return true;
           }
         } else if (dict_ && PyDict_Next(dict_.get(), &pos_, &key, &child) &&
                    (!hidden_ || key != hidden_ || PyDict_Next(dict_.get(), &pos_, &key, &child))) {
-          at_ = Stage::fields;
+          child_stage_ = Stage::fields;
           index_ = i_++;
           return true;
         }
@@ -361,7 +362,7 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
           child = slot_value(obj_.get(), slot);
           if (!child) continue;
           key = slot.name;
-          at_ = Stage::slots;
+          child_stage_ = Stage::slots;
           index_ = i_ - 1;
           return true;
         }
@@ -377,14 +378,15 @@ inline bool Cursor::next_ordered(PyObject*& child, PyObject*& key) {
   const auto& order = kind_->order;
   while (static_cast<size_t>(i_) < order.size()) {
     PyObject* name = order[static_cast<size_t>(i_++)];
+    // At the first name that is elsewhere in the dictionary, iterating ends, and names are looked up.
     in_step_ = in_step_ && PyDict_Next(dict_.get(), &pos_, &key, &child) && key == name;
     if (!in_step_) child = dict_get(dict_.get(), name);
     if (!child || child == kind_->absent) continue;
     key = name;
-    ++given_;
+    ++fields_returned_;
     return true;
   }
-  if (given_ == fields_) return false;
+  if (fields_returned_ == fields_) return false;
   if (i_ == static_cast<Py_ssize_t>(order.size())) {  // attributes that the class does not declare follow
     ++i_;
     pos_ = 0;
@@ -393,7 +395,7 @@ inline bool Cursor::next_ordered(PyObject*& child, PyObject*& key) {
     bool declared = child == kind_->absent;
     for (size_t k = 0; !declared && k < order.size(); ++k) declared = order[k] == key;
     if (declared) continue;
-    ++given_;
+    ++fields_returned_;
     return true;
   }
   return false;

@@ -21,7 +21,7 @@ void Recorder::hand_over() {
   Program& p = out_.program;
   auto n = static_cast<uint32_t>(p.code.size());
   std::vector<uint32_t> parent = p.parents();
-  std::vector<uint32_t> nodes_before(n + 1, 0);
+  std::vector<uint32_t> nodes_before(n + 1, 0);     // of each instruction, so that a difference counts a subtree
   std::vector<std::pair<uint32_t, uint32_t>> refs;  // (target, where the reference stands)
   bool any = false;
   for (uint32_t pc = 0; pc < n; ++pc) {
@@ -52,6 +52,7 @@ void Recorder::hand_over() {
     work.pop_back();
     for (uint32_t up = parent[pc]; up != NONE && !has_array[up]; up = parent[up]) {
       has_array[up] = true;
+      // Whatever refers to this node has the array below it, too.
       auto [begin, end] = sources(up);
       for (auto it = begin; it != end; ++it) work.push_back(it->second);
     }
@@ -81,6 +82,7 @@ void Recorder::hand_over() {
                         " nodes below one " + in.node->type->tp_name +
                         ". Pass only the part that the function uses, or register the class with jax.tree_util.");
   }
+  // Reached twice or in a cycle, a node has its flag already.
   while (!work.empty()) {
     uint32_t pc = work.back();
     work.pop_back();
@@ -144,6 +146,7 @@ void Recorder::find_self_contained() {
       part[track] = Part::inner;
     }
   }
+  // Until nothing changes: a function that reaches something else is rebuilt, and so are the parts that it shares.
   for (bool changed = true; changed;) {
     changed = false;
     for (auto it = holds.rbegin(); it != holds.rend(); ++it) {  // children first: what they are decides
@@ -175,7 +178,7 @@ void Recorder::record_keys() {
     visit(key, {});
     run();
   }
-  p.roots = roots;
+  p.roots = roots;  // `run` has counted each key as a root, which it is not
 }
 
 // The path of the container that the key `id` is in, or is part of a key of.
@@ -191,7 +194,7 @@ std::string Recorder::place_of_key(uint32_t id) const {
     for (uint32_t k = 0; n.op == Op::node && k < p.item_keys(n); ++k)
       if (p.keys[n.node->keys + k] == id) return path_text(p, pc, options_.root_names);
   }
-  return here();
+  return root_name();
 }
 
 // An object that is a key by identity is one wherever else it stands in the graph, too.
@@ -203,7 +206,7 @@ void Recorder::keys_count_by_identity() {
     Static& key = p.statics[i];
     if (!is_identity_key(key)) continue;
     PyObject* obj = key.obj;
-    if (options_.inputs) {
+    if (options_.inputs) {  // in an Outcome
       uint32_t* input = nested[i] ? nullptr : options_.inputs->nodes->find(obj);
       if (input) {
         const Program& in = *options_.inputs->program;
@@ -223,18 +226,18 @@ void Recorder::keys_count_by_identity() {
       }
       if (hooks::is_module_level(obj).get() == Py_True) continue;  // as a sentinel that is returned itself
       raise_graftax("UnsupportedValueError",
-                    here() + ": a " + std::string(key.type->tp_name) +
+                    root_name() + ": a " + std::string(key.type->tp_name) +
                         " that the function makes becomes a dict key or a set element. It counts by identity, which a "
                         "compiled call cannot repeat for the next one. Use a string or a number as key.");
     }
-    uint32_t* at = seen_->find(obj);
-    if (!at) continue;
-    Instr& n = p.code[*at];
+    uint32_t* pc = seen_->find(obj);
+    if (!pc) continue;
+    Instr& n = p.code[*pc];
     if (n.op != Op::node || !(n.flags & HANDED_OVER)) {
       if (n.op == Op::node && n.node->kind->handed) refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
       raise_graftax(
           "UnsupportedValueError",
-          path_text(p, *at, options_.root_names) + ": this " + n.node->type->tp_name +
+          path_text(p, *pc, options_.root_names) + ": this " + n.node->type->tp_name +
               " is also a dict key or a set element, but it is rebuilt for the traced function, so that the key "
               "would be another object. Use a string or a number as key.");
     }

@@ -49,7 +49,8 @@ void validate(Program& p, bool is_outcome) {
       if (p.elements[s.first + j] >= i) malformed_state("tuple element");
   }
   uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
-  for (const Instr& in : p.code)  // filled below: what is still NONE there is a reference to a node further on
+  // Filled while the nodes are met below: what is still NONE then is a reference to a node further on.
+  for (const Instr& in : p.code)
     if (in.op == Op::node && in.node->track != NONE) p.track_pc.push_back(NONE);
   struct Open {
     uint32_t end, left;
@@ -57,6 +58,7 @@ void validate(Program& p, bool is_outcome) {
   std::vector<Open> open;
   uint32_t roots = 0;
   for (uint32_t pc = 0; pc < n; ++pc) {
+    // Each subtree that has all its children has to end here.
     while (!open.empty() && open.back().left == 0) {
       if (open.back().end != pc) malformed_state("subtree end");
       open.pop_back();
@@ -85,6 +87,7 @@ void validate(Program& p, bool is_outcome) {
             malformed_state("tracked index");
           p.track_pc[in.node->track] = pc;
         }
+        // In 64 bits: sums of the numbers of a state may not come round.
         uint64_t keys = uint64_t{p.item_keys(in)} + in.node->fields + in.node->slots;
         if (keys && (in.node->keys > p.keys.size() || keys > p.keys.size() - in.node->keys)) malformed_state("keys");
         for (uint64_t k = p.item_keys(in); k < keys; ++k)
@@ -154,44 +157,49 @@ Owned instruction_fields() {
   return Owned::steal(out.release().ptr());
 }
 
-constexpr uint16_t stored_flags = 255;  // those above are found again from the rest
+constexpr uint16_t stored_flags = 255;  // the others follow from what is stored
 
 namespace {
 
-// A table larger than this is none that Python makes.
-bool is_sized(const SetTable& t) { return static_cast<size_t>(t.mask) < 16 * (t.slots.size() + t.removed.size() + 1); }
+// Python makes no table that is so much larger than what is in it. A state that says otherwise would only take memory.
+bool has_plausible_size(const SetTable& t) {
+  return static_cast<size_t>(t.mask) < 16 * (t.slots.size() + t.removed.size() + 1);
+}
 
 nb::list state_of_tables(const Program& p, uint32_t end) {
   nb::list out;
   for (const auto& [pc, t] : p.set_tables)
-    if (pc < end && is_sized(t))
+    if (pc < end && has_plausible_size(t))
       out.append(nb::make_tuple(pc, t.mask, t.finger, nb::tuple(nb::cast(t.slots)), nb::tuple(nb::cast(t.hashes)),
                                 nb::tuple(nb::cast(t.removed)), nb::cast(t.is_changed)));
   return out;
 }
 
+// Are these slots of a table, each larger than the one before?
 bool ascends(const std::vector<uint32_t>& slots, Py_ssize_t mask) {
   return std::is_sorted(slots.begin(), slots.end(), std::less_equal<>()) && (slots.empty() || slots.back() <= mask);
 }
 
+// May this be the table of the set that `n` records? SetTable::make writes to the slots that it names, unchecked.
 bool may_be_of(const Instr& n, const SetTable& t) {
   bool is_power = t.mask >= PySet_MINSIZE - 1 && (t.mask & (t.mask + 1)) == 0;
-  if (!is_power || !is_sized(t) || !ascends(t.slots, t.mask) || !ascends(t.removed, t.mask)) return false;
+  if (!is_power || !has_plausible_size(t) || !ascends(t.slots, t.mask) || !ascends(t.removed, t.mask)) return false;
   std::vector<uint32_t> taken;
   std::set_union(t.slots.begin(), t.slots.end(), t.removed.begin(), t.removed.end(), std::back_inserter(taken));
   return t.slots.size() == n.arg && t.hashes.size() == n.arg && taken.size() == t.slots.size() + t.removed.size() &&
          taken.size() <= static_cast<size_t>(t.mask);  // a search ends at a free slot
 }
 
-// The set that a table tells of; empty where it finds its elements otherwise, or they hash otherwise in this process.
-Owned made_of_state(const Program& p, const Instr& n, const SetTable& table) {
+// The set that has this table; empty where it finds its elements otherwise, or they hash otherwise in this process.
+Owned set_of_table(const Program& p, const Instr& n, const SetTable& table) {
   OwnedList elements;
   for (uint32_t i = 0; i < n.arg; ++i) {
     elements.push_stolen(static_object(p.statics[p.keys[n.node->keys + i]]));
     if (!elements.back()) return {};
   }
-  Owned made = table.make(elements.data()), apart = own(PySet_New(list_of(elements.data(), n.arg).get()));
-  if (!made || PySet_GET_SIZE(apart.get()) != static_cast<Py_ssize_t>(n.arg)) return {};
+  Owned made = table.make(elements.data()), distinct = own(PySet_New(list_of(elements.data(), n.arg).get()));
+  // Elements that are equal, or that are not found where the table has them, would make a set that Python never makes.
+  if (!made || PySet_GET_SIZE(distinct.get()) != static_cast<Py_ssize_t>(n.arg)) return {};
   for (uint32_t i = 0; i < n.arg; ++i)
     if (!PySet_Contains(made.get(), elements[i])) return {};
   if (PyErr_Occurred()) raise_python();
@@ -214,7 +222,7 @@ void read_tables(Program& p, nb::handle state) {
       malformed_state("a set's table");
     Owned made;  // a set without a table is rebuilt by adding: right, though its order may be another
     try {
-      made = made_of_state(p, p.code[pc], table);
+      made = set_of_table(p, p.code[pc], table);
     } catch (nb::python_error& e) {
       if (!e.matches(PyExc_Exception)) throw;
     }
@@ -258,7 +266,92 @@ Owned program_state(const Program& p) {
   return own(PySequence_Concat(out.ptr(), nb::make_tuple(nb::tuple(tables)).ptr()));
 }
 
-static Program read_program(PyObject* state_obj, bool is_outcome) {
+namespace {
+
+// Statics keep their order: those that a tuple has as elements come before it.
+void add_static_of_state(Program& p, const nb::tuple& t, bool is_outcome) {
+  int how = field<int>(t, 0);
+  nb::object value = field<nb::object>(t, 1);
+  if (how < 0 || how > static_cast<int>(How::hashed)) malformed_state("static");
+  How as = static_cast<How>(how);
+  if (as == How::input) {
+    if (!is_outcome) malformed_state("static");
+    Static s;
+    s.how = How::input;
+    s.type = Py_TYPE(Py_None);
+    s.first = field<uint32_t>(t, 2);
+    s.hash = static_cast<Py_hash_t>(s.first);
+    p.statics.push_back(s);
+    return;
+  }
+  if (as == How::function) {
+    if (!PyFunction_Check(value.ptr())) malformed_state("function");
+    p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));
+    return;
+  }
+  if (as == How::tuple) {
+    Static s;
+    s.how = How::tuple;
+    s.type = &PyTuple_Type;
+    if (!PyTuple_CheckExact(value.ptr())) malformed_state("tuple key");
+    s.obj = p.keep(Owned::borrow(value.ptr()));
+    s.first = field<uint32_t>(t, 2);
+    s.count = field<uint32_t>(t, 3);
+    if (uint64_t{s.first} + s.count > p.elements.size() || s.count != PyTuple_GET_SIZE(value.ptr()))
+      malformed_state("tuple key");
+    for (uint32_t i = 0; i < s.count; ++i)
+      if (p.elements[s.first + i] >= p.statics.size()) malformed_state("tuple key");
+    s.hash = hash_of_elements(p, p.elements.data() + s.first, s.count);
+    p.statics.push_back(s);
+    return;
+  }
+  // What it is now decides, not what the state says: a class may have been registered or changed since.
+  const Kind& kind = kind_of(value.ptr());
+  if (as == How::copied) {
+    if (!is_outcome || kind.leaf != Leaf::numpy) malformed_state("static");
+    add_static(p, value.ptr(), kind, true);
+  } else if (as == How::context && kind.how != How::context) {
+    if (!PyCallable_Check(value.ptr())) malformed_state("static");
+    add_context_field(p, value.ptr());
+  } else if (kind.leaf == Leaf::statics || kind.leaf == Leaf::numpy) add_static(p, value.ptr(), kind);
+  else if (as == How::hashed && kind.own_equality) add_hashed(p, value.ptr());
+  else if (as == How::identity) add_identity(p, value.ptr());
+  else add_key(p, value.ptr());
+}
+
+// What the numbers mean is checked by `validate`, once all instructions are there.
+void add_instruction_of_state(Program& p, const nb::tuple& t) {
+  Instr n;
+  int op = field<int>(t, 0);
+  if (op < 0 || op > static_cast<int>(Op::forward)) malformed_state("operation");
+  n.op = static_cast<Op>(op);
+  n.flags = static_cast<uint16_t>(field<int>(t, 1) & (HANDED_OVER | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
+  n.arg = field<uint32_t>(t, 2);
+  Node node;
+  node.next = field<uint32_t>(t, 3);
+  node.track = field<uint32_t>(t, 4);
+  node.items = field<uint32_t>(t, 5);
+  node.fields = field<uint32_t>(t, 6);
+  node.slots = field<uint32_t>(t, 7);
+  node.has_extra = field<uint32_t>(t, 8);
+  node.keys = field<uint32_t>(t, 9);
+  node.payload = field<uint32_t>(t, 10);
+  if (n.op == Op::leaf && node.items) n.flags |= PLAIN_VALUE;
+  if (n.op == Op::node) {
+    nb::object type = field<nb::object>(t, 11), treedef = field<nb::object>(t, 12);
+    node.type = p.keep_type(type_from_state(type));
+    node.kind = node.type == runtime.ndarray_type ? &text_array_kind() : &kind_of_type(node.type);
+    p.keep_kind(*node.kind);
+    if (!node.kind->is_node()) malformed_state("a type is not a node any more");
+    node.own = field<uint32_t>(t, 13);
+    if (!treedef.is_none()) node.treedef = p.keep(Owned::borrow(treedef.ptr()));
+    n.node = p.nodes.add(node);
+  }
+  if (n.op == Op::same) p.has_same = true;
+  p.code.push_back(n);
+}
+
+Program read_program(PyObject* state_obj, bool is_outcome) {
   nb::tuple state = as_tuple(state_obj);
   if ((state.size() != 8 && state.size() != 9) || field<int>(state, 0) != 1) malformed_state("unknown version");
   Program p;
@@ -269,91 +362,12 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
     p.layout = p.keep(Owned::borrow(nb::object(state[3]).ptr()));
   }
   for (nb::handle h : as_tuple(state[7])) p.elements.push_back(as_number(h));
-  for (nb::handle h : as_tuple(state[5])) {
-    nb::tuple t = as_tuple(h);
-    int how = field<int>(t, 0);
-    nb::object value = field<nb::object>(t, 1);
-    if (how < 0 || how > static_cast<int>(How::hashed)) malformed_state("static");
-    How as = static_cast<How>(how);
-    if (as == How::input) {
-      if (!is_outcome) malformed_state("static");
-      Static s;
-      s.how = How::input;
-      s.type = Py_TYPE(Py_None);
-      s.first = field<uint32_t>(t, 2);
-      s.hash = static_cast<Py_hash_t>(s.first);
-      p.statics.push_back(s);
-      continue;
-    }
-    if (as == How::function) {
-      if (!PyFunction_Check(value.ptr())) malformed_state("function");
-      p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));
-    } else if (as == How::tuple) {
-      Static s;
-      s.how = How::tuple;
-      s.type = &PyTuple_Type;
-      if (!PyTuple_CheckExact(value.ptr())) malformed_state("tuple key");
-      s.obj = p.keep(Owned::borrow(value.ptr()));
-      s.first = field<uint32_t>(t, 2);
-      s.count = field<uint32_t>(t, 3);
-      if (uint64_t{s.first} + s.count > p.elements.size() || s.count != PyTuple_GET_SIZE(value.ptr()))
-        malformed_state("tuple key");
-      s.hash = 17;
-      for (uint32_t i = 0; i < s.count; ++i) {
-        uint32_t e = p.elements[s.first + i];
-        if (e >= p.statics.size()) malformed_state("tuple key");
-        s.hash = static_cast<Py_hash_t>(static_cast<size_t>(s.hash) * 31 + static_cast<size_t>(p.statics[e].hash));
-      }
-      p.statics.push_back(s);
-    } else {
-      // What it is now decides, not what the state says: a class may have been registered or changed since.
-      const Kind& kind = kind_of(value.ptr());
-      if (as == How::copied) {
-        if (!is_outcome || kind.leaf != Leaf::numpy) malformed_state("static");
-        add_static(p, value.ptr(), kind, true);
-      } else if (as == How::context && kind.how != How::context) {
-        if (!PyCallable_Check(value.ptr())) malformed_state("static");
-        add_context_field(p, value.ptr());
-      } else if (kind.leaf == Leaf::statics || kind.leaf == Leaf::numpy) add_static(p, value.ptr(), kind);
-      else if (as == How::hashed && kind.own_equality) add_hashed(p, value.ptr());
-      else if (as == How::identity) add_identity(p, value.ptr());
-      else add_key(p, value.ptr());
-    }
-  }
+  for (nb::handle h : as_tuple(state[5])) add_static_of_state(p, as_tuple(h), is_outcome);
   for (nb::handle h : as_tuple(state[6])) p.keys.push_back(as_number(h));
-  for (nb::handle h : as_tuple(state[4])) {
-    nb::tuple t = as_tuple(h);
-    Instr n;
-    int op = field<int>(t, 0);
-    if (op < 0 || op > static_cast<int>(Op::forward)) malformed_state("operation");
-    n.op = static_cast<Op>(op);
-    n.flags = static_cast<uint16_t>(field<int>(t, 1) & (HANDED_OVER | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
-    n.arg = field<uint32_t>(t, 2);
-    Node node;
-    node.next = field<uint32_t>(t, 3);
-    node.track = field<uint32_t>(t, 4);
-    node.items = field<uint32_t>(t, 5);
-    node.fields = field<uint32_t>(t, 6);
-    node.slots = field<uint32_t>(t, 7);
-    node.has_extra = field<uint32_t>(t, 8);
-    node.keys = field<uint32_t>(t, 9);
-    node.payload = field<uint32_t>(t, 10);
-    if (n.op == Op::leaf && node.items) n.flags |= PLAIN_VALUE;
-    if (n.op == Op::node) {
-      nb::object type = field<nb::object>(t, 11), treedef = field<nb::object>(t, 12);
-      node.type = p.keep_type(type_from_state(type));
-      node.kind = node.type == runtime.ndarray_type ? &text_array_kind() : &kind_of_type(node.type);
-      p.keep_kind(*node.kind);
-      if (!node.kind->is_node()) malformed_state("a type is not a node any more");
-      node.own = field<uint32_t>(t, 13);
-      if (!treedef.is_none()) node.treedef = p.keep(Owned::borrow(treedef.ptr()));
-      n.node = p.nodes.add(node);
-    }
-    if (n.op == Op::same) p.has_same = true;
-    p.code.push_back(n);
-  }
+  for (nb::handle h : as_tuple(state[4])) add_instruction_of_state(p, as_tuple(h));
   validate(p, is_outcome);
   if (state.size() == 9) read_tables(p, state[8]);
+  // What is not stored, because it follows from the rest.
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
     if (n.op == Op::ref && p.track_pc[n.arg] < pc && pc < p.code[p.track_pc[n.arg]].node->next) p.cyclic = true;
@@ -367,7 +381,10 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
   return p;
 }
 
+}  // namespace
+
 Program program_from_state(PyObject* state, bool is_outcome) {
+  // A state that is nested as deeply as a damaged file may say raises like any other that is malformed.
   try {
     return read_program(state, is_outcome);
   } catch (nb::python_error& error) {

@@ -17,6 +17,7 @@ struct Row {
   uint32_t root;
   Owned entry = {};  // once it was asked for
 
+  // The program, which the garbage collector may have cleared while Python still held the row.
   const Program& all() const {
     if (!owner || number >= program->code.size()) raise_error(PyExc_ReferenceError, "this structure no longer exists");
     return *program;
@@ -43,6 +44,7 @@ nb::object value_of(const Row& row) {
     return elements;
   }
   if (n.node->payload != NONE) {
+    // Of a function that stays itself, the function, and not the bare twin that it is compared by.
     bool self_contained = (n.flags & SELF_CONTAINED) && !p.statics[n.node->payload].weak;
     return self_contained ? nb::borrow(p.statics[n.node->payload].snapshot) : static_value(p, n.node->payload);
   }
@@ -55,8 +57,8 @@ uint32_t target_of(const Row& row) {
   return n.op == Op::ref ? p.track_pc[n.arg] : n.op == Op::same ? n.arg : row.number;
 }
 
+// Made on the first request: most rows are never shown.
 nb::object key_entry_of(Row& row) {
-  // Made when it is asked for: most rows are never shown.
   if (row.parent == NONE) return nb::none();
   if (!row.entry) row.entry = key_entry(step_to(row.all(), row.parent, row.child));
   return nb::borrow(row.entry.get());

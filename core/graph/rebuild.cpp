@@ -7,7 +7,7 @@
 
 namespace graftax {
 
-Owned found_key(const Program& p, uint32_t id, PyObject* const* inputs) {
+Owned resolved_key(const Program& p, uint32_t id, PyObject* const* inputs) {
   if (p.statics[id].how == How::input && inputs) return Owned::borrow(inputs[p.statics[id].first]);
   Owned value = static_object(p.statics[id]);
   if (!value) raise_error(PyExc_ReferenceError, "a key of this GraphDef no longer exists");
@@ -142,7 +142,7 @@ bool Builder::holds_array(uint32_t pc) const {
 }
 
 // With `leaves_only`: would JAX count this as a leaf, and does it hold no array?
-bool Builder::is_dead(uint32_t pc) const {
+bool Builder::is_left_out(uint32_t pc) const {
   const Instr& n = program_.code[pc];
   if (!sources_.leaves_only || n.flags & AUX) return false;
   if (n.op == Op::stat) {
@@ -160,7 +160,8 @@ bool Builder::is_dead(uint32_t pc) const {
 
 void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   const Instr& n = program_.code[pc];
-  if (!keep && is_dead(pc)) return push(at, Owned::borrow(Py_None));
+  // First the nodes that are not made here: left out, ignored, passed through, unique, or made before.
+  if (!keep && is_left_out(pc)) return push(at, Owned::borrow(Py_None));
   if (n.node->kind->node->is_ignored && sources_.replaced && sources_.replaced[pc])  // the stand-in, met again
     return push(at, Owned::borrow(sources_.replaced[pc]));
   if (sources_.live && (n.flags & HANDED_OVER)) return push(at, Owned::borrow(sources_.live[pc]));
@@ -171,7 +172,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   }
   Owned obj = n.node->own == NONE ? Owned() : static_object(program_.statics[n.node->own]);
   bool is_itself = !sources_.anew || (obj && hooks::is_module_level(obj.get()).get() == Py_True);
-  if (n.node->own != NONE && is_itself) {  // counts by identity
+  if (n.node->own != NONE && is_itself) {  // it counts by identity, so a copy would be another value
     if (!obj) raise_error(PyExc_ReferenceError, "an object of this GraphDef that counts by identity no longer exists");
     if (n.node->track != NONE) nodes_.set(n.node->track, obj.get());
     return push(at, std::move(obj));
@@ -180,9 +181,11 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
     return push(at, Owned::borrow(program_.statics[n.node->payload].snapshot));
   if (n.node->whole && (!sources_.leaves_only || n.flags & AUX)) return push(at, Owned::borrow(n.node->whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
+  // A mutable node: made empty now, filled later, so that a cycle through it can close.
   if (is_shell_kind(*n.node->kind)) {
     // Untracked shells (the content of a changed input) are filled by the caller of build_children.
     if (n.node->track == NONE) raise_error(PyExc_SystemError, "a mutable node without an identity");
+    // Where all children are there already, it is filled at once, or even made of them, and need not wait.
     size_t base = values_.size();
     bool filled = push_children(pc),
          at_once = filled && n.node->kind->node->items_are_all && n.node->type == n.node->kind->solid;
@@ -195,6 +198,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
     else finish_frame({pc, n.node->next, 0, base, NONE, true});
     return push(at, std::move(shell));
   }
+  // An immutable or registered node: made of its children, when they are there. One that is open reaches itself.
   if (n.node->track != NONE) {
     if (is_open(n.node->track) && n.node->kind->node->is_registered && n.node->kind->solid == &PyBaseObject_Type) {
       // A registered class whose instance reaches itself: the shell goes into the cycle, and takes over the attributes
@@ -257,14 +261,14 @@ bool Builder::fill_next(size_t floor) {
 // Is the content of this mutable node made of a node that is under construction?
 bool Builder::needs_open(uint32_t pc) {
   if (!program_.cyclic || frames_.empty()) return false;
-  // Stamped with the number of this look, so that nothing has to be cleared between two of them.
-  looked_at_.resize(program_.code.size());
-  ++look_;
+  // Stamped with the number of this search, so that nothing has to be cleared between two of them.
+  visited_in_.resize(program_.code.size());
+  ++search_;
   std::vector<uint32_t> todo = {pc};
   while (!todo.empty()) {
     uint32_t from = todo.back(), child = from + 1;
     todo.pop_back();
-    if (std::exchange(looked_at_[from], look_) == look_) continue;
+    if (std::exchange(visited_in_[from], search_) == search_) continue;
     for (uint32_t i = 0; i < program_.children(from); ++i, child = program_.after(child)) {
       const Instr& c = program_.code[child];
       uint32_t at = c.op == Op::ref ? program_.track_pc[c.arg] : c.op == Op::same ? c.arg : child;
@@ -294,7 +298,7 @@ void Builder::value(uint32_t pc, bool keep) {
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));
     case Op::stat: {
-      if (!keep && is_dead(pc)) return push(pc, Owned::borrow(Py_None));
+      if (!keep && is_left_out(pc)) return push(pc, Owned::borrow(Py_None));
       const Static& s = program_.statics[n.arg];
       if (s.how == How::context) return push(pc, context(s));
       if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
@@ -316,22 +320,22 @@ void Builder::value(uint32_t pc, bool keep) {
 // The same where there is no more to do than to take a reference. False: see `value`.
 bool Builder::push_plain(uint32_t pc) {
   const Instr& n = program_.code[pc];
-  PyObject* found = nullptr;
+  PyObject* value = nullptr;
   switch (n.op) {
-    case Op::leaf: found = sources_.leaves[n.arg]; break;
-    case Op::forward: found = sources_.input_leaves[n.arg]; break;
-    case Op::input: found = sources_.input_nodes[n.arg]; break;
-    case Op::ref: found = registered_ ? nullptr : nodes_[n.arg]; break;
+    case Op::leaf: value = sources_.leaves[n.arg]; break;
+    case Op::forward: value = sources_.input_leaves[n.arg]; break;
+    case Op::input: value = sources_.input_nodes[n.arg]; break;
+    case Op::ref: value = registered_ ? nullptr : nodes_[n.arg]; break;
     case Op::stat: {
       const Static& s = program_.statics[n.arg];
       if (s.weak || s.how >= How::copied || s.how == How::reduce) return false;
-      found = sources_.live ? sources_.live[pc] : s.obj;
+      value = sources_.live ? sources_.live[pc] : s.obj;
       break;
     }
     default: return false;
   }
-  if (found) values_.push(found);
-  return found;
+  if (value) values_.push(value);
+  return value;
 }
 
 void Builder::finish_frame(const Frame& frame) {
@@ -345,6 +349,7 @@ void Builder::finish_frame(const Frame& frame) {
   registered_ -= n.node->kind->node->is_registered;
   Owned obj = construct(frame.pc, values);
   if (n.node->track != NONE && nodes_[n.node->track]) {
+    // A cycle has got a shell meanwhile: it takes over the attributes of what unflatten has made.
     Owned shell = Owned::borrow(nodes_[n.node->track]);
     if (Py_TYPE(obj.get()) == n.node->type) {
       Commit commit;
@@ -382,6 +387,7 @@ void Builder::run(size_t floor) {
     Frame& top = frames_.back();
     for (; plain && top.left > 0 && push_plain(top.child); --top.left) ++top.child;
     if (top.left == 0) {
+      // Before a registered node is made, the mutable nodes below it are filled: its unflatten may read them.
       if (registered_ && !top.fill && program_.code[top.pc].node->kind->node->is_registered && fill_next(top.waiting))
         continue;
       // A copy: it is popped before it is finished, which may push others.
@@ -426,7 +432,7 @@ Owned Builder::made_again(uint32_t pc) {
 }
 
 void Builder::drain() {
-  // What needed an open node waits in `late_`: by now nothing is open.
+  // What needed an open node waits in `late_`: by now nothing is open. Filling a node may queue others.
   for (; !queue_.empty() || !late_.empty(); std::swap(queue_, late_))
     while (fill_next(0)) run(frames_.size() - 1);
 }

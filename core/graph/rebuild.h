@@ -9,11 +9,11 @@
 
 namespace graftax {
 
-// A key as an object; `inputs` are the caller's nodes.
-Owned found_key(const Program& p, uint32_t id, PyObject* const* inputs);
+// A key as an object; `inputs` are the caller's nodes. Most keys are texts, for which `key_object` calls nothing.
+Owned resolved_key(const Program& p, uint32_t id, PyObject* const* inputs);
 inline Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs) {
   const Static& key = p.statics[id];
-  return !key.weak && key.how == How::string ? Owned::borrow(key.obj) : found_key(p, id, inputs);
+  return !key.weak && key.how == How::string ? Owned::borrow(key.obj) : resolved_key(p, id, inputs);
 }
 
 // What a node is made of, or gets: its children, built.
@@ -72,7 +72,7 @@ class Builder {
   };
 
   void run(size_t floor);
-  // Pushes the value of instruction pc, or a frame that will. With `keep`, dead code elimination leaves it.
+  // Pushes the value of instruction pc, or a frame that will. With `keep`, `leaves_only` does not make it None.
   void value(uint32_t pc, bool keep = false);
   bool takes_plain() const { return !recording_ && !sources_.leaves_only && !sources_.replaced; }
   bool push_plain(uint32_t pc);
@@ -87,7 +87,7 @@ class Builder {
   void finish_frame(const Frame& frame);
   Owned construct(uint32_t pc, PyObject** values);
   Owned context(const Static& s);
-  bool is_dead(uint32_t pc) const;
+  bool is_left_out(uint32_t pc) const;
   bool holds_array(uint32_t pc) const;
 
   // What grows with the graph, on loan: memory for it is not taken anew on each call.
@@ -119,9 +119,9 @@ class Builder {
   Owned context_;  // the context value made last
   PyTypeObject* context_type_ = nullptr;
   bool recording_ = false;
-  uint32_t registered_ = 0;          // registered nodes under construction
-  std::vector<uint32_t> looked_at_;  // by instruction: the look that has been there last
-  uint32_t look_ = 0;
+  uint32_t registered_ = 0;           // registered nodes under construction
+  std::vector<uint32_t> visited_in_;  // by instruction: the number of the last search of `needs_open` that was there
+  uint32_t search_ = 0;
 };
 
 // Fills an empty node with the content that the node at `pc` describes. `inputs` are the caller's nodes.

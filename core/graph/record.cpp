@@ -24,7 +24,7 @@ std::string type_name(PyObject* obj) { return Py_TYPE(obj)->tp_name; }
   e.restore();
   PyErr_Clear();
   Owned raised = hooks::at_path(exc.ptr(), own(PyUnicode_FromString(path.c_str())).get());
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.get())), raised.get());
+  set_error(raised.get());
   raise_python();
 }
 
@@ -54,7 +54,7 @@ static bool is_text_array(PyObject* obj) {
 
 // ---- record
 
-std::string Recorder::here() const {
+std::string Recorder::root_name() const {
   std::string out = "obj";
   if (options_.root_names && root_ < PyTuple_GET_SIZE(options_.root_names))
     out = utf8(PyTuple_GET_ITEM(options_.root_names, root_));
@@ -80,13 +80,13 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint16_
   if (options_.inputs) {
     if (uint32_t* index = options_.inputs->leaves->find(obj)) {
       emit(Op::forward, *index, obj);
-      if (!stack_.empty()) stack_.back().closed = false;
+      rule_out_value();
       return;
     }
     bool as_array = options_.inputs->arrays && !in_static && kind.leaf == Leaf::numpy && !is_text_array(obj);
     if (kind.leaf == Leaf::numpy && !as_array) {  // a constant that the function made: a fresh copy for each call
       emit(Op::stat, add_static(out_.program, obj, kind, true), obj);
-      if (!stack_.empty()) stack_.back().closed = false;
+      rule_out_value();
       return;
     }
   }
@@ -100,7 +100,7 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint16_
     add_static_leaf(obj, kind);
     return;
   }
-  if (!stack_.empty()) stack_.back().closed = false;
+  rule_out_value();
   bool one_leaf = kind.leaf == Leaf::array && (kind.tracked || options_.aliases);
   if (one_leaf) {
     if (uint32_t* before = seen_->find(obj)) {
@@ -130,7 +130,7 @@ void Recorder::add_value(PyObject* obj) {
   emit(Op::leaf, out_.program.leaves++, obj);
   out_.program.code.back().flags |= PLAIN_VALUE;
   out_.leaves.push(obj);
-  if (!stack_.empty()) stack_.back().closed = false;
+  rule_out_value();
 }
 
 // The steps that lead to the value being visited, from every open node.
@@ -142,7 +142,7 @@ std::vector<Step> Recorder::open_steps() const {
 }
 
 std::string Recorder::open_path() const {
-  std::string path = here();
+  std::string path = root_name();
   for (const Step& s : open_steps()) path += step_text(s);
   return path;
 }
@@ -174,23 +174,24 @@ bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& b
   return answer.get() == Py_True;
 }
 
-// Was the function given this object as a static that is handed over as itself?
-bool Recorder::is_given(PyObject* obj) {
-  if (given_.empty()) {
-    given_.insert(nullptr);  // asked for, even if there are none
+// Is it an object that the function got as itself, as a static of its inputs that counts by identity?
+bool Recorder::is_identity_input(PyObject* obj) {
+  if (identity_inputs_.empty()) {
+    identity_inputs_.insert(nullptr);  // listed, even if there are none
     for (const Static& s : options_.inputs->program->statics)
-      if (s.how == How::identity || s.how == How::hashed) given_.insert(s.obj);
+      if (s.how == How::identity || s.how == How::hashed) identity_inputs_.insert(s.obj);
   }
-  return given_.count(obj) > 0;
+  return identity_inputs_.count(obj) > 0;
 }
 
 // An opaque value may hide arrays; one that the function made would be one object for all calls.
 void Recorder::check_opaque(PyObject* obj) {
-  bool made = options_.inputs != nullptr && !is_given(obj);
+  bool made = options_.inputs != nullptr && !is_identity_input(obj);
   hooks::check_opaque(obj, made ? Py_True : Py_False);
 }
 
 void Recorder::visit(PyObject* obj, Below below) {
+  // First, whatever its kind: what `ignore=` selects may be of a refused type.
   if (is_ignored(obj)) return add_ignored(obj);
   if (Py_TYPE(obj) == reinterpret_cast<PyTypeObject*>(hooks::ignored.get()) &&
       !(options_.inputs && options_.inputs->nodes->find(obj)))
@@ -226,7 +227,7 @@ void Recorder::visit(PyObject* obj, Below below) {
     case Leaf::none: break;
   }
   if (kind.own_equality) {
-    if (options_.inputs ? is_given(obj) : root_is_static() && !below.in_function)
+    if (options_.inputs ? is_identity_input(obj) : root_is_static() && !below.in_function)
       return emit(Op::stat, options_.inputs ? add_identity(out_.program, obj) : add_hashed(out_.program, obj), obj);
   }
   auto is_new = [&] { return options_.inputs && !options_.inputs->nodes->find(obj); };
@@ -247,11 +248,12 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   Program& p = out_.program;
   auto pc = static_cast<uint32_t>(p.code.size());
   uint32_t track = NONE;
+  // Met before? Then an input, a reference, or the same value. An immutable node with arrays is recorded once more.
   if (with_identity) {
     if (options_.inputs) {
       if (uint32_t* input = options_.inputs->nodes->find(obj)) {
         emit(Op::input, *input, obj);
-        if (!stack_.empty()) stack_.back().closed = false;
+        rule_out_value();
         return;
       }
     }
@@ -266,7 +268,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
       if (first.node->track != NONE) {
         p.cyclic = p.cyclic || is_open;
         emit(Op::ref, first.node->track, obj);
-        if (!stack_.empty()) stack_.back().closed = false;
+        rule_out_value();
         return;
       }
       if (first.flags & CLOSED) {
@@ -286,6 +288,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
       p.track_pc.push_back(pc);
     }
   }
+  // Opened here: a registered class runs its flatten. Shared nodes without an identity may unfold to any number.
   Cursor cursor(obj, kind, options_.opened);
   bool grows = !options_.everything || cursor.items() + cursor.fields() > 0;  // not by `()` in many places
   if (below.repeated && grows && ++expanded_ > max_expanded)
@@ -302,6 +305,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     if (Py_TYPE(obj) == &PyDict_Type)
       if (uint32_t* owner = dicts_->find(obj)) shared_dicts_.emplace_back(*owner, pc);
   }
+  // The instruction; what is known only when the node closes is written by `close`.
   Instr n;
   n.op = Op::node;
   n.node = p.nodes.add({});
@@ -353,7 +357,7 @@ void Recorder::step() {
   const Kind& kind = top.cursor.kind();
   Below below = top.below;
   auto stage = top.cursor.stage();
-  if (stage == Cursor::Stage::extra) {
+  if (stage == Cursor::Stage::extra) {  // aux data, the factory of a defaultdict
     below.in_static = below.aux = true;
   } else if (stage != Cursor::Stage::items) {
     if (stage == Cursor::Stage::slots) ++top.slots;
@@ -375,7 +379,7 @@ void Recorder::step() {
       top.closed = false;
       return;
     }
-  } else if (key) {
+  } else if (key) {  // of an item of a dict
     field_keys_.push_back(add_key(out_.program, key));
   } else if (options_.everything && kind.node->is_weak && top.cursor.index() > 0) {
     below.arrays_only = true;  // the callback is part of what the weak reference is
@@ -397,10 +401,11 @@ void Recorder::close() {
   field_base_.pop_back();
   n.node->slots = frame.slots;
   n.node->next = static_cast<uint32_t>(p.code.size());
-  uint32_t count = n.node->has_extra + n.node->items + n.node->fields + n.node->slots, child = frame.pc + 1, found = 0;
-  for (; child < n.node->next; child = p.after(child)) ++found;
+  uint32_t count = n.node->has_extra + n.node->items + n.node->fields + n.node->slots, child = frame.pc + 1,
+           recorded = 0;
+  for (; child < n.node->next; child = p.after(child)) ++recorded;
   // Counted again: user code has run since the node was opened.
-  if (!frame.cursor.intact() || found != count)
+  if (!frame.cursor.intact() || recorded != count)
     raise_graftax("ConcurrentChangeError", "a " + type_name(frame.cursor.object()) + " changed during flattening");
   if (field_keys_.size() > base) {
     n.node->keys = static_cast<uint32_t>(p.keys.size());
@@ -418,6 +423,7 @@ void Recorder::close_value(uint32_t pc) {
   Instr& n = p.code[pc];
   n.flags |= CLOSED;
   PyObject* obj = out_.live[pc];
+  // A tuple of values that can never change is kept as a whole: the same tuple costs one comparison of pointers.
   bool constant = PyTuple_CheckExact(obj);
   for (uint32_t i = pc + 1; constant && i < n.node->next; i = p.after(i)) {
     const Instr& c = p.code[i];
@@ -429,6 +435,7 @@ void Recorder::close_value(uint32_t pc) {
     }
   }
   if (constant) n.node->whole = p.keep(Owned::borrow(obj));
+  // Equal values have equal hashes, made of those of their children.
   size_t h = reinterpret_cast<size_t>(n.node->type) ^ (n.node->items * 1000003u) ^ n.node->fields;
   for (uint32_t i = pc + 1; i < n.node->next; i = p.after(i)) {
     const Instr& c = p.code[i];
@@ -439,7 +446,7 @@ void Recorder::close_value(uint32_t pc) {
   value_hash_[pc] = h;
   if (n.node->next == pc + 1) return;  // an empty one is as short as a reference to it
   auto [begin, end] = values_.equal_range(h);
-  int tries = 0;  // values with this hash that turned out to be others
+  int tries = 0;  // values with this hash that turned out to be others: many would make the recording quadratic
   for (auto it = begin; it != end && tries < 8; ++it, ++tries) {
     uint32_t other = it->second;
     uint32_t length = n.node->next - pc;
@@ -516,7 +523,7 @@ void Recorder::root(PyObject* obj) {
     if (root_has(GLOBAL_ROOT) && PyFunction_Check(obj)) emit(Op::stat, add_identity(out_.program, obj), obj);
     else visit(obj, {root_is_static(), root_has(DYNAMIC_ROOT)});
   } catch (nb::python_error& e) {
-    raise_at_path(e, here());
+    raise_at_path(e, root_name());
   }
   run();
 }

@@ -41,7 +41,7 @@ struct RecordOptions {
   PyObject* symbolic = nullptr;                      // key paths of Python numbers that are traced besides
   PyObject* ignored = nullptr;                       // key path, value -> does no call look at it?
   bool stand_ins = false;                            // a trace has a stand-in for what is refused
-  bool everything = false;                           // every value that is no node is a leaf, refused ones too
+  bool everything = false;                           // every value that is not a node is a leaf, refused ones too
   Opened* opened = nullptr;                          // what walks before have asked registered classes
 };
 
@@ -86,7 +86,7 @@ class Recorder {
     uint32_t slots = 0;
   };
 
-  bool is_given(PyObject* obj);
+  bool is_identity_input(PyObject* obj);
   void check_opaque(PyObject* obj);
   void visit(PyObject* obj, Below below);
   bool is_ignored(PyObject* obj);
@@ -114,7 +114,11 @@ class Recorder {
   void keys_count_by_identity();
   bool root_has(RootFlag flag) const;
   bool root_is_static() const { return root_has(STATIC_ROOT); }
-  std::string here() const;  // the path of the value being visited
+  std::string root_name() const;  // of the root that is walked: where each path begins
+  // The innermost open node holds a leaf, a context value or something with an identity: it will not close as a value.
+  void rule_out_value() {
+    if (!stack_.empty()) stack_.back().closed = false;
+  }
 
   KindHold kinds_;
   RecordOptions options_;
@@ -124,13 +128,14 @@ class Recorder {
   IdLease dicts_;                                            // instance dictionary that others hold too -> pc
   std::vector<std::pair<uint32_t, uint32_t>> shared_dicts_;  // two nodes over one instance dictionary
   std::vector<uint32_t> field_keys_;                         // keys of open nodes, as a stack
-  std::vector<size_t> field_base_;
-  std::unordered_multimap<size_t, uint32_t> values_;  // content hash -> pc of a closed immutable subtree
-  std::unordered_map<uint32_t, size_t> value_hash_;   // the same, the other way round
-  std::unordered_set<PyObject*> given_;               // identity statics of the inputs, once asked for
-  OwnedList held_;  // objects whose instructions were taken back: `seen_` still has their addresses
-  size_t expanded_ = 0;
-  uint32_t root_ = 0;
+  std::vector<size_t> field_base_;                           // where the keys of each open node begin there
+  std::unordered_multimap<size_t, uint32_t> values_;         // content hash -> pc of a closed immutable subtree
+  std::unordered_map<uint32_t, size_t> value_hash_;          // the same, the other way round
+  std::unordered_set<PyObject*>
+      identity_inputs_;  // statics of the inputs that count by identity; empty: not listed yet
+  OwnedList held_;       // objects whose instructions were taken back: `seen_` still has their addresses
+  size_t expanded_ = 0;  // nodes that were recorded once more, as immutable ones with arrays have no identity
+  uint32_t root_ = 0;    // the number of the root that is walked
 };
 
 // What a replay collected.

@@ -47,7 +47,7 @@ class Replayer {
     uint32_t pc = 0;
     for (size_t r = 0; r < n; ++r) {
       if (skips_settled(r, pc)) continue;
-      if (p_.code[pc].op == Op::stat) {
+      if (p_.code[pc].op == Op::stat) {  // has matched above
         ++pc;
         continue;
       }
@@ -116,9 +116,10 @@ class Replayer {
     return kind.shape && p_.shapes;
   }
 
-  // Another structure, and this is how it can be told again: by what stands at `pc`.
-  bool miss(uint32_t pc, size_t what) {
-    walk_.missed = (what ^ (static_cast<size_t>(pc) << 40)) * 0x9e3779b97f4a7c15ULL | 1;
+  // Another structure. Notes where it differs and what is there, so that the next call finds the right entry by a hint.
+  // The lowest bit is set: 0 says that nothing is known.
+  bool miss(uint32_t pc, size_t difference) {
+    walk_.missed = (difference ^ (static_cast<size_t>(pc) << 40)) * 0x9e3779b97f4a7c15ULL | 1;
     return false;
   }
 
@@ -140,6 +141,7 @@ class Replayer {
           walk_.has_numpy = walk_.has_numpy || kind->leaf == Leaf::numpy;
           one_leaf = kind->leaf == Leaf::array && (one_leaf || kind->tracked);
         }
+        // One array in two places is one leaf: the pattern of aliases has to be the recorded one, no more and no less.
         if (in.flags & ALIAS) return walk_.leaves[in.arg] == obj;
         if (one_leaf && !ids_->insert(obj, NONE)) return false;
         walk_.leaves.push(obj);
@@ -155,7 +157,7 @@ class Replayer {
 
   bool match_ignored(PyObject* obj, const Instr& in) {
     if (obj == Py_None) return false;
-    if (in.flags & REFUSED) {
+    if (in.flags & REFUSED) {  // its payload is the type, which code may ask for
       if (!static_matches(p_, in.node->payload, reinterpret_cast<PyObject*>(Py_TYPE(obj)))) return false;
       if (!ids_->insert(obj, in.node->track)) return false;
     }
@@ -170,6 +172,7 @@ class Replayer {
                                              : miss(pc, reinterpret_cast<size_t>(Py_TYPE(obj)));
     if (in.node->whole == obj) return true;
     const Kind& kind = *in.node->kind;
+    // A value that is met in several places matches at once where it is the object that has matched before.
     if (in.flags & TARGET) {
       if (same_.empty()) same_.resize(p_.code.size());
       if (same_[pc] == obj) return true;
@@ -177,6 +180,7 @@ class Replayer {
     }
     if (is_sized(kind) && raw_size(obj, kind) != static_cast<Py_ssize_t>(in.node->items))
       return miss(pc, static_cast<size_t>(raw_size(obj, kind)));
+    // An object that was met as another node is shared here, and was not in the recording.
     if (in.node->track != NONE) {
       if (!ids_->insert(obj, in.node->track)) return false;
       walk_.nodes.set(in.node->track, obj);
@@ -187,6 +191,7 @@ class Replayer {
     if (in.node->own != NONE && !static_matches(p_, in.node->own, obj) &&
         !(walk_.any_sentinel && kind.sentinel && is_bare(obj, kind)))
       return false;
+    // Without attributes an instance of such a class is a sentinel: another structure than one with some.
     if (kind.sentinel && in.node->own == NONE && is_bare(obj, kind)) return false;
     uint32_t children = p_.children(pc);
     // An empty list has nothing to walk; fields must be looked at even where none were recorded.
@@ -205,7 +210,7 @@ class Replayer {
   // Arrays, nodes met before, and statics that are the very objects recorded: for these no Python code runs, and
   // nothing has to be held.
   void skim(ReplayFrame& top) {
-    if (p_.aliases) return;
+    if (p_.aliases) return;  // then arrays have an identity, which `match` compares
     const Static* statics = p_.statics.data();
     const uint32_t* name = p_.keys.data() + top.key;
     const Instr *const first = p_.code.data() + top.child, *const end = first + top.left;
@@ -236,7 +241,7 @@ class Replayer {
   bool step() {
     ReplayFrame& top = stack_.back();
     PyObject *child = nullptr, *key = nullptr;
-    skim(top);
+    skim(top);  // most children end here
     if (top.is_complete()) {
       stack_.pop_back();
       return true;
@@ -256,6 +261,7 @@ class Replayer {
     if (key) {
       const Static& expected = p_.statics[p_.keys[top.key]];
       if (expected.obj != key || expected.how >= How::tuple) {
+        // Comparing keys may run user code, which may drop both from the dict.
         Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
         if (!static_matches(p_, p_.keys[top.key], key)) return miss_value(top.child, key);
       }

@@ -9,7 +9,8 @@ namespace {
 
 PySetObject* as_set(PyObject* set) { return reinterpret_cast<PySetObject*>(set); }
 
-// What stands where an element was taken out.
+// The interpreter's own object that marks a slot from which an element was taken out. It has no name in C: a set that
+// has lost its only element shows it.
 PyObject* find_mark() {
   Owned set = own(PySet_New(nullptr)), element = own(PyLong_FromLong(0));
   check(PySet_Add(set.get(), element.get()));
@@ -38,8 +39,9 @@ std::vector<uint32_t> slots_of(PyObject* set) {
 
 SetTable SetTable::of(PyObject* set) {
   SetTable out;
+  // What Python would make of this set: a copy has a table of its own, and `&` adds one element after the other.
   Owned copy = own(PySet_New(set)), other = own(PySet_New(copy.get()));
-  Owned plain = own(PyNumber_And(copy.get(), other.get()));  // made by adding one after the other
+  Owned plain = own(PyNumber_And(copy.get(), other.get()));
   const PySetObject* from = as_set(set);
   out.mask = from->mask;
   out.finger = from->finger;
@@ -71,6 +73,7 @@ Owned SetTable::make(PyObject* const* elements) const {
     Py_hash_t hash = hash_of(elements[i]);
     if (hash != hashes[i]) return {};
   }
+  // The table is put together here, because adding the elements would place them anew.
   Owned out = own(PySet_New(nullptr));
   PySetObject* to = as_set(out.get());
   auto size = static_cast<size_t>(mask) + 1;
@@ -101,6 +104,7 @@ bool serves(const SetTable& traced, const SetTable& other, Order order) {
   // clear() of an empty one; `s -= t` and `s |= t` make a new table where many elements were taken out, or few slots are
   // free, whatever is in `t`.
   auto many_removed = [](const SetTable& t) { return static_cast<Py_ssize_t>(t.removed.size()) > t.mask / 4; };
+  // How many more elements it takes before the interpreter makes a larger table, at three fifths.
   auto room = [](const SetTable& t) {
     return (3 * t.mask - 1) / 5 - static_cast<Py_ssize_t>(t.slots.size() + t.removed.size());
   };

@@ -13,7 +13,7 @@ namespace graftax {
 
 namespace {
 
-constexpr int max_key_depth = 200;
+constexpr int max_key_depth = 200;  // keys and plain values are walked by recursion
 
 // By their bits, so that 0.0 and -0.0 differ: a program may divide by them. All nan are one.
 bool same_bits(double a, double b) {
@@ -64,6 +64,8 @@ bool plain_equal(PyObject* a, PyObject* b, int depth) {
   return equal(a, b);
 }
 
+Py_hash_t hash_by_identity(PyObject* obj) { return static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4); }
+
 Py_hash_t combined(Py_hash_t a, Py_hash_t b) {
   return static_cast<Py_hash_t>(static_cast<size_t>(a) * 31 + static_cast<size_t>(b));
 }
@@ -84,7 +86,7 @@ Py_hash_t plain_hash(PyObject* a, int depth) {
     return h;
   }
   Py_hash_t h = PyObject_Hash(a);
-  if (h == -1) PyErr_Clear();
+  if (h == -1) PyErr_Clear();  // a list or a dict: such values are told apart by comparing them
   return h;
 }
 
@@ -190,7 +192,7 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
   switch (s.how) {
     case How::context: break;
     case How::identity:
-    case How::copied: s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4); break;
+    case How::copied: s.hash = hash_by_identity(obj); break;
     case How::floating: s.hash = hash_double(PyFloat_AS_DOUBLE(obj)); break;
     case How::complex: s.hash = hash_complex(obj); break;
     case How::reduce:
@@ -235,24 +237,28 @@ static Owned plain_key(PyObject* key, int depth) {
   return out;
 }
 
-uint32_t add_key(Program& program, PyObject* given, int depth) {
-  Owned plain = depth || PyUnicode_CheckExact(given) ? Owned::borrow(given) : plain_key(given, 0);
+Py_hash_t hash_of_elements(const Program& program, const uint32_t* ids, size_t count) {
+  Py_hash_t hash = 17;
+  for (size_t i = 0; i < count; ++i) hash = combined(hash, program.statics[ids[i]].hash);
+  return hash;
+}
+
+uint32_t add_key(Program& program, PyObject* original, int depth) {
+  // The elements of a tuple were made plain with it.
+  Owned plain = depth || PyUnicode_CheckExact(original) ? Owned::borrow(original) : plain_key(original, 0);
   PyObject* key = plain.get();
   if (PyTuple_CheckExact(key)) {
     if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a dict key is nested too deeply");
     std::vector<uint32_t> ids;
-    Py_hash_t hash = 17;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i)
       ids.push_back(add_key(program, PyTuple_GET_ITEM(key, i), depth + 1));
-      hash = combined(hash, program.statics[ids.back()].hash);
-    }
     Static s;
     s.how = How::tuple;
     s.type = &PyTuple_Type;
     s.obj = program.keep(Owned::borrow(key));
     s.first = static_cast<uint32_t>(program.elements.size());
     s.count = static_cast<uint32_t>(ids.size());
-    s.hash = hash;
+    s.hash = hash_of_elements(program, ids.data(), ids.size());
     program.elements.insert(program.elements.end(), ids.begin(), ids.end());
     return program.add(s);
   }
@@ -271,7 +277,7 @@ uint32_t add_key(Program& program, PyObject* given, int depth) {
     for (const Static& below : s.contents->statics)
       if (below.how == How::identity && !below.weak && kind_of(below.obj).symbolic)
         raise_graftax("UnsupportedValueError", "a number that may change, in an object that is a key");
-  s.hash = s.contents ? s.contents->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
+  s.hash = s.contents ? s.contents->hash : hash_by_identity(key);
   return program.add(s);
 }
 
@@ -279,7 +285,7 @@ uint32_t add_identity(Program& program, PyObject* obj) {
   Static s;
   s.type = program.keep_type(Py_TYPE(obj));
   s.obj = program.keep(Owned::borrow(obj));
-  s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4);
+  s.hash = hash_by_identity(obj);
   return program.add(s);
 }
 
@@ -307,8 +313,8 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
     Walk walk;
     walk.order = Order::in_a_trace;  // a frozenset is a key, or is in one
     Owned root = contents_root(obj);
-    PyObject* given = root.get();
-    return given && replay(*contents, &given, 1, walk);
+    PyObject* object = root.get();
+    return object && replay(*contents, &object, 1, walk);
   }
   if (s.how == How::reduce) {
     // Held: a reduce function is Python code.
@@ -372,6 +378,7 @@ bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObjec
     if (!element) return false;
     by_hash.emplace(hash_of(element.get()), program.keys[first + i]);
   }
+  // A list of them: comparing may run code that changes the set.
   Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(set)).get()));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i) {
     PyObject* element = PyList_GET_ITEM(elements.get(), i);

@@ -22,7 +22,9 @@ bool is_identity_key(const Static& s);
 void refuse_lost_keys(PyObject* container, PyObject* const* keys, Py_ssize_t count);
 uint32_t add_identity(Program& program, PyObject* obj);
 uint32_t add_context_field(Program& program, PyObject* make);
-uint32_t add_key(Program& program, PyObject* given, int depth = 0);
+uint32_t add_key(Program& program, PyObject* key, int depth = 0);
+// The hash of a tuple with these statics as its elements, which are in the program already.
+Py_hash_t hash_of_elements(const Program& program, const uint32_t* ids, size_t count);
 
 // Does `obj` equal static `id`? May run a registry function or an extension type's own ==.
 bool static_matches(const Program& program, uint32_t id, PyObject* obj);

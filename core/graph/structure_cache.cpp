@@ -24,21 +24,21 @@ PyObject* held_as(PyObject* module, PyObject* qualname) {
   if (!scope || !qualname || !PyUnicode_CheckExact(qualname)) return nullptr;
   static PyObject* const dot = interned(".");
   Owned names = Owned::steal(check(PyUnicode_Split(qualname, dot, -1)));
-  PyObject* found = nullptr;
+  PyObject* value = nullptr;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(names.get()); ++i) {
-    if (found) scope = PyType_Check(found) ? reinterpret_cast<PyTypeObject*>(found)->tp_dict : nullptr;
-    found = scope ? dict_get(scope, PyList_GET_ITEM(names.get(), i)) : nullptr;
-    if (!found) return nullptr;
+    if (value) scope = PyType_Check(value) ? reinterpret_cast<PyTypeObject*>(value)->tp_dict : nullptr;
+    value = scope ? dict_get(scope, PyList_GET_ITEM(names.get(), i)) : nullptr;
+    if (!value) return nullptr;
   }
-  return found;
+  return value;
 }
 
 // A structure owns a bare twin of a function: its code and globals, without defaults and variables.
 bool is_held(PyFunctionObject* twin) {
-  PyObject* found = held_as(twin->func_module, twin->func_qualname);
-  if (!found || !PyFunction_Check(found) || twin->func_closure || twin->func_defaults || twin->func_kwdefaults)
-    return found == reinterpret_cast<PyObject*>(twin);
-  auto* function = reinterpret_cast<PyFunctionObject*>(found);
+  PyObject* value = held_as(twin->func_module, twin->func_qualname);
+  if (!value || !PyFunction_Check(value) || twin->func_closure || twin->func_defaults || twin->func_kwdefaults)
+    return value == reinterpret_cast<PyObject*>(twin);
+  auto* function = reinterpret_cast<PyFunctionObject*>(value);
   return function->func_code == twin->func_code && function->func_globals == twin->func_globals;
 }
 
@@ -103,12 +103,12 @@ struct Bucket {
     nb::object graphdef;
   };
   std::array<Slot, 4> slots;
-  std::array<Py_hash_t, 4> missed = {};  // of those recorded last, as a ring: what comes twice is kept
+  std::array<Py_hash_t, 4> recorded = {};  // hashes of those recorded last, as a ring: what comes twice is kept
   size_t last = 0;
 
   bool comes_again(Py_hash_t hash) {
-    if (std::find(missed.begin(), missed.end(), hash) != missed.end()) return true;
-    missed[++last % missed.size()] = hash;
+    if (std::find(recorded.begin(), recorded.end(), hash) != recorded.end()) return true;
+    recorded[++last % recorded.size()] = hash;
     return false;
   }
 
@@ -120,7 +120,7 @@ struct Bucket {
 };
 
 std::array<Bucket, 8>& buckets() {
-  static auto& all = *new std::array<Bucket, 8>();
+  static auto& all = *new std::array<Bucket, 8>();  // never destroyed: at the end there is no interpreter
   return all;
 }
 
@@ -140,6 +140,7 @@ void let_go_of_kept(const char* phase, nb::handle info) {
 
 }  // namespace
 
+// A structure that is kept costs a replay. Only where none fits is the object recorded.
 nb::tuple flatten(nb::handle obj) {
   PyTypeObject* type = Py_TYPE(obj.ptr());
   Bucket& bucket = bucket_of(type);

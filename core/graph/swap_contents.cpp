@@ -8,7 +8,8 @@ namespace graftax {
 
 namespace {
 
-// How the three types look whose layout no header tells. A self-test at import says whether it holds.
+// The layouts that no header tells: of an OrderedDict here, of deques and arrays below. A self-test at import says
+// whether they hold.
 struct OrderedDictLayout {
   PyDictObject dict;
   void* first;
@@ -109,6 +110,7 @@ void exchange_sets(PyObject* a, PyObject* b) {
   std::swap(x->table, y->table);
   std::swap(x->finger, y->finger);
   std::swap(x->smalltable, y->smalltable);
+  // A small set has its table in itself: the pointer has to lead to its own.
   if (small_y) x->table = x->smalltable;
   if (small_x) y->table = y->smalltable;
 }
@@ -137,7 +139,7 @@ void exchange_bytearrays(PyObject* a, PyObject* b) {
 }
 
 void exchange_deques(PyObject* a, PyObject* b) {
-  size_t later = std::max(state_of_deque(a), state_of_deque(b)) + 1;
+  size_t later = std::max(state_of_deque(a), state_of_deque(b)) + 1;  // so that a running iterator notices
   exchange_body(a, b, runtime.deque_type);
   state_of_deque(a) = state_of_deque(b) = later;
 }
@@ -158,13 +160,14 @@ namespace {
 
 // ---- is each layout as it is written above?
 
-Owned made(PyTypeObject* type, const char* text) {
+// The value of an expression, in which T is this type.
+Owned evaluated(PyTypeObject* type, const char* text) {
   nb::dict scope;
   scope["T"] = nb::borrow(reinterpret_cast<PyObject*>(type));
   return Owned::borrow(nb::eval(nb::str(text), scope).ptr());
 }
 
-bool equal_to(PyObject* obj, PyTypeObject* type, const char* text) { return equal(obj, made(type, text).get()); }
+bool equal_to(PyObject* obj, PyTypeObject* type, const char* text) { return equal(obj, evaluated(type, text).get()); }
 
 // A watcher has to be told of each change, and an exchange tells nobody.
 bool sees_watchers() {
@@ -183,9 +186,10 @@ bool sees_watchers() {
 #endif
 }
 
+// Each of these exchanges two objects of different sizes, and then changes and reads both.
 bool dict_holds() {
   if (!sees_watchers()) return false;
-  Owned a = made(&PyDict_Type, "{i: i for i in range(20)}"), b = made(&PyDict_Type, "{'b': 2}");
+  Owned a = evaluated(&PyDict_Type, "{i: i for i in range(20)}"), b = evaluated(&PyDict_Type, "{'b': 2}");
   exchange_dicts(a.get(), b.get());
   Owned key = own(PyLong_FromLong(7));
   check(PyDict_DelItem(b.get(), key.get()));
@@ -198,7 +202,7 @@ bool odict_holds() {
   PyTypeObject* type = runtime.odict_type;
   if (type->tp_basicsize != sizeof(OrderedDictLayout)) return false;
   if (type->tp_weaklistoffset != offsetof(OrderedDictLayout, weakrefs)) return false;
-  Owned a = made(type, "T((i, i) for i in range(20))"), b = made(type, "T(b=2)");
+  Owned a = evaluated(type, "T((i, i) for i in range(20))"), b = evaluated(type, "T(b=2)");
   exchange_odicts(a.get(), b.get());
   Owned key = own(PyLong_FromLong(7));
   check(PyODict_DelItem(b.get(), key.get()));
@@ -210,7 +214,7 @@ bool odict_holds() {
 bool deque_holds() {
   PyTypeObject* type = runtime.deque_type;
   if (type->tp_weaklistoffset <= static_cast<Py_ssize_t>(deque_state)) return false;
-  Owned a = made(type, "T(range(200), 150)"), b = made(type, "T('x', 150)");
+  Owned a = evaluated(type, "T(range(200), 150)"), b = evaluated(type, "T('x', 150)");
   size_t before = state_of_deque(a.get());
   Owned(own(PyObject_CallMethod(a.get(), "append", "i", 200)));
   if (state_of_deque(a.get()) != before + 1 && state_of_deque(a.get()) != before + 2)
@@ -224,7 +228,7 @@ bool deque_holds() {
 bool array_holds() {
   PyTypeObject* type = runtime.array_array_type;
   if (type->tp_basicsize < static_cast<Py_ssize_t>(type->tp_weaklistoffset + 2 * sizeof(void*))) return false;
-  Owned a = made(type, "T('i', range(20))"), b = made(type, "T('i', [7])");
+  Owned a = evaluated(type, "T('i', range(20))"), b = evaluated(type, "T('i', [7])");
   if (exports_of_array(a.get()) != 0) return false;
   {
     Owned view = own(PyMemoryView_FromObject(a.get()));

@@ -40,7 +40,8 @@ struct BufferKind : NodeKind {
 
 // Bytes that can be resized, and written in place.
 struct ResizableKind : BufferKind {
-  // Of the same size, the memory is written, and whoever looks at it sees that.
+  // Content of the same size is written into the memory, where views of it see the change, as in plain Python.
+  // Otherwise the memory is exchanged, which an exported view forbids.
   void write(Commit& commit, const Content& c, PyObject* node, const Touched&) const override {
     Owned made = new_items(c);
     if (size_of(made.get()) != size_of(node)) return commit.exchange(*this, node, std::move(made));
@@ -77,6 +78,7 @@ struct ByteArrayKind final : ResizableKind {
   Owned content_of(PyObject* obj) const override {
     return own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
   }
+  // Without a copy of the content, as every walk asks this.
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
     PyObject* content = p.statics[n.node->payload].obj;
     Py_ssize_t size = PyBytes_GET_SIZE(content);
@@ -132,7 +134,7 @@ struct ArrayKind final : ResizableKind {
     return true;
   }
   void exchange(PyObject* a, PyObject* b) const override { exchange_arrays(a, b); }
-  // Whatever a subclass calls by the names of the methods.
+  // By the base type's own methods, which a subclass may have overridden.
   Owned copy_items(PyObject* node) const override {
     return call_base(runtime.array_array_type, "__getitem__", node, all_items().get());
   }

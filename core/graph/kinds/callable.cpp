@@ -76,7 +76,7 @@ struct PartialKind final : NodeKind {
   }
   // __setstate__ takes the keywords themselves, where the constructor copies them.
   void set_parts(PyObject* partial, PyObject* const* parts, Py_ssize_t) const override {
-    Owned old = open_attributes(partial, partial_names).items;  // released last
+    Owned old = open_attributes(partial, partial_names).items;  // released last, when the partial is whole again
     if (std::equal(parts, parts + 3, reinterpret_cast<PyTupleObject*>(old.get())->ob_item)) return;
     Owned state = own(PyTuple_Pack(4, parts[0], parts[1], parts[2], instance_dict(partial).get()));
     call_base(runtime.partial_type, "__setstate__", partial, state.get());

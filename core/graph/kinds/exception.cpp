@@ -7,7 +7,7 @@ namespace graftax {
 
 namespace {
 
-constexpr Py_ssize_t of_all = 3;  // the first names of each family
+constexpr Py_ssize_t common_parts = 3;  // the first names of each family: those in PARTS
 
 struct ExceptionKind final : NodeKind {
   // The builtin exception `base`, and those below it that add nothing to its layout.
@@ -31,8 +31,9 @@ struct ExceptionKind final : NodeKind {
     Listed out = open_attributes(exception, base_names);
     Owned items = own(PyTuple_New(count_));
     for (Py_ssize_t i = 0; i < count_; ++i)
-      PyTuple_SET_ITEM(items.get(), i,
-                       i < of_all ? Py_NewRef(PyTuple_GET_ITEM(out.items.get(), i)) : read(exception, i).release());
+      PyTuple_SET_ITEM(
+          items.get(), i,
+          i < common_parts ? Py_NewRef(PyTuple_GET_ITEM(out.items.get(), i)) : read(exception, i).release());
     out.items = std::move(items);
     out.size = count_;
     return out;
@@ -44,7 +45,7 @@ struct ExceptionKind final : NodeKind {
   }
   void set_parts(PyObject* exception, PyObject* const* parts, Py_ssize_t count) const override {
     static PyObject* const args = interned("args");
-    OwnedList old;  // released last
+    OwnedList old;  // released last, when the exception is whole again
     old.push_stolen(own(PyObject_GenericGetAttr(exception, args)));
     check(PyObject_GenericSetAttr(exception, args, parts[0]));
     auto or_none = [](PyObject* value) { return value == Py_None ? nullptr : Py_NewRef(value); };
@@ -55,7 +56,7 @@ struct ExceptionKind final : NodeKind {
     PyException_SetCause(exception, or_none(parts[1]));
     PyException_SetContext(exception, or_none(parts[2]));
     reinterpret_cast<PyBaseExceptionObject*>(exception)->suppress_context = suppress;
-    for (Py_ssize_t i = of_all; i < count; ++i) {
+    for (Py_ssize_t i = common_parts; i < count; ++i) {
       old.push_stolen(read(exception, i));
       if (old.back() != parts[i]) set(exception, i, parts[i]);
     }

@@ -26,11 +26,13 @@ FunctionView view(PyObject* function) {
   return {Owned::borrow(f->func_code), f->func_globals, f->func_name, f->func_qualname, f->func_doc, f->func_module};
 }
 
+// Of a static that `weaken_function` has made weak: its code by a weak reference, its globals by one to their module.
 FunctionView view(const Static& s) {
   if (!s.weak) return view(s.obj);
   FunctionView v{static_object(s)};
   PyObject* holder = PyTuple_GET_ITEM(s.snapshot, 0);
   if (PyWeakref_Check(holder)) {
+    // Without globals the view equals no other: the module is gone, and so is what the function read.
     Owned alive = weak_target(holder);
     v.globals = alive ? PyModule_GetDict(alive.get()) : nullptr;
   } else {
@@ -43,6 +45,7 @@ FunctionView view(const Static& s) {
   return v;
 }
 
+// A weak view has None where the function has nothing.
 bool equal_objects(PyObject* a, PyObject* b) {
   if (a == b || (!a && b == Py_None) || (!b && a == Py_None)) return true;
   if (!a || !b) return false;
@@ -65,6 +68,7 @@ void copy_names(PyFunctionObject* from, PyFunctionObject* to) {
   auto set = [](PyObject*& place, PyObject* value) {
     if (place == value) return;
     Py_XINCREF(value);
+    // Released when the new value is in its place: that may run code which reads the function.
     Owned old = Owned::steal(std::exchange(place, value));
   };
   set(to->func_name, from->func_name);
@@ -95,6 +99,7 @@ Owned bare_twin(PyObject* function) {
 bool is_plain_function(PyObject* function) {
   auto* f = reinterpret_cast<PyFunctionObject*>(function);
   if (f->func_closure || f->func_kwdefaults) return false;
+  // The table of compiled entries, which may be its one attribute, is not the user's.
   if (f->func_dict && PyDict_GET_SIZE(f->func_dict) != PyDict_Contains(f->func_dict, runtime.tables)) return false;
   for (Py_ssize_t i = 0; f->func_defaults && i < PyTuple_GET_SIZE(f->func_defaults); ++i)
     if (!kind_of(PyTuple_GET_ITEM(f->func_defaults, i)).immortal_value) return false;
@@ -206,7 +211,7 @@ struct FunctionKind final : NodeKind {
   void set_parts(PyObject* function, PyObject* const* parts, Py_ssize_t count) const override {
     auto* f = reinterpret_cast<PyFunctionObject*>(function);
     Owned defaults = Owned::borrow(f->func_defaults), keywords = Owned::borrow(f->func_kwdefaults);
-    Owned closure = Owned::borrow(f->func_closure);  // released last
+    Owned closure = Owned::borrow(f->func_closure);  // all three are released last
     if (item(function, 0) != parts[0]) check(PyFunction_SetDefaults(function, parts[0]));
     if (item(function, 1) != parts[1]) check(PyFunction_SetKwDefaults(function, parts[1]));
     if (count == 2) return;

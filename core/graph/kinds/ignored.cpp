@@ -25,6 +25,7 @@ const IgnoredKind ignored_kind;
 bool Recorder::is_ignored(PyObject* obj) {
   if (!options_.ignored || obj == Py_None || PyCell_Check(obj)) return false;
   if (root_ >= PyTuple_GET_SIZE(options_.root_names)) return false;  // of a key
+  // Python decides by the place, since patterns of `ignore=` name paths.
   std::vector<Step> steps = open_steps();
   Owned place = place_of_steps(root_, steps);
   Owned answer = own(PyObject_CallFunctionObjArgs(options_.ignored, place.get(), obj, nullptr));
@@ -49,13 +50,13 @@ void Recorder::add_ignored(PyObject* obj, uint16_t flags) {
   p.track_pc.push_back(position());
   p.code.push_back(n);
   out_.live.push(obj);
-  if (!stack_.empty()) stack_.back().closed = false;
+  rule_out_value();
 }
 
 // What cannot be a part of a program may still be there: the trace has a stand-in that says so when it is used.
 void Recorder::add_refused(PyObject* obj, const Kind& kind, const Below& below) {
   // JAX compares what a registered class keeps beside its children by its own ==, which for this is its identity.
-  if (kind.opaque && below.aux && (!options_.inputs || is_given(obj))) {
+  if (kind.opaque && below.aux && (!options_.inputs || is_identity_input(obj))) {
     hooks::check_opaque(obj, Py_False);
     return emit(Op::stat, add_identity(out_.program, obj), obj);
   }
@@ -68,7 +69,7 @@ void Recorder::add_refused(PyObject* obj, const Kind& kind, const Below& below) 
     raise_graftax("UnsupportedValueError", std::string(Py_TYPE(obj)->tp_name) + ": " + kind.reason);
   if (uint32_t* before = seen_->find(obj)) {
     emit(Op::ref, out_.program.code[*before].node->track, obj);
-    if (!stack_.empty()) stack_.back().closed = false;
+    rule_out_value();
     return;
   }
   seen_->insert(obj, position());

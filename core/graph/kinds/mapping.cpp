@@ -26,6 +26,7 @@ struct DictKind : NodeKind {
   }
 
   void write(Commit& commit, const Content& c, PyObject* dict, const Touched& touched) const override {
+    // Item by item where that gives the right order, so that other changes that were made meanwhile stay.
     if (touched.items) return commit.exchange(*this, dict, new_items(c));
     bool ordered = items == Items::keyed;
     for (uint32_t i = 0; i < c.n.node->items; ++i)
@@ -79,7 +80,7 @@ struct OrderedDictKind final : DictKind {
   }
   bool can_exchange(PyObject* dict) const override { return can_exchange_odict(dict); }
   void exchange(PyObject* a, PyObject* b) const override { exchange_odicts(a, b); }
-  // Whatever a subclass calls by the names of the methods.
+  // By the base type's own methods, which a subclass may have overridden.
   Owned copy_items(PyObject* dict) const override {
     Owned out = own(PyODict_New());
     add_items(out.get(), dict);
@@ -111,7 +112,7 @@ struct DefaultDictKind final : DictKind {
     return {{}, own(PyObject_GenericGetAttr(obj, factory)), PyDict_GET_SIZE(obj)};
   }
 
-  // A member of the C struct: set there, whatever a subclass calls by its name.
+  // A member of the C struct is set there: a subclass may have an attribute of that name.
   static Py_ssize_t factory_offset() {
     static const Py_ssize_t offset = [] {
       Owned member = own(attribute(reinterpret_cast<PyObject*>(runtime.defaultdict_type), "default_factory"));

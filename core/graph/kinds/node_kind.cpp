@@ -9,6 +9,7 @@ namespace graftax {
 
 namespace {
 
+// Made on first use: the kinds in other files are constructed in an order that nobody knows.
 std::vector<const NodeKind*>& all_kinds() {
   static auto* all = new std::vector<const NodeKind*>();
   return *all;

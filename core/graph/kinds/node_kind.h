@@ -41,6 +41,7 @@ enum class Keys : uint8_t {
   elements,  // as many as the instruction's `arg` says, without items: a set
 };
 
+// What opening a node has given.
 struct Listed {
   Owned items;  // a list or a tuple: the items, or their keys
   Owned extra;  // the child before the items
@@ -132,7 +133,7 @@ class NodeKind {
   virtual void fill(const Content& content, PyObject* shell) const;
   // Adds what gives an existing node these items, or those that were touched, to a commit.
   virtual void write(Commit& commit, const Content& content, PyObject* node, const Touched& touched) const;
-  // Sets items through functions of the interpreter, which may fail: what Commit::set_parts calls.
+  // Sets items through functions of the interpreter, which may fail: what Commit::parts calls.
   virtual void set_parts(PyObject* node, PyObject* const* items, Py_ssize_t count) const;
 
   // ---- builtin containers: their items are exchanged with those of a new one, which cannot fail
@@ -146,7 +147,7 @@ class NodeKind {
   virtual void replace_items(PyObject* node, PyObject* source) const;
 };
 
-// The kind of what is no node.
+// The kind of what is not a node.
 extern const NodeKind leaf_node;
 extern const NodeKind& dict_node;
 extern const NodeKind& text_array_node;

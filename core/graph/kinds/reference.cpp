@@ -15,11 +15,11 @@ Owned referent_of(PyObject* ref) {
   return own(PyTuple_Pack(2, referent.get(), callback));
 }
 
-// (mapping,) of a mappingproxy: what its tp_traverse visits.
+// (mapping,) of a mappingproxy or a view of a dict. Neither has an attribute for it, but its tp_traverse visits it.
 Owned mapping_of(PyObject* proxy) {
   PyObject* mapping = nullptr;
-  visitproc take = [](PyObject* seen, void* out) {
-    if (!PyType_Check(seen)) *static_cast<PyObject**>(out) = seen;
+  visitproc take = [](PyObject* visited, void* out) {
+    if (!PyType_Check(visited)) *static_cast<PyObject**>(out) = visited;
     return 0;
   };
   Py_TYPE(proxy)->tp_traverse(proxy, take, &mapping);
@@ -31,7 +31,7 @@ bool is_weak_proxy(PyTypeObject* type) {
   return type == &_PyWeakref_ProxyType || type == &_PyWeakref_CallableProxyType;
 }
 
-// What is called decides of which type a proxy is.
+// A reference to an object that is gone when this returns. Whether that can be called decides the type of a proxy.
 Owned dead_reference(PyTypeObject* type) {
   static PyMethodDef nothing = {"nothing", [](PyObject*, PyObject*) { return Py_NewRef(Py_None); }, METH_NOARGS,
                                 nullptr};

@@ -23,6 +23,7 @@ struct ListKind final : NodeKind {
   void exchange(PyObject* a, PyObject* b) const override { exchange_lists(a, b); }
 
   void write(Commit& commit, const Content& c, PyObject* list, const Touched& touched) const override {
+    // Item by item while the length is the recorded one, so that what others wrote to the rest meanwhile stays.
     if (touched.items || PyList_GET_SIZE(list) != static_cast<Py_ssize_t>(c.n.node->items))
       return commit.exchange(*this, list, new_items(c));
     for (uint32_t i : touched.children)
@@ -85,6 +86,7 @@ struct DequeKind final : NodeKind {
     Owned args = c.n.node->payload == NONE
                      ? own(PyTuple_Pack(1, items.get()))
                      : own(PyTuple_Pack(2, items.get(), c.program.statics[c.n.node->payload].obj));
+    // The base type's own: maxlen can be set nowhere else.
     check(runtime.deque_type->tp_init(shell, args.get(), nullptr));
   }
   void write(Commit& commit, const Content& c, PyObject* deque, const Touched&) const override {

@@ -30,18 +30,18 @@ bool elements_match(const Program& p, const Instr& n, const SetTable& table, PyO
 Owned as_recorded(const Content& c, PyObject* before = nullptr) {
   const SetTable* table = c.program.set_table(c.n);
   if (!table) return {};
-  Owned known = own(PyDict_New());
+  Owned own_elements = own(PyDict_New());
   if (before) {
     Owned elements = list_items(before, &PySet_Type);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i)
-      check(PyDict_SetItem(known.get(), PyList_GET_ITEM(elements.get(), i), PyList_GET_ITEM(elements.get(), i)));
+      check(PyDict_SetItem(own_elements.get(), PyList_GET_ITEM(elements.get(), i), PyList_GET_ITEM(elements.get(), i)));
   }
   OwnedList elements;
   for (uint32_t i = 0; i < c.n.arg; ++i) {
     Owned element = c.key(i);
-    Owned own_one = Owned::borrow(dict_get(known.get(), element.get()));
-    bool stays = own_one && static_matches(c.program, c.program.keys[c.n.node->keys + i], own_one.get());
-    elements.push_stolen(stays ? std::move(own_one) : std::move(element));
+    Owned equal_element = Owned::borrow(dict_get(own_elements.get(), element.get()));
+    bool stays = equal_element && static_matches(c.program, c.program.keys[c.n.node->keys + i], equal_element.get());
+    elements.push_stolen(stays ? std::move(equal_element) : std::move(element));
   }
   return table->make(elements.data());
 }
@@ -76,6 +76,7 @@ struct SetKind : NodeKind {
     if (PySet_GET_SIZE(obj) != static_cast<Py_ssize_t>(n.arg)) return false;
     const SetTable* table = p.set_table(n);
     if (table && table->is_of(obj)) return elements_match(p, n, *table, obj);
+    // Another table: the elements one by one, in the order in which both iterate.
     Owned elements = list_items(obj, &PySet_Type);
     for (uint32_t i = 0; i < n.arg; ++i)
       if (!static_matches(p, p.keys[n.node->keys + i], PyList_GET_ITEM(elements.get(), i)))
@@ -103,6 +104,7 @@ struct SetKind : NodeKind {
   }
   void write(Commit& commit, const Content& c, PyObject* set, const Touched&) const override {
     Owned made = as_recorded(c, set);
+    // Where the recorded table cannot be had: the elements that went are discarded, and the others added.
     if (!made) {
       Owned wanted = new_items(c), before = list_items(set, &PySet_Type);
       made = SetTable::of(set).make(PySequence_Fast_ITEMS(before.get()));

@@ -13,7 +13,7 @@ namespace {
 // other solid bases (dates, paths, fractions) what the registry's function makes of it.
 Owned plain_value(PyObject* obj, const Kind& kind) {
   if (kind.solid == &PyUnicode_Type) return own(PyUnicode_FromObject(obj));
-  if (kind.solid == &PyLong_Type) return own(PyLong_Type.tp_as_number->nb_positive(obj));
+  if (kind.solid == &PyLong_Type) return own(PyLong_Type.tp_as_number->nb_positive(obj));  // a plain int of any size
   if (kind.solid == &PyFloat_Type) return own(PyFloat_FromDouble(PyFloat_AS_DOUBLE(obj)));
   if (kind.solid == &PyComplex_Type) {
     auto* z = reinterpret_cast<PyComplexObject*>(obj);
