@@ -9,6 +9,7 @@ void bind_active_call(nb::module_& m) {
   m.def(
       "active_call",
       [](nb::handle outcomes) -> nb::object {
+        // Only of the innermost call, and only to its own entry: a trace cannot read the roots of another call.
         if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();
         const Active& a = active().back();
         nb::object recording = a.recording ? nb::borrow(a.recording) : nb::none();
@@ -47,12 +48,13 @@ void bind_active_call(nb::module_& m) {
       "run_rebuilt",
       [](nb::handle f, nb::list rebuilt) {
         if (active().empty()) raise_error(PyExc_SystemError, "no call is active");
-        size_t at = active().size() - 1;
+        // By number: calls inside of this one move the vector to other memory.
+        size_t number = active().size() - 1;
         struct Scope {
-          size_t at;
+          size_t number;
           PyObject* before;
-          ~Scope() { active()[at].rebuilt = before; }
-        } scope{at, std::exchange(active()[at].rebuilt, rebuilt.ptr())};
+          ~Scope() { active()[number].rebuilt = before; }
+        } scope{number, std::exchange(active()[number].rebuilt, rebuilt.ptr())};
         return nb::steal(check(PyObject_CallOneArg(f.ptr(), rebuilt.ptr())));
       },
       nb::sig("def run_rebuilt(f: Callable[[list[Any]], Any], rebuilt: list[Any], /) -> Any"),

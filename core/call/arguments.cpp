@@ -25,31 +25,31 @@ constexpr Py_ssize_t few_names = 4;  // so few are looked up as fast as a watch 
 
 void push_globals(const Binding& b, Roots& roots) {
   OwnedList& out = roots.values;
-  uint64_t now = roots.globals_at = b.watch.now();
+  uint64_t epoch = roots.globals_epoch = b.watch.now();
   roots.first_global = out.size();
   roots.globals = static_cast<size_t>(PyTuple_GET_SIZE(b.global_names.ptr()));
-  if (now != 0 && now == b.seen_at) {
-    for (PyObject* value : b.seen) out.push(value);
+  if (epoch != 0 && epoch == b.global_epoch) {
+    for (PyObject* value : b.global_values) out.push(value);
     return;
   }
-  std::vector<PyObject*> seen;  // a lookup may run code that calls this function
+  std::vector<PyObject*> values;  // a lookup may run code that calls this function
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.global_names.ptr()); ++i) {
     PyObject* value = dict_get(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
     out.push(value ? value : b.missing.ptr());
-    if (now != 0) seen.push_back(out.back());
+    if (epoch != 0) values.push_back(out.back());
   }
-  b.seen = std::move(seen);
-  b.seen_at = now;
+  b.global_values = std::move(values);
+  b.global_epoch = epoch;
 }
 
 void show_binding(const Binding& b, Visitor& visit) {
-  visit(b.names, b.defaults, b.missing, b.given, b.code, b.cells, b.globals, b.global_names, b.origins);
+  visit(b.names, b.defaults, b.missing, b.positional_defaults, b.code, b.cells, b.globals, b.global_names, b.origins);
 }
 
 void clear_binding(Binding& b) {
   b.watch.end();  // it has borrowed the names
-  b.seen.clear();
-  b.seen_at = 0;
+  b.global_values.clear();
+  b.global_epoch = 0;
   for (nb::object* held : {&b.defaults, &b.names, &b.cells, &b.global_names, &b.origins})
     *held = nb::steal(PyTuple_New(0));
   b.positional = b.positional_only = 0;
@@ -70,8 +70,9 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
   Py_ssize_t extra = std::max<Py_ssize_t>(0, total - b.positional);
   for (Py_ssize_t i = 0; i < extra; ++i) out.values.push(positional_at(b.positional + i));
   for (Py_ssize_t i = b.positional; i < count; ++i) out.values.push(nullptr);
-  // `*args` stand behind the positional ones: what follows moves up by their number.
+  // `*args` stand behind the positional parameters: the keyword-only ones move up by their number.
   auto place = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
+  // Keyword arguments: each fills a place that is still empty, or goes to `**kwargs`.
   std::vector<Py_ssize_t> more;
   for (Py_ssize_t k = 0; k < nkw; ++k) {
     PyObject* name = PyTuple_GET_ITEM(kwnames, k);
@@ -85,6 +86,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
     if (out.values[place(i)]) return false;
     out.values.set(place(i), args[nargs + k]);
   }
+  // Defaults: so each spelling of a call has the same roots.
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (out.values[place(i)]) continue;
     PyObject* value = PyTuple_GET_ITEM(b.defaults.ptr(), i);
@@ -101,6 +103,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
       out.values.push(args[nargs + more[k]]);
     }
   }
+  // What the function captures comes last: cells, globals, and names in other scopes that its traces have read.
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.cells.ptr()); ++i) out.values.push(PyTuple_GET_ITEM(b.cells.ptr(), i));
   push_globals(b, out);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.origins.ptr()); ++i) {
@@ -112,20 +115,20 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
     }
     Owned value = value_at(holder, name);
     if (!value || value.get() == b.missing.ptr()) value = Owned();
-    PyObject* found = value ? value.get() : b.missing.ptr();
-    if (PyTuple_GET_ITEM(origin, 2) == Py_True) {
-      out.assigned.push(found);
+    PyObject* value_or_missing = value ? value.get() : b.missing.ptr();
+    if (PyTuple_GET_ITEM(origin, 2) == Py_True) {  // the code assigns it: see `give_back`
+      out.assigned.push(value_or_missing);
       out.values.push_stolen(own(PyCell_New(value.get())));
       continue;
     }
-    out.values.push(found);
+    out.values.push(value_or_missing);
   }
   return true;
 }
 
 bool was_read_from(const Binding& b, PyObject* function) {
-  PyObject *now = PyFunction_GET_DEFAULTS(function), *keywords = PyFunction_GET_KW_DEFAULTS(function);
-  if ((now ? now : Py_None) != b.given.ptr()) return false;
+  PyObject *defaults = PyFunction_GET_DEFAULTS(function), *keywords = PyFunction_GET_KW_DEFAULTS(function);
+  if ((defaults ? defaults : Py_None) != b.positional_defaults.ptr()) return false;
   if (b.code.is_none()) return true;
   if (PyFunction_GET_CODE(function) != b.code.ptr()) return false;
   Py_ssize_t count = PyTuple_GET_SIZE(b.names.ptr());
@@ -198,17 +201,17 @@ void bind_binding(nb::module_& m) {
       .def(
           "bind",
           [](const Binding& b, nb::tuple args, nb::dict kwargs, nb::tuple prefix) -> nb::object {
-            std::vector<PyObject*> given;
-            for (nb::handle h : args) given.push_back(h.ptr());
+            std::vector<PyObject*> values;  // as in a vectorcall: those of the keyword arguments last
+            for (nb::handle h : args) values.push_back(h.ptr());
             Owned names = own(PyTuple_New(static_cast<Py_ssize_t>(kwargs.size())));
             PyObject *name, *value;
             Py_ssize_t at = 0;
             for (Py_ssize_t pos = 0; PyDict_Next(kwargs.ptr(), &pos, &name, &value);) {
               PyTuple_SET_ITEM(names.get(), at++, Py_NewRef(name));
-              given.push_back(value);
+              values.push_back(value);
             }
             Roots roots;
-            if (!bind(prefix.ptr(), b, given.data(), static_cast<Py_ssize_t>(args.size()), names.get(), roots))
+            if (!bind(prefix.ptr(), b, values.data(), static_cast<Py_ssize_t>(args.size()), names.get(), roots))
               return nb::none();
             return nb::steal(check(PyTuple_Pack(2, tuple_of(roots.values).get(), roots.layout.get())));
           },

@@ -12,10 +12,10 @@ struct Binding {
   nb::object names;     // tuple: positional parameters, then keyword-only ones
   nb::object defaults;  // tuple beside `names`; `missing` where there is none
   nb::object missing;
-  nb::object given;    // the function's __defaults__ when this was read
-  nb::object code;     // and its code, or None
-  nb::object cells;    // tuple of closure cells, or empty
-  nb::object globals;  // dict, or None
+  nb::object positional_defaults;  // the function's __defaults__ when this was read
+  nb::object code;                 // and its code, or None
+  nb::object cells;                // tuple of closure cells, or empty
+  nb::object globals;              // dict, or None
   nb::object global_names;
   // Tuple of triples: a dict or a class, a name, and whether the code assigns it; or a function, None and False. The root
   // of an assigned name is a cell, made for the call, with the value in it.
@@ -23,9 +23,9 @@ struct Binding {
   Py_ssize_t positional = 0, positional_only = 0;
   bool var_positional = false, var_keyword = false;
   uint64_t generation = 0;  // the table's when this was read: entries of another one have other roots
-  // What the globals' names stood for when `watch` said `seen_at`. Borrowed: none has changed while it says so.
-  mutable std::vector<PyObject*> seen = {};
-  mutable uint64_t seen_at = 0;
+  // The values of the globals in this epoch of `watch`. Borrowed: none has changed while the epoch is the same.
+  mutable std::vector<PyObject*> global_values = {};
+  mutable uint64_t global_epoch = 0;
   NameWatch watch = {};  // ends before what it has borrowed goes
 };
 
@@ -34,7 +34,7 @@ struct Roots {
   OwnedList assigned;                    // what the assigned names held, in order; None for a name that is not there
   Owned layout;                          // (number of extra positional arguments, names of extra keyword arguments...)
   size_t first_global = 0, globals = 0;  // which of the values stand under a global's name
-  uint64_t globals_at = 0;               // of the function's `NameWatch`, when they stood there
+  uint64_t globals_epoch = 0;            // of the function's `NameWatch`, when they were read
 };
 
 // Arguments that come before the caller's (`prefix`: self of a bound method, a partial's) and the caller's own, as

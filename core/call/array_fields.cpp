@@ -18,7 +18,7 @@ size_t only_place(PyTypeObject* type, const nb::list& samples, size_t step, cons
       nb::object array = sample[0];
       all = all && holds(reinterpret_cast<const unsigned char*>(array.ptr()) + at, sample);
     }
-    if (all && found) return 0;
+    if (all && found) return 0;  // two places that are right for all samples: nobody knows which one is meant
     if (all) found = at;
   }
   return found;
@@ -37,12 +37,13 @@ ArrayParts ArrayParts::find(PyTypeObject* type, const nb::list& samples) {
     };
   };
   auto flag = [](const unsigned char* place, nb::handle sample) { return *place == nb::cast<bool>(sample[3]); };
-  ArrayParts found;
-  if (samples.size() == 0) return found;
-  found.sharding_ = only_place(type, samples, sizeof(void*), object(2));
-  found.committed_ = only_place(type, samples, 1, flag);
-  if (found.sharding_ && found.committed_) found.aval_ = only_place(type, samples, sizeof(void*), object(1));
-  return found;
+  ArrayParts parts;
+  if (samples.size() == 0) return parts;
+  parts.sharding_ = only_place(type, samples, sizeof(void*), object(2));
+  parts.committed_ = only_place(type, samples, 1, flag);
+  // Last, as `known` asks for this one: all three are known, or none.
+  if (parts.sharding_ && parts.committed_) parts.aval_ = only_place(type, samples, sizeof(void*), object(1));
+  return parts;
 }
 
 }  // namespace graftax

@@ -14,7 +14,7 @@ namespace graftax {
 namespace {
 
 constexpr size_t array_bytes = 1024, buffer_bytes = 320, count_bytes = 40;  // how far the trial looks
-constexpr int32_t most_users = 64;
+constexpr int32_t most_users = 64;  // larger numbers are not counts: the trial makes a few users
 
 // Memory of this process that may not be there: reading it directly could end the process.
 class OwnMemory {
@@ -42,6 +42,7 @@ class OwnMemory {
 using Key = std::tuple<size_t, size_t, size_t>;  // the three parts of a place
 using Numbers = std::map<Key, int32_t>;
 
+// An aligned address in the half of the address space that belongs to the process.
 bool may_be_pointer(uint64_t word) { return word > 4096 && word % 8 == 0 && word >> 47 == 0; }
 
 void add_numbers(Numbers& out, const char* memory, size_t size, size_t array, size_t buffer) {
@@ -109,6 +110,7 @@ Numbers places_for(PyObject* array, PyObject* another, PyObject* alias, NumbersN
   auto make = [&](PyObject* of) { made.push_stolen(own(PyObject_CallOneArg(alias, of))); };
   make(another);  // what arrays of other buffers share with this one, such as its type, does not count
   keep_places(out, numbers_now(), 0);
+  // One more for each array that shares the buffer, and as before once they are gone.
   for (int32_t more = 1; more <= 3; ++more) {
     make(array);
     keep_places(out, numbers_now(), more);
@@ -131,7 +133,7 @@ BufferUsers BufferUsers::find(PyTypeObject* type, const nb::list& samples, const
   for (nb::handle alias : aliases) {
     Numbers places;
     for (size_t i = 0; i < samples.size(); ++i) {
-      nb::object array = samples[i], another = samples[i ^ 1];
+      nb::object array = samples[i], another = samples[i ^ 1];  // the other one of its pair
       if (Py_TYPE(array.ptr()) != type) return {};
       Numbers here = places_for(array.ptr(), another.ptr(), alias.ptr(),
                                 [&] { return numbers_behind(memory, array.ptr(), size); });
@@ -152,6 +154,7 @@ std::vector<BufferUsers::MeshPlaces> BufferUsers::places_on_mesh(PyTypeObject* t
   std::vector<MeshPlaces> out;
   size_t size = std::min(array_bytes, static_cast<size_t>(type->tp_basicsize));
   if (Py_TYPE(array.ptr()) != type || shard_aliases.size() < 2) return {};
+  // First the count of the list of buffers, then, behind the same pointer, the count of each buffer in it.
   Numbers lists = places_for(array.ptr(), another.ptr(), list_alias.ptr(),
                              [&] { return numbers_behind(memory, array.ptr(), size); });
   for (auto [place, users_of_list] : lists) {
@@ -181,19 +184,19 @@ std::vector<BufferUsers::MeshPlaces> BufferUsers::places_on_mesh(PyTypeObject* t
 }
 
 bool BufferUsers::find_on_meshes(PyTypeObject* type, const nb::list& groups, nb::handle list_alias) {
-  std::optional<std::vector<MeshPlaces>> found;
+  std::optional<std::vector<MeshPlaces>> common;  // to all groups so far
   for (nb::handle group : groups) {
     auto [arrays, shard_aliases] = nb::cast<std::pair<std::pair<nb::object, nb::object>, nb::list>>(group);
     for (bool is_second : {false, true}) {
       auto [array, another] = is_second ? std::pair(arrays.second, arrays.first) : arrays;
       auto here = places_on_mesh(type, array, another, shard_aliases, list_alias);
       auto is_missing = [&](const MeshPlaces& p) { return std::find(here.begin(), here.end(), p) == here.end(); };
-      if (found) found->erase(std::remove_if(found->begin(), found->end(), is_missing), found->end());
-      else found = std::move(here);
+      if (common) common->erase(std::remove_if(common->begin(), common->end(), is_missing), common->end());
+      else common = std::move(here);
     }
   }
-  known_on_meshes_ = known() && found && found->size() == 1;
-  if (known_on_meshes_) on_meshes_ = found->front();
+  known_on_meshes_ = known() && common && common->size() == 1;
+  if (known_on_meshes_) on_meshes_ = common->front();
   return known_on_meshes_;
 }
 

@@ -25,7 +25,7 @@ void show_entry(const Entry& e, Visitor& visit) {
 // The list of its Outcomes stays: the collector clears that by itself, and calls count what is in it.
 void clear_entry(Entry& e) {
   for (Owned* held : {&e.context, &e.compiled, &e.reads, &e.host, &e.evaluate, &e.donor}) *held = {};
-  e.held = &Recording::nothing().program();
+  e.graphdef_program = &Recording::nothing().program();
   e.graphdef = {};
 }
 
@@ -43,7 +43,7 @@ void clear_table(Table& t) {
 // How an entry looks for the executable that fits: the one used last first. Where most calls find none (more shapes than
 // are kept, in turn), looking at the leaves is in vain, and left for a while.
 constexpr size_t max_directs = 16;
-constexpr int patience = 64;  // calls that found none, less those that found one
+constexpr int most_misses = 64;  // calls that found none, less those that found one
 constexpr int pause_calls = 1024;
 
 // Empty before the first of them is released: that may let another thread in.
@@ -52,6 +52,7 @@ void forget_directs(Entry& entry) { auto gone = std::exchange(entry.directs, {})
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.
 Shared<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, PyObject* host_values,
                               const TraceContext& trace_context) {
+  // After jax.clear_caches() nothing that was compiled before may run.
   if (entry.cleared != caches_cleared()) {
     entry.cleared = caches_cleared();
     forget_directs(entry);
@@ -115,6 +116,7 @@ uint32_t Entry::captured_from() const {
 }
 
 OwnedList Entry::without_numbers(const OwnedList& leaves) const {
+  // The program takes no number here, but what the host computes of all of them: one scalar stands in each place.
   static PyObject* const nothing = nb::module_::import_("numpy").attr("int32")(0).release().ptr();
   OwnedList out;
   for (size_t i = 0; i < leaves.size(); ++i) out.push(leaves[i]);
@@ -142,14 +144,14 @@ Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values
     TraceContext trace_context = trace_context_now(now);
     out = fitting_direct(*this, leaves, host_values, trace_context);
     if (!out && !refused) seen = Direct::look(leaves, std::move(trace_context), looks);
-    if (seen) seen->after_looks = remembered;
-  } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
+    if (seen) seen->after_looks = remembered;  // see `remember`
+  } catch (nb::python_error& e) {              // something of JAX is not as it was when it was probed
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
     refused = true;
   }
-  in_vain = std::max(0, in_vain + (out ? -1 : 1));
-  if (in_vain > patience) {
-    in_vain = 0;
+  miss_balance = std::max(0, miss_balance + (out ? -1 : 1));
+  if (miss_balance > most_misses) {
+    miss_balance = 0;
     pause = pause_calls;
     seen = nullptr;
   }
@@ -194,23 +196,24 @@ void Entry::remember(Shared<Direct> direct) {
 }
 
 void Entry::note_traces() {
-  for (Py_ssize_t count = PyList_GET_SIZE(outcomes.get()); told < count; ++told) {
-    const auto& outcome = *nb::inst_ptr<Outcome>(PyList_GET_ITEM(outcomes.get(), told));
+  for (Py_ssize_t count = PyList_GET_SIZE(outcomes.get()); outcomes_read < count; ++outcomes_read) {
+    const auto& outcome = *nb::inst_ptr<Outcome>(PyList_GET_ITEM(outcomes.get(), outcomes_read));
     for (const auto& [pc, table] : outcome.changed_sets) {
       const SetTable* own = pc < program().code.size() ? program().set_table(program().code[pc]) : nullptr;
       if (!own) continue;
+      // Traced with another table than the entry is for, a change of the set may end otherwise in its calls.
       if (*own == table) own->is_changed = true;
       else spoiled = spoiled || own->hashes == table.hashes;
     }
   }
-  told = PyList_GET_SIZE(outcomes.get());
+  outcomes_read = PyList_GET_SIZE(outcomes.get());  // the collector may have cleared the list
 }
 
 void Table::promote(PyObject* entry) {
   nb::inst_ptr<Entry>(entry)->used = ++clock;
   if (!recent.empty() && recent.front().get() == entry) return;
   auto it = std::find_if(recent.begin(), recent.end(), [&](const Owned& e) { return e.get() == entry; });
-  Owned last;
+  Owned last;  // released on return, when the list is whole
   Owned held = Owned::borrow(entry);
   if (it != recent.end()) recent.erase(it);
   else if (recent.size() >= max_recent) {
@@ -231,6 +234,7 @@ void Table::hint(size_t missed, PyObject* entry) {
   if (missed == 0) return;
   if (hints.empty()) hints.resize(max_hints);
   size_t first = first_hint(missed), at = first;
+  // Its own place, the first free one, or the last of the row.
   while (at < first + hints_of_one_hash - 1 && hints[at].missed != missed && hints[at].entry) ++at;
   if (hints[at].entry.get() == entry && hints[at].missed == missed) return;
   Hint before = std::exchange(hints[at], {missed, Owned::borrow(entry)});
@@ -246,7 +250,7 @@ void bind_table(nb::module_& m) {
              uint32_t arguments, bool tupled) {
             auto* e = new (self) Entry{};
             e->graphdef = Owned::borrow(graphdef.ptr());
-            e->held = &nb::inst_ptr<GraphDef>(graphdef)->program;
+            e->graphdef_program = &nb::inst_ptr<GraphDef>(graphdef)->program;
             e->context = Owned::borrow(context.ptr());
             e->compiled = Owned::borrow(compiled.ptr());
             e->outcomes = Owned::borrow(outcomes.ptr());
@@ -276,6 +280,7 @@ void bind_table(nb::module_& m) {
             bool serves = e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
                           e.takes_numpy(r.leaves) && e.has_alike(r.leaves) && same_order(e.program(), p) &&
                           (e.symbols.empty() || e.host_values(r.leaves));
+            // That a trace changes a set is noted in the entry's tables. A trace of this recording has to know it too.
             for (const auto& [pc, table] : e.program().set_tables)
               if (const SetTable* own = serves ? p.set_table(p.code[pc]) : nullptr)
                 own->is_changed = own->is_changed || table.is_changed;
@@ -319,8 +324,8 @@ void bind_table(nb::module_& m) {
           nb::sig("def host(self) -> Any"))
       .def(
           "note_identities",
-          [](Entry& e, nb::dict found) {
-            for (auto [track, id] : found)
+          [](Entry& e, nb::dict ids) {
+            for (auto [track, id] : ids)
               e.identities.emplace_back(nb::cast<uint32_t>(track),
                                         reinterpret_cast<PyObject*>(nb::cast<uintptr_t>(id)));
           },
@@ -348,7 +353,7 @@ void bind_table(nb::module_& m) {
       .def_rw("waits", &Entry::waits,
               "Does a call wait for the computation, so that its errors are raised by the call?")
       .def_prop_ro(
-          "untold", [](const Entry& e) { return PyList_GET_SIZE(e.outcomes.get()) != e.told; },
+          "untold", [](const Entry& e) { return PyList_GET_SIZE(e.outcomes.get()) != e.outcomes_read; },
           "Was it traced since it was told last what it depends on?")
       .def(
           "tell",

@@ -18,21 +18,21 @@ using AlikeLeaves = std::vector<std::vector<uint32_t>>;
 // Globals that an entry was found with: what cannot change is not compared again while each name stands for what it did.
 struct Settled {
   PyObject* scope = nullptr;  // the dict of the names; not owned
-  uint64_t at = 0;            // of its `NameWatch`
+  uint64_t epoch = 0;         // of its `NameWatch`
   bool are_all = false;       // each is a static that matches for good
 };
 
 // One structure of one function.
 struct Entry {
-  Owned graphdef;       // of the structure, with weak statics: what stands in its key, and in what explains it
-  Owned context;        // what else is in the key
-  Owned compiled;       // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
-  Owned reads;          // a Reads: bindings that it depends on, or null
-  Owned outcomes;       // list of Outcome; the number that the executable returns picks one
-  uint64_t used = 0;    // the table's clock at the last call
-  bool waits = false;   // for the computation, whose errors a library turns into its own
-  bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
-  Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
+  Owned graphdef;                // of the structure, with weak statics: what stands in its key, and in what explains it
+  Owned context;                 // what else is in the key
+  Owned compiled;                // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
+  Owned reads;                   // a Reads: bindings that it depends on, or null
+  Owned outcomes;                // list of Outcome; the number that the executable returns picks one
+  uint64_t used = 0;             // the table's clock at the last call
+  bool waits = false;            // for the computation, whose errors a library turns into its own
+  bool tupled = false;           // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
+  Py_ssize_t outcomes_read = 0;  // how many of its Outcomes have been read for what their traces depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
   std::vector<uint32_t> donated{};                           // leaves that each call deletes
   std::optional<std::vector<bool>> numpy_leaves{};  // where its code changes arrays in place: which were NumPy's
@@ -43,16 +43,16 @@ struct Entry {
   uint64_t cleared = 0;                   // how often JAX's caches had been cleared when these were made
   bool spoiled = false;                   // was traced with sets that stand otherwise: it is for no call any more
   bool refused = false;                   // its executable cannot be run directly
-  int in_vain = 0;                        // calls that found no direct one, less those that did
-  int pause = 0;                          // calls that do not look for one
+  int miss_balance = 0;                   // calls that found no direct one, less those that did
+  int pause = 0;                          // how many calls from now on do not look for one
   std::vector<std::pair<uint32_t, PyTypeObject*>> symbols{};  // leaves that are symbolic numbers: int or float
   Owned host;                                                 // the HostProgram of these numbers
   Owned evaluate;  // numbers -> what the host computes of them, or None where a guard fails
   Owned donor;     // with `donate="auto"`: makes the programs that donate
   mutable Settled globals{};
 
-  const Program& program() const { return *held; }
-  const Program* held = nullptr;  // that of `graphdef`
+  const Program& program() const { return *graphdef_program; }
+  const Program* graphdef_program = nullptr;  // that of `graphdef`, or an empty one once the collector has cleared this
 
   // Are the nodes whose id() its code asked for the same objects? `node` gives one by its tracked index.
   template <typename Node>

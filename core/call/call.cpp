@@ -28,7 +28,7 @@ bool layout_matches(const Program& program, PyObject* layout) {
 constexpr int max_restarts = 300;  // as in _capture/read_set.py
 PyObject* new_reads = nullptr;     // what a trace gives up with; kept for the life of the process
 
-// Out of a call whose entry is no longer for it.
+// Leaves a call whose entry does not serve it any more: `call` begins it again, with the roots that are known by then.
 [[noreturn]] void begin_anew() {
   PyErr_SetNone(new_reads);
   raise_python();
@@ -67,6 +67,7 @@ struct Returned {
     out.count = static_cast<size_t>(PyList_GET_SIZE(out.outputs.get()));
     if (outcome >= static_cast<size_t>(PyList_GET_SIZE(outcomes))) return out;
     const Outcome& o = *nb::inst_ptr<Outcome>(PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(outcome)));
+    // One output more than the Outcome has leaves: the program checks its results.
     if (out.count != o.program.leaves - o.numbers.size() + 1) return out;
     out.are_finite = PyList_GET_ITEM(out.outputs.get(), static_cast<Py_ssize_t>(--out.count));
     return out;
@@ -99,6 +100,7 @@ class HostLock {
   }
   HostLock(const HostLock&) = delete;
   HostLock& operator=(const HostLock&) = delete;
+  // Also on the way out of an error, which has to survive the call of `release`.
   ~HostLock() {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -110,6 +112,7 @@ class HostLock {
   Owned lock_;
 };
 
+// The result of the function, after the caller's objects have got what its Outcome writes to them.
 Owned finish(const Returned& returned, PyObject* outcomes, const Walk& walk, const Entry& entry, PyObject* host) {
   PyObject* const* outputs = PySequence_Fast_ITEMS(returned.outputs.get());
   size_t count = returned.count, number = returned.outcome;
@@ -117,12 +120,12 @@ Owned finish(const Returned& returned, PyObject* outcomes, const Walk& walk, con
                       ? PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(number))
                       : nullptr;
   if (!obj) raise_error(PyExc_SystemError, "no Outcome for this executable");
-  Owned hold = Owned::borrow(obj);
+  Owned hold = Owned::borrow(obj);  // applying it may run user code, which may drop the entry
   const Outcome& outcome = *nb::inst_ptr<Outcome>(obj);
   std::vector<PyObject*> all;
   if (!outcome.numbers.empty()) {
-    for (auto [_, at] : outcome.numbers)
-      if (!host || host_outputs + at >= PyTuple_GET_SIZE(host))
+    for (auto [_, output] : outcome.numbers)
+      if (!host || host_outputs + output >= PyTuple_GET_SIZE(host))
         raise_error(PyExc_SystemError, "a number of the result was not computed");
     all = with_numbers(outcome, outputs, count, host);
     outputs = all.data();
@@ -156,14 +159,15 @@ PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t na
   return PyObject_Vectorcall(plain.get(), args, static_cast<size_t>(nargs), kwnames);
 }
 
-// Is this call one of the entry's? Then the walk has its leaves, and `host` what the host computes of its numbers.
+// Does the entry serve this call? Then the walk has its leaves, and `host` what the host computes of its numbers.
 bool serves(const Entry& e, const Binding& b, const Roots& roots, PyObject* context, Walk& walk, Owned& host) {
+  // From the cheapest question to the most expensive one: settings and layout, bindings outside, and then the walk.
   bool same_context =
       e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
   if (!same_context || !layout_matches(e.program(), roots.layout.get())) return false;
   if (e.spoiled || (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get())))) return false;
   const bool are_settled =
-      roots.globals_at != 0 && e.globals.at == roots.globals_at && e.globals.scope == b.globals.ptr();
+      roots.globals_epoch != 0 && e.globals.epoch == roots.globals_epoch && e.globals.scope == b.globals.ptr();
   walk.first_settled = roots.first_global;
   walk.settled = are_settled && e.globals.are_all ? roots.globals : 0;
   try {
@@ -171,13 +175,15 @@ bool serves(const Entry& e, const Binding& b, const Roots& roots, PyObject* cont
         e.has_identities([&](uint32_t track) { return walk.nodes[track]; }) &&
         (!walk.has_numpy || e.takes_numpy(walk.leaves)) && e.has_alike(walk.leaves) &&
         (e.symbols.empty() || (host = e.host_values(walk.leaves)))) {
-      if (!are_settled && roots.globals_at != 0)
-        e.globals = {b.globals.ptr(), roots.globals_at, match_for_good(e.program(), roots.first_global, roots.globals)};
+      if (!are_settled && roots.globals_epoch != 0)
+        e.globals = {b.globals.ptr(), roots.globals_epoch,
+                     match_for_good(e.program(), roots.first_global, roots.globals)};
       return true;
     }
   } catch (nb::python_error& raised) {  // by user code: a recording meets it again and knows where
     if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;
   }
+  // What was opened is not opened again by the next walk of this call.
   walk.clear();
   walk.opened->walk_again();
   return false;
@@ -192,7 +198,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
   Opened opened;
   walk.opened = &opened;
   walk.order = Order::in_a_trace;
-  size_t missed = 0;  // what was met on the way, where the newest entry is not the right one
+  size_t missed = 0;  // where the newest entry is not the right one: a hash of what the walks met instead
   auto is_right = [&](const Owned& entry) {
     walk.missed = 0;
     if (!serves(*nb::inst_ptr<Entry>(entry.get()), binding, roots, context, walk, host)) return false;
@@ -202,11 +208,13 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
     walk.opened = nullptr;
     return true;
   };
+  // The entries that were used last, the newest first; after the first miss the one that a hint names.
   size_t tried = table.recent.size();
   for (size_t i = 0; i < std::min(tried, table.recent.size()); ++i) {
     Owned hold = table.recent[i];
     if (is_right(hold)) return hold;
     if (i > 0) continue;
+    // Each hinted entry that fails leads on to another hint: what it missed becomes part of the key.
     missed = walk.missed;
     Owned hinted = table.hinted(missed);
     if (missed != 0 && !hinted) tried = unhinted;
@@ -216,18 +224,19 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
       hinted = table.hinted(missed);
     }
   }
+  // A miss: Python records the roots, and finds the entry of their structure or builds one.
   walk.opened = nullptr;
-  nb::object asked = nb::cast(std::move(opened));
+  nb::object memo = nb::cast(std::move(opened));
   Owned all = tuple_of(roots.values);
-  Owned found = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::entry, "OOOOO", all.get(),
-                                        roots.layout.get(), context, asked.ptr(), nb::find(binding).ptr()));
-  if (!PyTuple_Check(found.get()) || PyTuple_GET_SIZE(found.get()) != 2 ||
-      !nb::isinstance<Entry>(nb::handle(PyTuple_GET_ITEM(found.get(), 0))) ||
-      !nb::isinstance<Recording>(nb::handle(PyTuple_GET_ITEM(found.get(), 1))))
+  Owned answer = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::entry, "OOOOO", all.get(),
+                                         roots.layout.get(), context, memo.ptr(), nb::find(binding).ptr()));
+  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 2 ||
+      !nb::isinstance<Entry>(nb::handle(PyTuple_GET_ITEM(answer.get(), 0))) ||
+      !nb::isinstance<Recording>(nb::handle(PyTuple_GET_ITEM(answer.get(), 1))))
     raise_error(PyExc_TypeError, "_entry() must return an Entry and a Recording");
   if (binding.generation != table.generation) begin_anew();  // other roots: another thread's trace has met more
-  Owned entry = Owned::borrow(PyTuple_GET_ITEM(found.get(), 0));
-  recording = Owned::borrow(PyTuple_GET_ITEM(found.get(), 1));
+  Owned entry = Owned::borrow(PyTuple_GET_ITEM(answer.get(), 0));
+  recording = Owned::borrow(PyTuple_GET_ITEM(answer.get(), 1));
   nb::inst_ptr<Recording>(recording.get())->walk(walk);
   const Entry& e = *nb::inst_ptr<Entry>(entry.get());
   if (!e.symbols.empty() && !(host = e.host_values(walk.leaves)))
@@ -246,7 +255,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
   Owned all = tuple_of(roots.values);
   Owned raised = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::explain, "OOOO", exc.ptr(),
                                          all.get(), roots.layout.get(), traced));
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.get())), raised.get());
+  set_error(raised.get());
   raise_python();
 }
 
@@ -257,7 +266,7 @@ void rebind_changed_function(CallerObject* self) {
 
 // Gives an entry that was traced what it depends on, also where the computation has failed since: it is found again.
 void tell_reads(CallerObject* self, Entry& entry, PyObject* obj) {
-  std::optional<nb::python_error> raised;
+  std::optional<nb::python_error> raised;  // Python may not run while an error is set
   if (PyErr_Occurred()) raised.emplace();
   entry.note_traces();
   entry.reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::reads, "O", obj));
@@ -309,20 +318,21 @@ CallReferences references_of(const Roots& roots, const Walk& walk, const Owned& 
 
 // What the decisions of a trace on numbers did not choose may be traced now, behind the call that has made them.
 void trace_branches(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  Owned given = own(PyTuple_New(nargs)), named = own(PyDict_New());
-  for (Py_ssize_t i = 0; i < nargs; ++i) PyTuple_SET_ITEM(given.get(), i, Py_NewRef(args[i]));
+  Owned positional = own(PyTuple_New(nargs)), keywords = own(PyDict_New());
+  for (Py_ssize_t i = 0; i < nargs; ++i) PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
   for (Py_ssize_t i = 0; kwnames && i < PyTuple_GET_SIZE(kwnames); ++i)
-    check(PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, i), args[nargs + i]));
-  Owned(own(
-      PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::trace_branches, "OO", given.get(), named.get())));
+    check(PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(kwnames, i), args[nargs + i]));
+  Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::trace_branches, "OO", positional.get(),
+                                keywords.get())));
 }
 
 PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject* const* args, Py_ssize_t nargs,
                     PyObject* kwnames, Owned& recorded, bool is_counted) {
+  // Binding and table are held: `_configure` may replace both while user code runs. They have to be of one generation.
   rebind_changed_function(self);
   if (registry_has_grown()) follow_registry();
-  Owned kept = Owned::borrow(self->binding);
-  const Binding& binding = *nb::inst_ptr<Binding>(kept.get());
+  Owned held_binding = Owned::borrow(self->binding);
+  const Binding& binding = *nb::inst_ptr<Binding>(held_binding.get());
   Owned table = Owned::borrow(self->table);
   if (binding.generation != nb::inst_ptr<Table>(table.get())->generation) begin_anew();
   Roots roots;
@@ -332,6 +342,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
     if (result) raise_error(PyExc_SystemError, "the arguments could not be bound, yet the function took them");
     return nullptr;
   }
+  // Lookup. The walk owns the leaves and the nodes of the call until it returns.
   Lease<Walk> lent;
   Walk& walk = *lent;
   Owned recording, host;
@@ -344,14 +355,17 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
   std::optional<HostLock> lock;
   bool failed = false, donated = false;
   {
+    // A trace that begins below reads the roots of this call from here.
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get(), recording.get()});
     OwnedList numberless;
     if (host) numberless = entry.without_numbers(walk.leaves);
-    const OwnedList& given = host ? numberless : walk.leaves;
-    if (!entry.refused && direct_takes(given.size() + (host ? 2 : 0)))
-      direct = entry.find_direct(given, host.get(), now, seen,
+    const OwnedList& leaves = host ? numberless : walk.leaves;
+    // Is there an executable for such leaves? What the host has computed has to be what its Outcome takes.
+    if (!entry.refused && direct_takes(leaves.size() + (host ? 2 : 0)))
+      direct = entry.find_direct(leaves, host.get(), now, seen,
                                  recording && !host ? &nb::inst_ptr<Recording>(recording.get())->looks : nullptr);
     if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
+    // graftax.record notes what the call is given before anything is donated.
     if (CallRing* ring = ring_of(self->ring))
       recorded = ring->begin({reinterpret_cast<PyObject*>(self), held, recording, roots.values, roots.layout.get(),
                               walk, static_cast<bool>(direct)});
@@ -362,12 +376,12 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
         references.arguments = args;
         references.argument_count = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
       }
-      failed = !choose_program(entry, given, host.get(), references, direct, seen);
+      failed = !choose_program(entry, leaves, host.get(), references, direct, seen);
     }
     if (direct && !failed) {
       flat_result =
-          direct->run(given, host.get(), [&] { return tuple_of(entry.vectors(host.get())); }, references, donated);
-      if (!flat_result && !PyErr_Occurred()) {
+          direct->run(leaves, host.get(), [&] { return tuple_of(entry.vectors(host.get())); }, references, donated);
+      if (!flat_result && !PyErr_Occurred()) {  // the one program that is compiled donates what somebody has
         direct = nullptr;
       } else if (!flat_result) {
         nb::python_error error;
@@ -381,6 +395,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
         donated = false;
       }
     }
+    // Otherwise through jax.jit, which may trace. With symbolic numbers one thread at a time.
     if (!direct && !failed) {
       OwnedList vectors;
       Owned both;
@@ -397,17 +412,20 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
       flat_result = call_compiled(entry, compiled.get(), walk, vectors);
     }
   }
-  bool traced = PyList_GET_SIZE(outcomes.get()) != entry.told;
+  // A trace has told what the entry depends on, and may have added to what the host computes.
+  bool traced = PyList_GET_SIZE(outcomes.get()) != entry.outcomes_read;
   if (traced) {
     tell_reads(self, entry, held.get());
     if (host && flat_result && !(host = entry.host_values(walk.leaves)))
       raise_error(PyExc_SystemError, "the guards of a trace do not hold for it");
   }
   lock.reset();
+  // Failed or not, by here the call has run: errors are explained, and what the leaves looked like is remembered.
   if (flat_result && entry.waits)
     flat_result = Owned::steal(PyObject_CallOneArg(hooks::block_until_ready.get(), flat_result.get()));
   if (!flat_result) raise_explained(self, roots, traced ? held.get() : Py_None);
   if (seen) entry.remember(std::move(seen));
+  // The result, and what changes in the caller's objects.
   Owned result;
   try {
     Returned returned = direct ? Returned::by_executable(std::move(flat_result), direct->outcome(), outcomes.get())
@@ -446,7 +464,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     uint64_t restarts = nb::inst_ptr<Table>(self->table)->restarts;
     Shared<SettingsNow> now = settings_now();
     if (as_plain || now->as_plain) return call_unjitted(self, args, nargs, kwnames);
-    Owned recorded, ring = Owned::borrow(self->ring);
+    Owned recorded, ring = Owned::borrow(self->ring);  // held: another recorder may take its place during the call
     try {
       if (ring) ring_of(ring.get())->read_known();
       return call_once(self, now, args, nargs, kwnames, recorded, is_counted);

@@ -11,6 +11,7 @@ namespace graftax {
 
 namespace {
 
+// What the interpreter calls. No C++ exception may leave it.
 PyObject* caller_vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   try {
     return call(reinterpret_cast<CallerObject*>(self), args, PyVectorcall_NARGS(nargsf), kwnames);
@@ -24,6 +25,7 @@ PyObject* caller_vectorcall(PyObject* self, PyObject* const* args, size_t nargsf
   return nullptr;
 }
 
+// Not set up yet: `_configure` does that. Empty parts, so that each slot can be used before.
 PyObject* caller_new(PyTypeObject* type, PyObject*, PyObject*) {
   auto* self = reinterpret_cast<CallerObject*>(type->tp_alloc(type, 0));
   if (!self) return nullptr;
@@ -85,6 +87,7 @@ int caller_traverse(PyObject* obj, visitproc visit, void* arg) {
   return 0;
 }
 
+// The caller can still be called: without a table it raises an error.
 int caller_clear(PyObject* obj) {
   auto* self = reinterpret_cast<CallerObject*>(obj);
   Py_XSETREF(self->function, Py_NewRef(Py_None));
@@ -106,7 +109,7 @@ void caller_dealloc(PyObject* obj) {
   Py_CLEAR(self->ring);
   Py_CLEAR(self->method);
   type->tp_free(obj);
-  Py_DECREF(type);
+  Py_DECREF(type);  // each instance of a heap type owns a reference to it
 }
 
 PyMethodDef caller_methods[] = {

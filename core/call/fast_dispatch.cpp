@@ -35,7 +35,7 @@ ArrayParts array_parts;
 uint64_t times_cleared = 0;
 
 constexpr size_t few_leaves = 4;
-constexpr uint8_t max_searches = 3;
+constexpr uint8_t max_searches = 3;  // of a leaf among the results of the call before
 
 bool same(PyObject* a, PyObject* b) {
   // JAX makes its trace context anew for each question, of the same objects.
@@ -63,6 +63,7 @@ bool same_settings(const SettingsNow& a, const SettingsNow& b) {
 
 Owned read(PyObject* getter, PyObject* array) { return own(PyObject_CallOneArg(getter, array)); }
 
+// What a weak reference refers to, without a new reference: only compared.
 PyObject* referent(PyObject* ref) { return reinterpret_cast<PyWeakReference*>(ref)->wr_object; }
 
 Py_ssize_t rank(PyObject* aval) { return PyTuple_GET_SIZE(own(PyObject_GetAttr(aval, name_of_shape())).get()); }
@@ -91,6 +92,7 @@ class Looker {
   // False where this is nothing that a direct call takes.
   bool look_at(PyObject* leaf, LeafLook& out) {
     if (kind_of(leaf).leaf == Leaf::numpy) return look_at_host(leaf, out);
+    // A typed PRNG key is an array in a box, with the implementation of its algorithm.
     Owned array = Owned::borrow(leaf), impl, layout;
     if (Py_TYPE(leaf) == jax.key) {
       impl = own(PyObject_GetAttr(leaf, jax.impl));
@@ -100,17 +102,17 @@ class Looker {
     Owned aval = read(jax.aval, array.get());
     Owned committed = read(jax.committed, array.get());
     out.sharding = read(jax.sharding, array.get());
-    auto is_like = [&](const Look& known) {
-      if (known.aval.get() != aval.get() || known.committed.get() != committed.get()) return false;
-      if (known.impl.get() != impl.get()) return false;
-      if (!known.asks_layout) return true;
-      if (!layout) layout = read(jax.layout, array.get());
-      return same(known.layout.get(), layout.get());
+    auto is_like = [&](const Look& other) {
+      if (other.aval.get() != aval.get() || other.committed.get() != committed.get()) return false;
+      if (other.impl.get() != impl.get()) return false;
+      if (!other.asks_layout) return true;
+      if (!layout) layout = read(jax.layout, array.get());  // last, since it is the one that is expensive
+      return same(other.layout.get(), layout.get());
     };
-    for (size_t i = 0; i < known_.size(); ++i) {
-      Shared<Look> known = known_[i];
-      if (!known || !is_like(*known)) continue;
-      out.look = std::move(known);
+    for (size_t i = 0; i < recent_.size(); ++i) {
+      Shared<Look> look = recent_[i];
+      if (!look || !is_like(*look)) continue;
+      out.look = std::move(look);
       return true;
     }
     out.look = Shared<Look>::make();
@@ -120,7 +122,7 @@ class Looker {
     out.look->aval = std::move(aval);
     out.look->committed = std::move(committed);
     out.look->impl = std::move(impl);
-    known_[next_++ % known_.size()] = out.look;
+    recent_[next_++ % recent_.size()] = out.look;
     return true;
   }
 
@@ -138,7 +140,7 @@ class Looker {
     return true;
   }
 
-  std::array<Shared<Look>, 4> known_;
+  std::array<Shared<Look>, 4> recent_;  // a ring
   size_t next_ = 0;
 };
 
@@ -185,6 +187,8 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
     array = own(PyObject_GetAttr(leaf, jax.base));
   }
   if (Py_TYPE(array.get()) != runtime.array_type) return false;
+  // The fields of the array say at once that it has these very objects; otherwise its getters are asked, and objects
+  // that are equal will do.
   bool seen = array_parts.are(array.get(), look->aval.get(), guard.sharding.get(), look->committed.get() == Py_True);
   if (seen && !look->asks_layout && !look->impl) return true;
   Owned aval = seen ? look->aval : read(jax.aval, array.get());
@@ -201,7 +205,8 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
     layout = read(jax.layout, array.get());
     if (!same(layout.get(), look->layout.get())) return false;
   }
-  if (!same_aval) {  // here too, of this leaf alone
+  // So with the aval, but in a copy: leaves that are alike have one Look, and the others still have the old aval.
+  if (!same_aval) {
     auto own_look = Shared<Look>::make();
     own_look->committed = look->committed;
     own_look->impl = look->impl;
@@ -211,6 +216,7 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
     guard.look = std::move(own_look);
   }
   if (!met) return true;
+  // By here the leaf fits. Which object it was is noted, so that the same one is not looked at again.
   if (result != NONE) {
     met->sure = met->result == result;
     if (look->asks_layout) met->searches = 0;
@@ -226,12 +232,13 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
 // An address may be that of another array by now, so what is found here is only tried.
 void Direct::find_result(Met& met, PyObject* leaf) const {
   ++met.searches;
-  auto found = std::find(results_.begin(), results_.end(), leaf);
-  if (found == results_.end()) return;
-  met.result = static_cast<uint32_t>(found - results_.begin());
+  auto result = std::find(results_.begin(), results_.end(), leaf);
+  if (result == results_.end()) return;
+  met.result = static_cast<uint32_t>(result - results_.begin());
   met.sure = false;
 }
 
+// Leaves that were results of the call before are likely to be so again: their references follow to the new results.
 void Direct::expect(PyObject* outputs) {
   PyObject* const* items = PySequence_Fast_ITEMS(outputs);
   auto count = static_cast<size_t>(PyList_GET_SIZE(outputs));
@@ -250,6 +257,7 @@ bool Direct::fits(const OwnedList& leaves, const TraceContext& trace_context) {
     if (!same_settings(*trace_context.settings, *trace_context_.settings)) return false;
     trace_context_.settings = trace_context.settings;
   }
+  // Which object each leaf was is noted once all of them have fitted.
   Met* met = met_.empty() ? nullptr : met_.data();
   auto is_as_before = [&](size_t i) {
     if (!met) return fits(i, nullptr, leaves[i]);
@@ -339,11 +347,12 @@ bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, const OwnedLis
     calls = 0;
     return true;
   }
-  Captured found = captured(std::move(answer), leaves.size() + vectors.size(), vectors.size());
+  Captured program = captured(std::move(answer), leaves.size() + vectors.size(), vectors.size());
   if (execute_) return true;  // another thread has asked meanwhile, and may be running it
-  if (has_program_ && found.kept != kept_) return false;
-  donates_ = found.donates;
-  take(std::move(found), execute_, handlers_);
+  // The program that donates takes the same leaves: what is noted of them is for both.
+  if (has_program_ && program.kept != kept_) return false;
+  donates_ = program.donates;
+  take(std::move(program), execute_, handlers_);
   return true;
 }
 
@@ -351,12 +360,14 @@ void Direct::ask_donor(const Entry& entry, const OwnedList& leaves, PyObject* ho
   static PyObject* const name = interned("candidates");
   Owned donor = entry.donor, all = arguments_of(leaves, entry.vectors(host));
   Owned answer = own(PyObject_CallMethodObjArgs(donor.get(), name, nb::find(entry).ptr(), all.get(), nullptr));
-  std::pair<nb::object, std::vector<Donation::Array>> found;  // the Outcome; what it replaces
-  if (answer.get() != Py_None && (!read_as(answer.get(), found) || !nb::isinstance<Outcome>(found.first)))
+  std::pair<nb::object, std::vector<Donation::Array>> outcome_and_arrays;  // the arrays that it replaces
+  auto& [outcome, arrays] = outcome_and_arrays;
+  if (answer.get() != Py_None && (!read_as(answer.get(), outcome_and_arrays) || !nb::isinstance<Outcome>(outcome)))
     raise_error(PyExc_TypeError, "expected an Outcome and candidates");
-  if (std::exchange(asked_donor_, true) || found.second.empty()) return;
-  Replaced replaced(entry.program(), *nb::inst_ptr<Outcome>(found.first), entry.arguments);
-  donation_ = std::make_unique<Donation>(std::move(replaced), found.second);
+  // Another thread may have asked while Python answered: the first answer stays.
+  if (std::exchange(asked_donor_, true) || arrays.empty()) return;
+  Replaced replaced(entry.program(), *nb::inst_ptr<Outcome>(outcome), entry.arguments);
+  donation_ = std::make_unique<Donation>(std::move(replaced), arrays);
   if (has_program_) donation_->keep_only(kept_);
 }
 
@@ -381,10 +392,10 @@ bool Direct::prepare_donation(const Entry& entry, const OwnedList& leaves, PyObj
   auto arguments = static_cast<size_t>(PyTuple_GET_SIZE(all.get()));
   bool usable = answer.get() != Py_None;
   if (usable) {
-    Captured found = captured(std::move(answer), arguments, arguments - leaves.size());
-    usable = !has_program_ || found.kept == kept_;
+    Captured program = captured(std::move(answer), arguments, arguments - leaves.size());
+    usable = !has_program_ || program.kept == kept_;
     Owned execute, handlers;
-    if (usable) take(std::move(found), execute, handlers);
+    if (usable) take(std::move(program), execute, handlers);
     if (usable) donation_->keep_only(kept_);
     if (usable) donation_->use(chosen, std::move(execute), std::move(handlers));
   }
@@ -431,6 +442,7 @@ Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ri
   if (donation_) {
     references.each_leaf += 1;  // in `arrays`
     donation_->count(leaves, references);
+    // From here to the launch nothing may let another thread in: the count has to hold until then.
     donated = donation_->is_ready();
     if (!donated && !execute_) {
       donation_->note_call(leaves, false);

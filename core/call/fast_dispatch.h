@@ -91,7 +91,7 @@ class Direct {
   }
 
   int calls = 0;           // that fitted before it was ready
-  size_t after_looks = 0;  // how many others its entry had remembered when it was made
+  size_t after_looks = 0;  // how many others its entry had remembered when it was made: see `Entry::remember`
 
   size_t outcome() const { return outcome_; }
   bool donates() const { return donates_; }

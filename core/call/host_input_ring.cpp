@@ -46,8 +46,8 @@ std::unique_ptr<Ring> Ring::of(PyObject* description) {
 // Its witness was deleted or donated, so nobody can say when the memory is free: neither is used again.
 void Ring::lose(const std::shared_ptr<Slot>& slot) {
   if (!witnesses_.empty() && slot->result == witnesses_[0]) witnesses_.erase(witnesses_.begin());
-  auto found = std::find(slots_.begin(), slots_.end(), slot);  // the caller holds it: nothing is released here
-  if (found != slots_.end()) slots_.erase(found);
+  auto place = std::find(slots_.begin(), slots_.end(), slot);  // the caller holds it: nothing is released here
+  if (place != slots_.end()) slots_.erase(place);
 }
 
 std::shared_ptr<Ring::Slot> Ring::claim() {
@@ -59,7 +59,7 @@ std::shared_ptr<Ring::Slot> Ring::claim() {
   bool is_free = !slot->busy;
   if (is_free && slot->witness) {
     Owned ready = Owned::steal(PyObject_CallMethodNoArgs(slot->witness.get(), is_ready));
-    if (!ready) {
+    if (!ready) {  // a deleted array raises
       PyErr_Clear();
       lose(slot);
       return nullptr;
@@ -95,6 +95,7 @@ void Ring::write(Slot& slot, size_t input, PyObject* numbers) const {
   if (PyErr_Occurred()) raise_python();
 }
 
+// Without a witness the slot stays busy: nobody would know when the executable has read it.
 void Ring::give_back(Slot& slot, PyObject* outputs) const {
   if (witnesses_.empty() || witnesses_[0] >= static_cast<size_t>(PyList_GET_SIZE(outputs))) return;
   slot.result = witnesses_[0];

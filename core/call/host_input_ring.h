@@ -21,7 +21,7 @@ class Ring {
     bool busy = false;  // a call is about to read them, or has failed: nobody knows whether they are still read
   };
 
-  // Of what `_direct._ring` returns. Null for None.
+  // Of what `_ring` in `_jax/fast_dispatch.py` returns. Null for None.
   static std::unique_ptr<Ring> of(PyObject* description);
 
   // A slot that nothing reads, or null. It is the caller's until `give_back`.
@@ -39,8 +39,8 @@ class Ring {
     Py_ssize_t bytes, count;
   };
 
-  std::vector<size_t> witnesses_;
-  std::vector<Element> elements_;
+  std::vector<size_t> witnesses_;  // numbers of results that can be witnesses, the best first
+  std::vector<Element> elements_;  // of the array of each input
   std::vector<std::shared_ptr<Slot>> slots_;
   size_t used_ = 2, next_ = 0;  // few slots while few calls wait: their memory is near
 };

@@ -62,10 +62,6 @@ void clear_ring(CallRing& r) {
 
 nb::object held_or_none(const Owned& held) { return held ? nb::borrow(held.get()) : nb::none(); }
 
-nb::list list_from(const OwnedList& items) {
-  return nb::steal<nb::list>(list_of(items.data(), static_cast<uint32_t>(items.size())).release());
-}
-
 }  // namespace
 
 CallRing* ring_of(PyObject* ring) { return ring && ring != Py_None ? nb::inst_ptr<CallRing>(ring) : nullptr; }
@@ -76,7 +72,7 @@ void KeptCall::clear() {
        {&target, &plan, &entry, &graphdef, &layout, &host, &before, &outputs, &are_finite, &draws, &raised, &refs}) {
     Owned gone = std::move(*held);
   }
-  given.clear();
+  reused_outputs.clear();
   ref_leaves.clear();
   leaves.clear();
   roots.clear();
@@ -85,9 +81,9 @@ void KeptCall::clear() {
 
 Owned CallRing::ask(const char* method, PyObject* argument, PyObject* other) const {
   // Held: the collector may clear the ring while the observer answers.
-  Owned asked = observer;
-  return own(other ? PyObject_CallMethod(asked.get(), method, "OO", argument, other)
-                   : PyObject_CallMethod(asked.get(), method, "O", argument));
+  Owned held = observer;
+  return own(other ? PyObject_CallMethod(held.get(), method, "OO", argument, other)
+                   : PyObject_CallMethod(held.get(), method, "O", argument));
 }
 
 bool CallRing::read(PyObject* obj, bool waits) {
@@ -100,9 +96,9 @@ bool CallRing::read(PyObject* obj, bool waits) {
     if (!waits && !is_ready(scalar.get())) return false;
     if (!kept.are_finite) return true;  // another thread has read it meanwhile
     kept.are_finite = {};
-    std::optional<bool> known = is_copied_ ? std::nullopt : read_in_place(scalar.get());
-    is_finite = known ? *known : ask("is_true", scalar.get()).get() == Py_True;
-    is_copied_ = !known;
+    std::optional<bool> in_place = is_copied_ ? std::nullopt : read_in_place(scalar.get());
+    is_finite = in_place ? *in_place : ask("is_true", scalar.get()).get() == Py_True;
+    is_copied_ = !in_place;
   } catch (nb::python_error& e) {  // of a callback, or of the device: the user's own code meets it, too
     if (!e.matches(PyExc_Exception)) throw;
     kept.are_finite = {};
@@ -170,30 +166,33 @@ void CallRing::copy_what_may_change(KeptCall& kept, const Entry& entry) {
     PyTypeObject* type = Py_TYPE(kept.leaves[i]);
     if (type == runtime.array_type || is_key_type(type) || is_number(type)) continue;
     copied.push_back(i);
+    // A Ref: what it holds after the call is copied by `end`.
     if (type == runtime.ndarray_type) continue;
     if (!kept.refs) kept.refs = own(PyList_New(0));
     check(PyList_Append(kept.refs.get(), kept.leaves[i]));
     kept.ref_leaves.push_back(static_cast<uint32_t>(i));
   }
-  const KeptCall* last_one = calls.empty() ? nullptr : &kept_call(calls.back().get());
-  bool may_refer = last_one && last_one->outputs && last_one->since_copy + 1 < copy_every;
-  PyObject* const* outputs = may_refer ? PySequence_Fast_ITEMS(last_one->outputs.get()) : nullptr;
-  auto count = may_refer ? static_cast<size_t>(PySequence_Fast_GET_SIZE(last_one->outputs.get())) : 0;
+  // A donated leaf that the call before has returned needs no copy: that call can be made again. Every `copy_every`
+  // calls one is made all the same, so that few calls have to be.
+  const KeptCall* previous = calls.empty() ? nullptr : &kept_call(calls.back().get());
+  bool may_refer = previous && previous->outputs && previous->since_copy + 1 < copy_every;
+  PyObject* const* outputs = may_refer ? PySequence_Fast_ITEMS(previous->outputs.get()) : nullptr;
+  auto count = may_refer ? static_cast<size_t>(PySequence_Fast_GET_SIZE(previous->outputs.get())) : 0;
   size_t next = 0;  // outputs come in the order of the leaves that they replace, most likely
   for (uint32_t leaf : entry.donated) {
     size_t at = next < count && outputs[next] == kept.leaves[leaf]
                     ? next
                     : static_cast<size_t>(std::find(outputs, outputs + count, kept.leaves[leaf]) - outputs);
     if (at < count) {
-      kept.given.emplace_back(leaf, static_cast<uint32_t>(at));
+      kept.reused_outputs.emplace_back(leaf, static_cast<uint32_t>(at));
       next = at + 1;
     } else {
       copied.push_back(leaf);
     }
   }
-  if (!kept.given.empty()) {
+  if (!kept.reused_outputs.empty()) {
     kept.before = calls.back();
-    kept.since_copy = last_one->since_copy + 1;
+    kept.since_copy = previous->since_copy + 1;
   }
   if (copied.empty()) return;
   Owned originals = own(PyList_New(0));
@@ -260,13 +259,14 @@ void bind_kept_calls(nb::module_& m) {
           "layout", [](const KeptCall& k) { return held_or_none(k.layout); },
           nb::sig("def layout(self) -> tuple[Any, ...]"))
       .def_prop_ro(
-          "leaves", [](const KeptCall& k) { return list_from(k.leaves); }, nb::sig("def leaves(self) -> list[Any]"),
-          "The inputs before the call. Those in `given` may be deleted.")
+          "leaves", [](const KeptCall& k) { return nb::steal(list_of(k.leaves).release()); },
+          nb::sig("def leaves(self) -> list[Any]"), "The inputs before the call. Those in `given` may be deleted.")
       .def_prop_ro(
           "before", [](const KeptCall& k) { return held_or_none(k.before); },
           nb::sig("def before(self) -> KeptCall | None"), "The call whose outputs some of its donated leaves are.")
       .def_prop_ro(
-          "given", [](const KeptCall& k) { return k.given; }, nb::sig("def given(self) -> list[tuple[int, int]]"),
+          "given", [](const KeptCall& k) { return k.reused_outputs; },
+          nb::sig("def given(self) -> list[tuple[int, int]]"),
           "These leaves: (the leaf, which output of `before` it is).")
       .def_prop_ro(
           "refs",
@@ -298,9 +298,9 @@ void bind_kept_calls(nb::module_& m) {
           "arguments",
           [](const KeptCall& k, nb::list leaves) {
             const Entry& e = *nb::inst_ptr<Entry>(k.entry.get());
-            OwnedList given;
-            for (nb::handle leaf : leaves) given.push(leaf.ptr());
-            OwnedList all = k.host ? e.without_numbers(given) : std::move(given);
+            OwnedList values;
+            for (nb::handle leaf : leaves) values.push(leaf.ptr());
+            OwnedList all = k.host ? e.without_numbers(values) : std::move(values);
             OwnedList vectors = e.vectors(k.host.get());
             for (size_t i = 0; i < vectors.size(); ++i) all.push(vectors[i]);
             Owned flat = tuple_of(all);

@@ -18,12 +18,12 @@ struct KeptCall {
   Owned host;        // what the host has computed
   OwnedList leaves;  // as they were before the call: copies of those that it may change
   OwnedList roots;   // held where `graphdef` refers to some of what they have weakly
-  Owned before;      // a KeptCall: `given` are donated leaves that are outputs of that call, as pairs of numbers
-  std::vector<std::pair<uint32_t, uint32_t>> given;
-  Py_ssize_t since_copy = 0;
-  Owned outputs;        // a list or a tuple; null until the call has ended
-  Owned are_finite;     // the scalar of a program that checks, until it is read
-  Owned draws, raised;  // what Python notes: random states, an error's text
+  Owned before;      // a KeptCall, some of whose outputs were donated to this one
+  std::vector<std::pair<uint32_t, uint32_t>> reused_outputs;  // these: (the leaf, which output of `before` it is)
+  Py_ssize_t since_copy = 0;                                  // calls that would have to be made again to have them
+  Owned outputs;                                              // a list or a tuple; null until the call has ended
+  Owned are_finite;                                           // the scalar of a program that checks, until it is read
+  Owned draws, raised;                                        // what Python notes: random states, an error's text
   std::vector<uint32_t> ref_leaves;
   Owned refs;  // a list beside `ref_leaves`: the Refs, and copies of them once the call has ended
   size_t outcome = 0;

@@ -53,7 +53,7 @@ void build_written(Builder& builder, const Program& p, const Write& w, PyObject*
 // Puts the first of those outputs of each group that were made of the same arrays in the place of the others.
 void tie(const Outcome& outcome, PyObject* const* in_leaves, std::vector<PyObject*>& out_leaves) {
   for (const auto& group : outcome.alike) {
-    IdLease first;
+    IdLease first;  // the first input of an output -> the number of that output in the group
     for (uint32_t i = 0; i < group.size(); ++i) {
       const auto& inputs = group[i].second;
       if (first->insert(in_leaves[inputs[0]], i)) continue;
@@ -62,11 +62,12 @@ void tie(const Outcome& outcome, PyObject* const* in_leaves, std::vector<PyObjec
         return std::equal(inputs.begin(), inputs.end(), other.second.begin(), other.second.end(), is_same);
       };
       auto end = group.begin() + i;
-      auto found = std::find_if(group.begin() + *first->find(in_leaves[inputs[0]]), end, is_one);
-      if (found != end) out_leaves[group[i].first] = out_leaves[found->first];
+      auto same = std::find_if(group.begin() + *first->find(in_leaves[inputs[0]]), end, is_one);
+      if (same != end) out_leaves[group[i].first] = out_leaves[same->first];
     }
+    // Inside of a trace the inputs are tracers: which arrays are one is known in the call of that trace.
     if (Py_TYPE(out_leaves[group[0].first]) == runtime.array_type) continue;
-    nb::list made;  // inside of a trace, whose own call will tell
+    nb::list made;
     for (const auto& [leaf, inputs] : group) {
       nb::list operands;
       for (uint32_t input : inputs) operands.append(nb::borrow(in_leaves[input]));
@@ -98,14 +99,15 @@ void find_readers(Outcome& outcome) {
   outcome.readers.clear();
   if (outcome.writes.empty()) return;
   std::vector<uint32_t> parent = p.parents();
-  std::vector<bool> found(p.code.size());
+  std::vector<bool> holds_input(p.code.size());
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     if (p.code[pc].op != Op::input && p.code[pc].op != Op::ref) continue;  // what is referred to may hold one
-    for (uint32_t up = parent[pc]; up != NONE && !found[up]; up = parent[up]) found[up] = true;
+    for (uint32_t up = parent[pc]; up != NONE && !holds_input[up]; up = parent[up]) holds_input[up] = true;
   }
   for (uint32_t pc = 0; pc < p.code.size(); ++pc)
     // Only instances that are attributes and nothing else: what is read anew moves into them attribute by attribute.
-    if (found[pc] && p.code[pc].node->kind->node->is_registered && p.code[pc].node->kind->solid == &PyBaseObject_Type)
+    if (holds_input[pc] && p.code[pc].node->kind->node->is_registered &&
+        p.code[pc].node->kind->solid == &PyBaseObject_Type)
       outcome.readers.push_back(pc);
 }
 
@@ -122,6 +124,7 @@ std::vector<PyObject*> with_numbers(const Outcome& outcome, PyObject* const* out
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes,
             uint32_t seen_only) {
   const Program& p = outcome.program;
+  // First the output leaves that are one object: ties, arrays of equal inputs, new Refs.
   OwnedList made;
   std::vector<PyObject*> shared;
   if (!outcome.refs.empty() || !outcome.ties.empty() || !outcome.alike.empty()) {
@@ -158,6 +161,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     else build_written(builder, p, w, in_nodes[w.track], values);
   }
   builder.drain();
+  // Then all writes, as a whole or not at all.
   Commit commit;
   for (size_t i = 0; i < outcome.writes.size(); ++i) {
     const Write& w = outcome.writes[i];
@@ -210,7 +214,7 @@ bool is_tuple_of(nb::handle obj, Test test) {
   return true;
 }
 
-// Of version 1 (four fields) all parts were touched.
+// One field of the state of an Outcome. A write of version 1 has four fields: in it all parts were touched.
 Write write_from_state(nb::handle state, Program& p) {
   nb::tuple t;
   Write w{};
@@ -284,30 +288,30 @@ Outcome outcome_from_state(nb::handle state) {
 
 // Do these nodes have the types that the writes are meant for? A call's own walk ensures it; a caller in Python may not.
 void check_nodes(const Outcome& o, const OwnedList& nodes) {
-  auto other = [](PyObject* node) {
+  auto refuse = [](PyObject* node) {
     raise_error(PyExc_ValueError, std::string("this Outcome writes to another type than ") + Py_TYPE(node)->tp_name);
   };
   for (const Write& w : o.writes) {
     PyObject* node = nodes[w.track];
     const Instr& n = o.program.code[w.pc];
     if (!w.raw) {
-      if (Py_TYPE(node) != n.node->type && !w.unseen) other(node);
+      if (Py_TYPE(node) != n.node->type && !w.unseen) refuse(node);
       if (n.node->kind->node->is_function &&
           n.node->items !=
               2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
-        other(node);
+        refuse(node);
       continue;
     }
     const Kind& kind = kind_of(node);
-    if (!kind.node->is_registered) other(node);
+    if (!kind.node->is_registered) refuse(node);
     auto has_room = [&](PyObject* name) {
       return kind.has_dict ||
              std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& s) { return s.name == name; });
     };
     for (uint32_t i = 0; i < n.node->items; ++i)
-      if (!has_room(o.program.statics[o.program.keys[n.node->keys + i]].obj)) other(node);
+      if (!has_room(o.program.statics[o.program.keys[n.node->keys + i]].obj)) refuse(node);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w.touched.deleted); ++i)
-      if (!has_room(PyTuple_GET_ITEM(w.touched.deleted, i))) other(node);
+      if (!has_room(PyTuple_GET_ITEM(w.touched.deleted, i))) refuse(node);
   }
 }
 
@@ -356,10 +360,11 @@ void bind_outcome(nb::module_& m) {
       .def(
           "apply",
           [](const Outcome& o, nb::sequence out, nb::sequence in, nb::sequence nodes) {
-            OwnedList a, b, c;
-            for (nb::handle h : out) a.push(h.ptr());
-            for (nb::handle h : in) b.push(h.ptr());
-            for (nb::handle h : nodes) c.push(h.ptr());
+            OwnedList out_leaves, in_leaves, in_nodes;
+            for (nb::handle h : out) out_leaves.push(h.ptr());
+            for (nb::handle h : in) in_leaves.push(h.ptr());
+            for (nb::handle h : nodes) in_nodes.push(h.ptr());
+            // `apply` reads by index: there have to be as many leaves and nodes as the program names.
             uint32_t leaf_count = 0, node_count = 0;
             for (const Instr& n : o.program.code) {
               if (n.op == Op::forward) leaf_count = std::max(leaf_count, n.arg + 1);
@@ -371,10 +376,10 @@ void bind_outcome(nb::module_& m) {
             for (const auto& group : o.alike)
               for (const auto& [_, inputs] : group)
                 leaf_count = std::max(leaf_count, *std::max_element(inputs.begin(), inputs.end()) + 1);
-            if (a.size() != o.program.leaves || b.size() < leaf_count || c.size() < node_count)
+            if (out_leaves.size() != o.program.leaves || in_leaves.size() < leaf_count || in_nodes.size() < node_count)
               raise_error(PyExc_ValueError, "wrong number of leaves or nodes");
-            check_nodes(o, c);
-            return nb::steal(apply(o, a.data(), b.data(), c.data()).release());
+            check_nodes(o, in_nodes);
+            return nb::steal(apply(o, out_leaves.data(), in_leaves.data(), in_nodes.data()).release());
           },
           nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: "
                   "Sequence[object], /) -> Any"))

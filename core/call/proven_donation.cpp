@@ -62,10 +62,10 @@ PyObject* take_step(const Replaced::Step& step, PyObject* above) {
 }
 
 // The nodes and leaves that an Outcome puts somewhere, and the nodes that it writes.
-struct Stays {
+struct OutcomeUses {
   std::vector<bool> written, nodes, leaves;  // by tracked index; by leaf
 
-  Stays(const Program& inputs, const Outcome& outcome)
+  OutcomeUses(const Program& inputs, const Outcome& outcome)
       : written(inputs.track_pc.size()), nodes(inputs.track_pc.size()), leaves(inputs.leaves) {
     for (const Write& w : outcome.writes)
       if (!w.raw && !w.unseen) written[w.track] = holds_children(*inputs.code[inputs.track_pc[w.track]].node->kind);
@@ -75,7 +75,8 @@ struct Stays {
     }
     for (const Static& s : outcome.program.statics)
       if (s.how == How::input && s.first < nodes.size()) nodes[s.first] = true;
-    for (const Instr& n : inputs.code)  // in two places
+    // A node in two places does not go with one of them.
+    for (const Instr& n : inputs.code)
       if (n.op == Op::ref) nodes[n.arg] = true;
   }
 };
@@ -88,10 +89,10 @@ Replaced::Replaced(const Program& inputs, const Outcome& outcome, uint32_t argum
     bool written;
     uint32_t node;  // among `nodes`
   };
-  Stays stays(inputs, outcome);
+  OutcomeUses uses(inputs, outcome);
   std::vector<Open> open;
-  std::vector<uint32_t> places(inputs.leaves);
-  std::vector<Leaf> found;
+  std::vector<uint32_t> places(inputs.leaves);  // how many each leaf has
+  std::vector<Leaf> first_places;
   uint32_t roots = 0;
   for (uint32_t pc = 0; pc < inputs.code.size(); ++pc) {
     const Instr& n = inputs.code[pc];
@@ -99,22 +100,23 @@ Replaced::Replaced(const Program& inputs, const Outcome& outcome, uint32_t argum
     Open* above = open.empty() ? nullptr : &open.back();
     uint32_t child = above ? above->child++ : 0;
     uint32_t root = above ? NONE : roots++;
+    // It can go only with a node that is written or goes itself, or as an argument.
     bool goes = above ? above->written || above->node != NONE : root < arguments;
     uint32_t holder = above && !above->written ? above->node : NONE;
     bool is_passed = !above || (holder != NONE && nodes[holder].is_passed);
-    if (n.op == Op::leaf && ++places[n.arg] == 1 && goes && !stays.leaves[n.arg])
-      found.push_back({n.arg, holder, root, is_passed});
+    if (n.op == Op::leaf && ++places[n.arg] == 1 && goes && !uses.leaves[n.arg])
+      first_places.push_back({n.arg, holder, root, is_passed});
     if (n.op != Op::node) continue;
     uint32_t track = n.node->track;
-    bool is_written = track != NONE && stays.written[track];
+    bool is_written = track != NONE && uses.written[track];
     Step step{Step::Kind::item, 0, {}};
-    goes = goes && !is_written && (track == NONE || !stays.nodes[track]) && holds_children(*n.node->kind) &&
+    goes = goes && !is_written && (track == NONE || !uses.nodes[track]) && holds_children(*n.node->kind) &&
            (!above || step_to(inputs, above->pc, child, step));
     uint32_t writes = above && above->written ? inputs.code[above->pc].node->track : NONE;
     if (goes) nodes.push_back({track, holder, writes, root, is_passed, n.node->kind->has_dict, std::move(step)});
     open.push_back({pc, 0, is_written, goes ? static_cast<uint32_t>(nodes.size() - 1) : NONE});
   }
-  for (const Leaf& leaf : found)
+  for (const Leaf& leaf : first_places)
     if (places[leaf.leaf] == 1) leaves.push_back(leaf);
 }
 
@@ -168,6 +170,7 @@ void Donation::count_nodes(const CallReferences& references) {
                       : node.above == NONE ? (*references.nodes)[node.writes]
                                            : node_objects_[node.above];
     PyObject* object = is_root ? (*references.roots)[node.root] : above ? take_step(node.step, above) : nullptr;
+    // The walk has to have met this very object; a root, which the caller's stack holds, has to be passed once.
     if (!object || (is_tracked && object != (*references.nodes)[node.track])) continue;
     if (is_root && !references.is_passed_once(object)) continue;
     Py_ssize_t own_references = references.to_node(object, is_tracked) + (is_root ? in_roots : 0);
@@ -183,6 +186,7 @@ void Donation::count(const OwnedList& leaves, const CallReferences& references) 
     PyObject* leaf = leaves[c.leaf];
     bool is_root = c.root != NONE;
     Py_ssize_t own_references = references.to_leaf(leaf) + (is_root ? in_roots : 0);
+    // From the cheapest question to the one that reads memory of JAX.
     c.holder = c.node != NONE && !node_objects_[c.node]        ? Holder::container
                : is_root && !references.is_passed_once(leaf)   ? Holder::reference
                : Py_REFCNT(leaf) != own_references + one_place ? Holder::reference
@@ -230,7 +234,7 @@ void Donation::note_call(const OwnedList& leaves, bool donated) {
   has_donated = donated;
   kept_bytes_ = 0;
   size_t noted = 0;
-  for (uint32_t i : by_size_) {
+  for (uint32_t i : by_size_) {  // the largest first: those that the user should hear of
     Candidate& c = candidates[i];
     if (c.holder != Holder::nobody) kept_bytes_ += c.bytes;
     bool is_noted = c.holder == Holder::reference && noted++ < most_noted;

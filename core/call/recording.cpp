@@ -111,10 +111,7 @@ void bind_recording(nb::module_& m) {
       .def_prop_ro(
           "names", [](const Recording& r) { return r.names; }, nb::sig("def names(self) -> tuple[str, ...]"))
       .def_prop_ro(
-          "leaves",
-          [](const Recording& r) {
-            return nb::steal(list_of(r.leaves.data(), static_cast<uint32_t>(r.leaves.size())).release());
-          },
+          "leaves", [](const Recording& r) { return nb::steal(list_of(r.leaves).release()); },
           nb::sig("def leaves(self) -> list[Any]"))
       .def("with_numbers", &with_numbers, nb::arg("numbers"),
            nb::sig("def with_numbers(self, numbers: list[tuple[int, int | float]]) -> Recording"),
@@ -211,7 +208,7 @@ void bind_recording(nb::module_& m) {
           PyTypeObject* type = Py_TYPE(PyTuple_GET_ITEM(items.ptr(), i));
           if (type == last) continue;
           int held = PySet_Contains(types.ptr(), reinterpret_cast<PyObject*>(type));
-          if (held < 0) throw nb::python_error();
+          check(held);
           if (held == 0) return false;
           last = type;
         }

@@ -10,7 +10,8 @@
 
 namespace graftax {
 
-Trace::Trace(nb::object recording) : held_(std::move(recording)), recording_(nb::inst_ptr<Recording>(held_)) {}
+Trace::Trace(nb::object recording)
+    : recording_object_(std::move(recording)), recording_(nb::inst_ptr<Recording>(recording_object_)) {}
 
 nb::list Trace::leaf_names() const {
   nb::list out;
@@ -20,6 +21,7 @@ nb::list Trace::leaf_names() const {
   return out;
 }
 
+// By address, as Python's id() tells it: code under a trace that asks for one gets the caller's.
 nb::dict Trace::identities() const {
   const Program& p = recording_->program();
   nb::dict out;
@@ -70,7 +72,7 @@ nb::list Trace::extend(nb::object recording, nb::sequence leaves) {
   const Recording &shorter = *recording_, &longer = *nb::inst_ptr<Recording>(recording);
   if (nb::len(leaves) != longer.program().leaves) raise_error(PyExc_ValueError, "expected one value a leaf");
   // The shorter recording is held until nothing can fail any more.
-  nb::object before = std::exchange(held_, std::move(recording));
+  nb::object before = std::exchange(recording_object_, std::move(recording));
   recording_ = &longer;
   size_t traced = tracers_.size(), nodes = built_.size(), tracked = raw_.size();
   try {
@@ -79,10 +81,10 @@ nb::list Trace::extend(nb::object recording, nb::sequence leaves) {
     named_.renew(longer.program(), root_names());
     return out;
   } catch (...) {  // the trace is what it was
-    held_ = std::move(before);
+    recording_object_ = std::move(before);
     recording_ = &shorter;
     tracers_.resize(traced), built_.resize(nodes), unflattened_.resize(nodes);
-    raw_.resize(tracked), behind_.resize(tracked);
+    raw_.resize(tracked), attribute_contents_.resize(tracked);
     throw;
   }
 }
@@ -91,6 +93,7 @@ nb::list Trace::extend(nb::object recording, nb::sequence leaves) {
 nb::list Trace::build_roots(uint32_t first_root) {
   const Program& p = recording_->program();
   auto first_pc = static_cast<uint32_t>(built_.size()), first_track = static_cast<uint32_t>(raw_.size());
+  // Stand-ins for what is ignored or refused.
   OwnedList stand_ins;
   std::vector<PyObject*> replaced;  // by instruction, borrowed from `stand_ins`; empty where there is none
   for (uint32_t t = first_track; t < p.track_pc.size(); ++t) {
@@ -105,6 +108,7 @@ nb::list Trace::build_roots(uint32_t first_root) {
     replaced.resize(p.code.size());
     replaced[pc] = stand_ins.back();
   }
+  // The roots. What an earlier build has made is in `built_`, and is used again.
   Sources sources{tracers_.data(), nullptr, nullptr, recording_->live.data()};
   if (!replaced.empty()) sources.replaced = replaced.data();
   sources.built = &built_;
@@ -119,6 +123,7 @@ nb::list Trace::build_roots(uint32_t first_root) {
   // Of the roots before it keeps the objects that the function has seen already.
   for (uint32_t at = 0; at < first_pc; ++at) built.set(at, built_[at]);
   built_ = std::move(built);
+  // Snapshots of registered nodes: their attributes, what these lead to, and the same of immutable ones.
   raw_.resize(p.track_pc.size());
   for (uint32_t t = first_track; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
@@ -126,11 +131,12 @@ nb::list Trace::build_roots(uint32_t first_root) {
     if (n.node->kind->node->is_registered && Py_TYPE(expected(p.track_pc[t])) == n.node->type)
       raw_.set(t, attributes_of(expected(p.track_pc[t]), *n.node->kind).get());
   }
-  behind_.resize(p.track_pc.size());
+  attribute_contents_.resize(p.track_pc.size());
   for (uint32_t t = first_track; t < p.track_pc.size(); ++t)
     if (raw_[t]) {
       bool is_handed_over = p.code[p.track_pc[t]].flags & HANDED_OVER;
-      behind_.replace(t, behind(p.track_pc[t], raw_[t], is_handed_over ? &kept_[t] : nullptr));
+      attribute_contents_.replace(t,
+                                  attribute_contents(p.track_pc[t], raw_[t], is_handed_over ? &backups_[t] : nullptr));
     }
   unflattened_.resize(p.code.size());
   for (uint32_t c = first_pc; c < p.code.size(); ++c) unflattened_.set(c, unflattened(c).get());
@@ -309,6 +315,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     if (donated[i]) donated_.push_back(tracers_[i]);
   std::sort(donated_.begin(), donated_.end());
 
+  // Which nodes has the function changed?
   refuse_changed_frozen();
   auto out = std::make_unique<Outcome>();
   std::vector<Change> changes, unseen;
@@ -351,6 +358,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     if (forward && (numpy || kind_of(recording_->leaves[i]).leaf != Leaf::numpy) &&
         !std::binary_search(donated_.begin(), donated_.end(), tracers_[i]))
       leaves->insert(tracers_[i], i);
+  // One recording for all: root 0 is the result, and one root follows for each write.
   Inputs inputs{&*nodes, &*leaves, &*keys, &p, arrays, numbers, numpy};
   RecordOptions options{nullptr, nullptr, &inputs, forward || share, false, nullptr};
   opened_.walk_again();
@@ -360,7 +368,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
 
   out->result_leaves = recorder.leaf_count();
   bool lost = false;
-  if (by_value) {
+  if (by_value) {  // nothing is written: a change is lost unless the result shows it
     for (uint32_t t : changed_tracks) {
       uint32_t pc = p.track_pc[t];
       lost = lost || !(p.code[pc].node->kind->expires || recorder.has_seen(expected(pc)));
@@ -384,6 +392,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   RecordedGraph recorded = recorder.finish(nullptr);
   // Weakly: what the caller's graph holds is alive whenever this is applied, and may lead back to the function.
   out->program = weakened_inputs(recorded.program, p);
+  // The copy holds what its statics name, and not yet what the writes name.
   for (const Write& w : out->writes)
     for (PyObject* names : {w.touched.dropped, w.touched.deleted})
       if (names) out->program.owned.push(names);
@@ -399,7 +408,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
 
 bool Trace::verify(nb::tuple roots) {
   const Program& p = recording_->program();
-  Walk walk, again;
+  Walk walk, second;
   std::vector<PyObject*> values;
   for (nb::handle h : roots) values.push_back(h.ptr());
   if (!replay(p, values.data(), values.size(), walk)) return false;
@@ -421,9 +430,9 @@ bool Trace::verify(nb::tuple roots) {
   }
   if (made.empty()) return true;
   // One that is the same object the next time is kept somewhere, where another stood when the trace began.
-  if (!replay(p, values.data(), values.size(), again)) return false;
+  if (!replay(p, values.data(), values.size(), second)) return false;
   return std::all_of(made.begin(), made.end(), [&](uint32_t i) {
-    return again.leaves[i] != walk.leaves[i] &&
+    return second.leaves[i] != walk.leaves[i] &&
            hooks::equal_leaves(recording_->leaves[i], walk.leaves[i]).get() == Py_True;
   });
 }
@@ -433,12 +442,12 @@ void Trace::close() {
   tracers_.clear();
   built_.clear();
   raw_.clear();
-  behind_.clear();
-  kept_.clear();
+  attribute_contents_.clear();
+  backups_.clear();
   opened_.clear();
-  // It points into `held_`, and goes first.
+  // It points into `recording_object_`, and goes first.
   recording_ = &Recording::nothing();
-  held_.reset();
+  recording_object_.reset();
 }
 
 void bind_trace(nb::module_& m) {

@@ -120,8 +120,8 @@ class Trace {
   bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
   Owned attributes_of(PyObject* obj, const Kind& kind) const;
   bool is_part(uint32_t pc, PyObject* value) const;  // one of the children, or the aux data, of the node at `pc`?
-  Owned behind(uint32_t pc, PyObject* attributes, OwnedList* kept = nullptr) const;
-  PyObject* changed_behind(uint32_t track) const;
+  Owned attribute_contents(uint32_t pc, PyObject* attributes, OwnedList* backups = nullptr) const;
+  PyObject* attribute_with_changed_contents(uint32_t track) const;
   bool flattens_otherwise(uint32_t pc, const Cursor& now) const;
   Cursor opened_with(uint32_t pc, PyObject* names) const;
   nb::dict left_out_of(uint32_t track);
@@ -134,9 +134,9 @@ class Trace {
   void each_changed_in_place(const std::function<void(uint32_t)>& f);
   bool has_another_type_or_code(uint32_t pc) const;
   void restore_node(uint32_t pc, Commit& commit);
-  Owned keep(PyObject* obj, const Kind& kind) const;
+  Owned backup_of(PyObject* obj, const Kind& kind) const;
   void restore_attributes(PyObject* obj, PyObject* before, Commit& commit) const;
-  void restore_kept(PyObject* kept, Commit& commit) const;
+  void restore_backup(PyObject* backup, Commit& commit) const;
   void restore_raw(uint32_t pc, Commit& commit);
   std::vector<bool> leads_to_rebuilt() const;
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
@@ -144,13 +144,13 @@ class Trace {
   KindHold kinds_;
   PyObject* root_names() const { return recording_->names.ptr(); }
 
-  nb::object held_;
-  const Recording* recording_;  // in `held_`, or an empty one
+  nb::object recording_object_;
+  const Recording* recording_;  // in `recording_object_`, or an empty one
   OwnedList tracers_;
   OwnedList built_;
-  OwnedList raw_;     // by tracked index: attributes of registered nodes, as rebuilt
-  OwnedList behind_;  // by tracked index, of these: what is behind their attributes, by name
-  std::unordered_map<uint32_t, OwnedList> kept_;  // the same of those that are handed over, to be put back
+  OwnedList raw_;                 // by tracked index: attributes of registered nodes, as rebuilt
+  OwnedList attribute_contents_;  // by tracked index, of these: what their attributes lead to, by name
+  std::unordered_map<uint32_t, OwnedList> backups_;  // the same of those that are handed over, to be put back
   OwnedList unflattened_;           // by instruction: attributes of immutable registered nodes, as rebuilt
   Opened opened_;                   // rebuilt registered nodes, as the function left them
   std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted

@@ -36,6 +36,7 @@ bool Trace::changed(uint32_t pc) const {
                       ": the code, the name, __doc__ or __module__ of this function was changed inside the "
                       "traced function, which cannot be written back");
   if (kind.node->content_changed(p, n, obj.get())) return true;
+  // Child by child: mostly the very objects that it was built with.
   Cursor cursor(obj.get(), kind);
   uint32_t count = p.children(pc), child = pc + 1, key_at = p.child_keys(n);
   PyObject *value = nullptr, *key = nullptr;
@@ -165,9 +166,9 @@ bool Trace::holds_donated(uint32_t pc) const {
 namespace {
 
 // By key or name, which child of a recorded node it was.
-class Before {
+class RecordedKeys {
  public:
-  Before(const Program& p, uint32_t first_key, uint32_t count, const uint32_t* children)
+  RecordedKeys(const Program& p, uint32_t first_key, uint32_t count, const uint32_t* children)
       : program_(p), first_key_(first_key), children_(children), number_(own(PyDict_New())) {
     for (uint32_t i = 0; i < count; ++i)
       check(PyDict_SetItem(number_.get(), p.statics[p.keys[first_key + i]].obj, own(PyLong_FromUnsignedLong(i)).get()));
@@ -176,9 +177,9 @@ class Before {
   // The instruction of the child that was under this key, which counts as met; NONE for a new one. One that is only
   // equal (1.0 where 1 was) is new, and cannot be set while the old one is there: all items are.
   uint32_t meet(PyObject* key) {
-    PyObject* found = dict_get(number_.get(), key);
-    if (!found) return any_new_ = true, NONE;
-    auto i = static_cast<uint32_t>(PyLong_AsUnsignedLong(found));
+    PyObject* number = dict_get(number_.get(), key);
+    if (!number) return any_new_ = true, NONE;
+    auto i = static_cast<uint32_t>(PyLong_AsUnsignedLong(number));
     if (!static_matches(program_, program_.keys[first_key_ + i], key)) return any_new_ = true, in_order_ = false, NONE;
     if (any_new_ || (met_ && i < last_)) in_order_ = false;
     last_ = i, ++met_;
@@ -222,6 +223,7 @@ Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
   const Program& p = recording_->program();
   const Instr& n = p.code[pc];
   PyObject* obj = expected(pc);
+  // Only keys whose comparison runs no user code are written one by one.
   bool is_dict =
       n.node->kind->node->keys == Keys::items && all_simple(p, n.node->keys, n.node->items) && all_simple(obj);
   bool is_list = n.node->kind->items == Items::list && PyList_GET_SIZE(obj) == static_cast<Py_ssize_t>(n.node->items);
@@ -229,9 +231,9 @@ Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
   for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) children.push_back(c);
   const uint32_t* first = children.data() + n.node->has_extra;
   uint32_t names = n.node->keys + p.item_keys(n);
-  Before items(p, n.node->keys, is_dict ? n.node->items : 0, first),
+  RecordedKeys items(p, n.node->keys, is_dict ? n.node->items : 0, first),
       fields(p, names, n.node->fields, first + n.node->items);
-  Before slots(p, names + n.node->fields, n.node->slots, first + n.node->items + n.node->fields);
+  RecordedKeys slots(p, names + n.node->fields, n.node->slots, first + n.node->items + n.node->fields);
   Touched out;
   Cursor cursor(obj, *n.node->kind);
   PyObject *value, *key;
@@ -245,6 +247,7 @@ Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
     }
     if (before == NONE || !is_as_built(value, before)) out.children.push_back(i);
   }
+  // A dict whose order would not come out right is written as a whole; an OrderedDict with any other key, too.
   bool ordered = n.node->kind->items == Items::keyed;
   out.items = !is_list && !(is_dict && (ordered ? items.same_keys() : items.in_order()));
   out.fields = !fields.in_order() && !n.node->kind->by_name;
@@ -305,16 +308,18 @@ bool flattens_alike(const Cursor& one, const Cursor& other) {
 
 }  // namespace
 
-// What is behind the attributes of a registered node as it was rebuilt: by name, a list of what containers and objects
-// hold that are no nodes of their own. Null where nothing is. Where `kept` is given, each of them is kept there as it is.
-Owned Trace::behind(uint32_t pc, PyObject* attributes, OwnedList* kept) const {
-  constexpr Py_ssize_t most = 10000;
+// What the attributes of a registered node lead to, as it was rebuilt: by name, a list of what containers and objects
+// hold that are not nodes of their own. Null where they lead to nothing that can change. `backups`, if any, gets a
+// backup of each.
+Owned Trace::attribute_contents(uint32_t pc, PyObject* attributes, OwnedList* backups) const {
+  constexpr Py_ssize_t most = 10000;  // of each attribute: a larger structure is compared in part
   const Program& p = recording_->program();
   std::unordered_set<PyObject*> nodes;  // that are compared by themselves
   Owned out;
   PyObject *name, *attribute, *value, *key;
   for (Py_ssize_t at = 0; PyDict_Next(attributes, &at, &name, &attribute);) {
     if (!(kind_of(attribute).is_node() || kind_of(attribute).leaf == Leaf::numpy) || is_part(pc, attribute)) continue;
+    // Listed once, and only where an attribute asks for it.
     for (uint32_t c = nodes.empty() ? 0 : static_cast<uint32_t>(p.code.size()); c < p.code.size(); ++c)
       if (p.code[c].op == Op::node && expected(c)) nodes.insert(expected(c));
     Owned held = own(PyList_New(0));
@@ -328,12 +333,12 @@ Owned Trace::behind(uint32_t pc, PyObject* attributes, OwnedList* kept) const {
       if (kind.leaf == Leaf::numpy || PyByteArray_Check(obj)) {
         changes = true;
         add_bytes(held.get(), obj);
-        if (kept && kind.leaf == Leaf::numpy) kept->push_stolen(keep(obj, kind));
+        if (backups && kind.leaf == Leaf::numpy) backups->push_stolen(backup_of(obj, kind));
       }
       if (!kind.is_node() || kind.node->is_registered || nodes.count(obj) || !seen.insert(obj).second) continue;
       changes = changes || !PyTuple_CheckExact(obj);
       if (PySet_Check(obj)) check(PyList_Append(held.get(), own(PyFrozenSet_New(obj)).get()));
-      if (kept) kept->push_stolen(keep(obj, kind));
+      if (backups) backups->push_stolen(backup_of(obj, kind));
       Cursor cursor(obj, kind);
       while (cursor.next(value, key)) {
         if (key) check(PyList_Append(held.get(), key));
@@ -348,13 +353,13 @@ Owned Trace::behind(uint32_t pc, PyObject* attributes, OwnedList* kept) const {
   return out;
 }
 
-// The name of an attribute behind which something was changed in place; null where there is none.
-PyObject* Trace::changed_behind(uint32_t track) const {
+// The name of an attribute that leads to something which was changed in place; null where there is none.
+PyObject* Trace::attribute_with_changed_contents(uint32_t track) const {
   uint32_t pc = recording_->program().track_pc[track];
-  if (!behind_[track]) return nullptr;
-  Owned now = behind(pc, raw_[track]);
+  if (!attribute_contents_[track]) return nullptr;
+  Owned now = attribute_contents(pc, raw_[track]);
   PyObject *name, *held;
-  for (Py_ssize_t at = 0; PyDict_Next(behind_[track], &at, &name, &held);)
+  for (Py_ssize_t at = 0; PyDict_Next(attribute_contents_[track], &at, &name, &held);)
     if (!holds_the_same(held, now ? dict_get(now.get(), name) : nullptr)) return name;
   return nullptr;
 }
@@ -390,8 +395,8 @@ bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject
     if (dict_get(before, name) != value || held(value)) note(name, value);
   for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &value);)
     if (!dict_get(now.get(), name)) note(name, nullptr);
-  // The same attributes, yet the class flattens to something else: a container behind an attribute was changed.
-  if (any || !changed_behind(track)) return any;
+  // The same attributes, yet the class flattens to something else: a container in an attribute was changed.
+  if (any || !attribute_with_changed_contents(track)) return any;
   if (!flattens_otherwise(pc, Cursor(obj, kind, &opened_))) return false;
   for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &name, &value);)
     if (kind_of(value).is_node()) note(name, value);
@@ -407,8 +412,8 @@ void Trace::restore_attributes(PyObject* obj, PyObject* before, Commit& commit) 
   for (Py_ssize_t at = 0; PyDict_Next(before, &at, &name, &value);) commit.field(obj, kind, name, value);
 }
 
-// (the object, a copy of its items or None, its attributes): for `restore_kept`.
-Owned Trace::keep(PyObject* obj, const Kind& kind) const {
+// (the object, a copy of its items or None, its attributes): for `restore_backup`.
+Owned Trace::backup_of(PyObject* obj, const Kind& kind) const {
   auto* type = reinterpret_cast<PyObject*>(kind.solid);
   Owned items = Owned::borrow(Py_None), attributes = own(PyDict_New());
   if (kind.leaf == Leaf::numpy) items = own(PyObject_CallMethod(obj, "copy", nullptr));
@@ -418,8 +423,8 @@ Owned Trace::keep(PyObject* obj, const Kind& kind) const {
   return own(PyTuple_Pack(3, obj, items.get(), attributes.get()));
 }
 
-void Trace::restore_kept(PyObject* kept, Commit& commit) const {
-  PyObject *obj = PyTuple_GET_ITEM(kept, 0), *items = PyTuple_GET_ITEM(kept, 1);
+void Trace::restore_backup(PyObject* backup, Commit& commit) const {
+  PyObject *obj = PyTuple_GET_ITEM(backup, 0), *items = PyTuple_GET_ITEM(backup, 1);
   const Kind& kind = kind_of(obj);
   if (kind.leaf == Leaf::numpy) {
     Owned now = own(PyObject_CallMethod(obj, "copy", nullptr));
@@ -430,15 +435,16 @@ void Trace::restore_kept(PyObject* kept, Commit& commit) const {
   } else if (items != Py_None) {
     commit.exchange(*kind.node, obj, own(PyObject_CallMethod(items, "copy", nullptr)));
   }
-  if (kind.is_node() && kind.has_fields()) restore_attributes(obj, PyTuple_GET_ITEM(kept, 2), commit);
+  if (kind.is_node() && kind.has_fields()) restore_attributes(obj, PyTuple_GET_ITEM(backup, 2), commit);
 }
 
-// Gives a registered node back what its snapshot holds: its attributes, and what is behind them.
+// Gives a registered node back what its snapshot holds: its attributes, and what they lead to.
 void Trace::restore_raw(uint32_t pc, Commit& commit) {
   uint32_t track = recording_->program().code[pc].node->track;
   restore_attributes(recording_->live[pc], track != NONE ? raw_[track] : unflattened_[pc], commit);
-  auto kept = kept_.find(track);
-  for (size_t i = 0; kept != kept_.end() && i < kept->second.size(); ++i) restore_kept(kept->second[i], commit);
+  auto backups = backups_.find(track);
+  for (size_t i = 0; backups != backups_.end() && i < backups->second.size(); ++i)
+    restore_backup(backups->second[i], commit);
 }
 
 // What a registered node flattens to with these of its attributes as they were when it was rebuilt.
@@ -459,7 +465,7 @@ Cursor Trace::opened_with(uint32_t pc, PyObject* names) const {
   }
 }
 
-// The attributes of one node that `left_out` gives: name -> is it what is behind it that was changed?
+// The attributes of one node that `left_out` gives: name -> was it changed in place, and not replaced?
 nb::dict Trace::left_out_of(uint32_t track) {
   uint32_t pc = recording_->program().track_pc[track];
   PyObject *obj = expected(pc), *before = raw_[track], *name, *was;
@@ -482,7 +488,7 @@ nb::dict Trace::left_out_of(uint32_t track) {
     check(PyDict_SetItem(one.get(), changed[i], Py_None));
     if (flattens_alike(Cursor(obj, kind, &opened_), opened_with(pc, one.get()))) out[nb::handle(changed[i])] = false;
   }
-  name = changed_behind(track);
+  name = attribute_with_changed_contents(track);
   if (name && !flattens_otherwise(pc, is_as_before ? Cursor(obj, kind, &opened_) : opened_with(pc, before)))
     out[name] = true;
   return out;
