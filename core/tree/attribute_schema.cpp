@@ -14,6 +14,7 @@ std::vector<uint32_t> numbers(PyObject* tuple, size_t below) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
     auto n = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(tuple, i));
     if (PyErr_Occurred()) raise_python();
+    // They index arrays without a check from here on.
     if (n >= below) raise_error(PyExc_SystemError, "a schema names an attribute that is not there");
     out.push_back(static_cast<uint32_t>(n));
   }
@@ -23,8 +24,9 @@ std::vector<uint32_t> numbers(PyObject* tuple, size_t below) {
 // Is the name one that an instance dictionary holds, and nothing of the class comes before it?
 bool is_plain(PyTypeObject* type, PyObject* name) {
   if (!PyUnicode_CheckExact(name) || !PyUnicode_CHECK_INTERNED(name)) return false;
-  PyObject* found = _PyType_Lookup(type, name);
-  return !found || !Py_TYPE(found)->tp_descr_set;
+  // A data descriptor of the class comes before the dictionary.
+  PyObject* in_class = _PyType_Lookup(type, name);
+  return !in_class || !Py_TYPE(in_class)->tp_descr_set;
 }
 
 // Asks Python what is done with instances that have the attributes of this dict. False where nothing is to be kept of it.
@@ -32,41 +34,42 @@ bool learn(const TreeKind& kind, PyObject* dict) {
   Schemas& schemas = *kind.schemas;
   if (schemas.schemas.size() >= most_schemas || PyDict_GET_SIZE(dict) > static_cast<Py_ssize_t>(most_attributes))
     return false;
-  Owned given = own(PySequence_Tuple(dict));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given.get()); ++i)
-    if (!is_plain(kind.type, PyTuple_GET_ITEM(given.get(), i))) return false;
-  Owned answer = own(PyObject_CallOneArg(schemas.by_names.get(), given.get()));
+  Owned names = own(PySequence_Tuple(dict));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names.get()); ++i)
+    if (!is_plain(kind.type, PyTuple_GET_ITEM(names.get(), i))) return false;
+  Owned answer = own(PyObject_CallOneArg(schemas.by_names.get(), names.get()));
   PyObject *data, *aux, *entries, *children, *others, *assigned;
   if (!PyArg_ParseTuple(answer.get(), "OOO!O!O!O!", &data, &aux, &PyTuple_Type, &entries, &PyTuple_Type, &children,
                         &PyTuple_Type, &others, &PyTuple_Type, &assigned))
     raise_python();
   auto schema = std::make_unique<Schema>();
-  auto n = static_cast<size_t>(PyTuple_GET_SIZE(given.get()));
+  auto n = static_cast<size_t>(PyTuple_GET_SIZE(names.get()));
   schema->children = numbers(children, n);
   schema->others = numbers(others, n);
   schema->assigned = numbers(assigned, n);
   schema->data = Owned::borrow(data);
   schema->entries = Owned::borrow(entries);
   for (size_t i = 0; i < n; ++i)
-    schema->given.push_back(Py_NewRef(PyTuple_GET_ITEM(given.get(), static_cast<Py_ssize_t>(i))));
+    schema->attributes.push_back(Py_NewRef(PyTuple_GET_ITEM(names.get(), static_cast<Py_ssize_t>(i))));
   for (const auto* part : {&schema->children, &schema->others})
-    for (uint32_t i : *part) schema->names.push_back(schema->given[i]);
+    for (uint32_t i : *part) schema->names.push_back(schema->attributes[i]);
   schemas.aux = Owned::borrow(aux);
   schemas.schemas.push_back(std::move(schema));
   return true;
 }
 
 bool fits(const Schema& schema, PyObject* dict, AttributeValues& values) {
-  if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(schema.given.size())) return false;
+  if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(schema.attributes.size())) return false;
   PyObject *key, *value;
   Py_ssize_t pos = 0;
-  for (size_t i = 0; i < schema.given.size(); ++i) {
-    if (!PyDict_Next(dict, &pos, &key, &value) || key != schema.given[i]) return false;
+  for (size_t i = 0; i < schema.attributes.size(); ++i) {
+    if (!PyDict_Next(dict, &pos, &key, &value) || key != schema.attributes[i]) return false;
     values[i] = value;
   }
   return true;
 }
 
+// The schema that fits an instance dictionary, beginning with the one that fitted last; null where none does.
 Schema* fitting(Schemas& schemas, PyObject* dict, AttributeValues& values) {
   size_t n = schemas.schemas.size();
   for (size_t k = 0, i = schemas.recent; k < n; ++k, i = i + 1 < n ? i + 1 : 0) {
@@ -107,10 +110,10 @@ const Schema* schema_of_data(const Schemas& schemas, PyObject* data, Owned& othe
     }
   }
   if (reinterpret_cast<PyObject*>(Py_TYPE(data)) != schemas.aux.get()) return nullptr;
-  Owned of = own(attribute(data, "schema"));
+  Owned schema_data = own(attribute(data, "schema"));
   others = own(attribute(data, "values"));
   for (const auto& schema : schemas.schemas)
-    if (schema->data.get() == of.get()) return schema.get();
+    if (schema->data.get() == schema_data.get()) return schema.get();
   return nullptr;
 }
 
@@ -144,6 +147,7 @@ Owned data_by_schema(const TreeKind& kind, Schema& schema, const AttributeValues
 
 Owned build_by_schema(const TreeKind& kind, PyObject* data, PyObject* const* items, uint32_t arity) {
   PyTypeObject* type = kind.type;
+  // A class that was changed since may have other descriptors, or an abstract method.
   if (!data || kind.version != type->tp_version_tag || type->tp_flags & Py_TPFLAGS_IS_ABSTRACT) return {};
   Owned others;
   const Schema* schema = schema_of_data(*kind.schemas, data, others);

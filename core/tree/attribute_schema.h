@@ -11,8 +11,8 @@ namespace graftax {
 
 // What is done with all instances that have the same attributes in the same order.
 struct Schema {
-  std::vector<PyObject*> given;    // names as the instance dictionary has them; interned, kept for ever
-  std::vector<uint32_t> children;  // which of `given` are children
+  std::vector<PyObject*> attributes;  // names as the instance dictionary has them; interned, kept for ever
+  std::vector<uint32_t> children;     // which of these are children
   std::vector<uint32_t> others;
   std::vector<uint32_t> assigned;  // names in the order of assignment, as numbers: children first, then others
   std::vector<PyObject*> names;    // of children and others
@@ -33,7 +33,7 @@ struct Schemas {
 };
 
 constexpr size_t most_attributes = 64;
-using AttributeValues = std::array<PyObject*, most_attributes>;  // borrowed, as `given`
+using AttributeValues = std::array<PyObject*, most_attributes>;  // borrowed, beside `attributes`
 
 // The schema for this instance, and its values; null where the functions have to be asked. May call Python; the caller is
 // `Walking`.

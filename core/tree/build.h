@@ -21,7 +21,7 @@ Owned build(const Structure& t, PyObject* const* leaves, Make make) {
   auto n = static_cast<uint32_t>(t.nodes.size());
   for (uint32_t i = 0; i < n; ++i) {
     const TreeNode& node = t.nodes[i];
-    if (node.role == Role::leaf) {
+    if (node.role == Role::leaf) {  // a run of them
       if (n == 1) return Owned::borrow(leaves[0]);
       for (uint32_t k = 0; k < node.arity; ++k) values.push(leaves[k]);
       leaves += node.arity;
@@ -34,6 +34,7 @@ Owned build(const Structure& t, PyObject* const* leaves, Make make) {
     } else {
       open.push_back({i, values.size()});
     }
+    // The last record of a subtree closes its node, and all nodes that end with it.
     while (!open.empty() && t.nodes[open.back().node].next == i + 1) {
       auto [at, base] = open.back();
       open.pop_back();

@@ -72,15 +72,16 @@ nb::object treedef_of(Structure&& t) {
   size_t hash = cache_hash(t);
   KeptTreeDef& slot = slots[hash % slots.size()];
   if (slot.hash == hash && slot.fits(t)) {
+    // The memory of the new structure goes to the next walk.
     t.nodes.clear();
     t.nodes.swap(node_pool);
     return slot.treedef;
   }
-  bool again = std::exchange(slot.hash, hash) == hash && may_be_kept(t);
+  bool comes_again = std::exchange(slot.hash, hash) == hash && may_be_kept(t);
   t.keep_kinds();
   if (t.nodes.capacity() > 2 * std::max<size_t>(t.nodes.size(), 16)) t.nodes.shrink_to_fit();
   nb::object made = nb::cast(TreeDef{std::move(t)});
-  if (again) {
+  if (comes_again) {
     nb::object gone = std::exchange(slot.treedef, made);  // released last: what it holds may have code
   }
   return made;

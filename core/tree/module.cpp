@@ -139,7 +139,7 @@ nb::object walk_treedef(const TreeDef& def, nb::handle f_node, nb::handle f_leaf
 Owned mapped(nb::handle f, const TreeDef& def, std::vector<OwnedList>& columns) {
   OwnedList& results = columns[0];  // each takes the place of its leaf, which the tree holds or nobody needs any more
   size_t n = results.size(), width = columns.size();
-  std::vector<PyObject*> args(width + 1);
+  std::vector<PyObject*> args(width + 1);  // the first place is the callee's to use, as the flag below says
   for (size_t i = 0; i < n; ++i) {
     for (size_t k = 0; k < width; ++k) args[k + 1] = columns[k][i];
     Owned result = own(PyObject_Vectorcall(f.ptr(), args.data() + 1, width | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));

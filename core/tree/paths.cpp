@@ -27,7 +27,7 @@ Owned index_entry(PyObject* cls, std::vector<PyObject*>& kept, uint32_t i) {
 Owned named_entry(PyObject* cls, PyObject* kept, PyObject* key) {
   constexpr Py_ssize_t most_kept = 8192;
   if (!PyUnicode_CheckExact(key)) return own(PyObject_CallOneArg(cls, key));
-  if (PyObject* found = dict_get(kept, key)) return Owned::borrow(found);
+  if (PyObject* entry = dict_get(kept, key)) return Owned::borrow(entry);
   Owned entry = own(PyObject_CallOneArg(cls, key));
   if (PyDict_GET_SIZE(kept) >= most_kept) PyDict_Clear(kept);
   check(PyDict_SetItem(kept, key, entry.get()));
@@ -61,6 +61,7 @@ void child_entries(const TreeNode& n, OwnedList& entries) {
       return;
     case Role::namedtuple:
     case Role::fields: {
+      // Made once for the class, one by one: another walk may run while an entry is made.
       std::vector<PyObject*>& kept = n.kind->entries;
       while (kept.size() < n.kind->children.size()) {
         size_t next = kept.size();
@@ -92,6 +93,7 @@ void make_paths(const Structure& t, const NamedNodes& named, OwnedList& out) {
   auto next_named = named.begin();
   out.reserve(t.leaves);
   for (uint32_t i = 0; i < t.nodes.size(); ++i) {
+    // Nodes that end before this record take their entry off the path. The root has none.
     for (; !open.empty() && open.back().end == i; open.pop_back())
       if (!path.empty()) path.resize(path.size() - 1);
     const TreeNode& n = t.nodes[i];

@@ -63,6 +63,7 @@ Owned with_mark(const TreeKind& kind, PyObject* data, bool back) {
 // the walks rely on, so that none leaves the arrays.
 class FromRecords {
  public:
+  // Leaves side by side, of one parent.
   void leaves(uint32_t count) {
     if (done_ || count == 0 || (open_.empty() ? count != 1 : open_.back().second < count)) refuse_records();
     out_.tree.add_leaves(count, run_);
@@ -72,6 +73,7 @@ class FromRecords {
   }
   void node(const TreeKind& kind, uint32_t arity, PyObject* data) {
     if (done_ || (!open_.empty() && open_.back().second == 0)) refuse_records();
+    // What walks read unchecked is checked: data of dicts, fields and the like, and that None has no children.
     bool empty = has_no_data(kind);
     if (!empty || kind.role == Role::none) check_data(kind, data, arity);
     if (!open_.empty()) --open_.back().second;

@@ -17,7 +17,7 @@ struct Signed {
 
 Signed* signed_of(PyObject* self) { return reinterpret_cast<Signed*>(self); }
 
-// About 5 ns a call.
+// What such a function costs more than nanobind's own: about 5 ns a call.
 PyObject* forward(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   return PyObject_Vectorcall(signed_of(self)->function, args, nargsf, kwnames);
 }
@@ -31,7 +31,7 @@ PyObject* name_of(PyObject* self, PyObject* = nullptr) { return attribute(self, 
 PyObject* repr(PyObject* self) {
   PyObject* name = name_of(self);
   if (!name) return nullptr;
-  PyObject* out = PyUnicode_FromFormat("<function %S>", name);  // as any attribute, the name may be anything
+  PyObject* out = PyUnicode_FromFormat("<function %S>", name);  // %S, as an attribute may be anything
   Py_DECREF(name);
   return out;
 }
@@ -43,6 +43,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
+// The function stays, as a call may follow; a cycle through its attributes is broken by this.
 int clear(PyObject* self) {
   Py_CLEAR(signed_of(self)->dict);
   return 0;

@@ -21,8 +21,8 @@ constexpr size_t orders = 64;
 constexpr Py_ssize_t longest_key = 16384;
 
 std::array<KeyOrder, orders>& known_orders() {
-  static auto* known = new std::array<KeyOrder, orders>();
-  return *known;
+  static auto* all = new std::array<KeyOrder, orders>();
+  return *all;
 }
 
 KeyOrder& order_slot(PyObject* first_key, Py_ssize_t size) {
@@ -31,13 +31,13 @@ KeyOrder& order_slot(PyObject* first_key, Py_ssize_t size) {
 }
 
 // Takes the values where the dict has just these keys; else leaves `values` as it was.
-bool take_known(const KeyOrder& known, PyObject* dict, OwnedList& values) {
+bool take_in_order(const KeyOrder& order, PyObject* dict, OwnedList& values) {
   Py_ssize_t pos = 0;
   size_t i = 0, base = values.size();
   PyObject *key, *value;
-  if (known.places.empty()) {
+  if (order.places.empty()) {
     while (PyDict_Next(dict, &pos, &key, &value)) {
-      if (key != known.keys[i++]) {
+      if (key != order.keys[i++]) {
         values.resize(base);
         return false;
       }
@@ -45,13 +45,13 @@ bool take_known(const KeyOrder& known, PyObject* dict, OwnedList& values) {
     }
     return true;
   }
-  values.resize(base + known.keys.size());
+  values.resize(base + order.keys.size());
   while (PyDict_Next(dict, &pos, &key, &value)) {
-    if (key != known.keys[i]) {
+    if (key != order.keys[i]) {
       values.resize(base);
       return false;
     }
-    values.set(base + known.places[i++], value);
+    values.set(base + order.places[i++], value);
   }
   return true;
 }
@@ -104,15 +104,16 @@ Owned sorted_items(PyObject* dict, OwnedList& values) {
   PyObject *key, *value;
   PyDict_Next(dict, &pos, &key, &value);
   KeyOrder& slot = order_slot(key, size);
-  if (slot.keys.size() == static_cast<size_t>(size) && take_known(slot, dict, values)) return slot.sorted;
+  if (slot.keys.size() == static_cast<size_t>(size) && take_in_order(slot, dict, values)) return slot.sorted;
 
-  OwnedList keys, found;
+  // In the order of the dict first; `order` then says where each one goes.
+  OwnedList keys, unsorted;
   keys.reserve(static_cast<size_t>(size));
-  found.reserve(static_cast<size_t>(size));
+  unsorted.reserve(static_cast<size_t>(size));
   pos = 0;
   while (PyDict_Next(dict, &pos, &key, &value)) {
     keys.push(key);
-    found.push(value);
+    unsorted.push(value);
   }
   KeyType type = type_of_keys(keys);
   if (type == KeyType::other) return sorted_by_themselves(dict, values);
@@ -127,7 +128,7 @@ Owned sorted_items(PyObject* dict, OwnedList& values) {
   for (Py_ssize_t i = 0; i < size; ++i) {
     uint32_t from = order[static_cast<size_t>(i)];
     PyTuple_SET_ITEM(sorted.get(), i, Py_NewRef(keys[from]));
-    values.push(found[from]);
+    values.push(unsorted[from]);
   }
   if (type == KeyType::text && size <= longest_key) {
     KeyOrder fresh;

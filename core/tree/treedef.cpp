@@ -13,6 +13,7 @@ namespace graftax {
 std::vector<std::shared_ptr<const TreeKind>> kinds_of(const std::vector<TreeNode>& nodes) {
   std::vector<std::shared_ptr<const TreeKind>> kinds;
   for (const TreeNode& n : nodes) {
+    // Kinds of builtin containers live as long as the process. Sorted by address, so that each is listed once.
     if (!n.kind || n.role < Role::namedtuple || (!kinds.empty() && kinds.back().get() == n.kind)) continue;
     auto place = std::lower_bound(kinds.begin(), kinds.end(), n.kind,
                                   [](const auto& k, const TreeKind* t) { return k.get() < t; });
@@ -38,6 +39,7 @@ bool Structure::append(const Structure& other, uint32_t node, bool run) {
     add_leaves(1, run);
     return true;
   }
+  // Its records as they are, but for where each subtree ends; node data get an owner here.
   auto shift = static_cast<uint32_t>(nodes.size()) - node;
   for (uint32_t i = node; i < first.next; ++i) {
     TreeNode n = other.nodes[i];
@@ -99,6 +101,7 @@ bool operator==(const Structure& a, const Structure& b) {
     const TreeNode &x = a.nodes[i], &y = b.nodes[i];
     if (x.next != y.next || !same_kind_of_node(x, y)) return false;
     if (x.data == y.data || (x.data == x_data && y.data == y_data)) continue;
+    // Read before the comparison, which may run user code and so the collector.
     PyObject *x_new = x.data, *y_new = y.data;
     if (!same_data(x, y)) return false;
     if (a.nodes.size() != n || b.nodes.size() != n) return false;  // collected meanwhile
@@ -151,8 +154,6 @@ std::pair<std::string, std::string> brackets(const TreeNode& n) {
   }
 }
 
-}  // namespace
-
 std::string structure_repr(const Structure& t) {
   struct Open {
     uint32_t node, child;
@@ -189,6 +190,8 @@ std::string structure_repr(const Structure& t) {
   return out + ")";
 }
 
+}  // namespace
+
 nb::object node_data(const TreeNode& n) {
   if (n.role == Role::leaf) return nb::none();
   nb::object data = n.data ? nb::borrow(n.data) : nb::none();
@@ -196,21 +199,25 @@ nb::object node_data(const TreeNode& n) {
   return nb::make_tuple(nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)), data);
 }
 
-nb::object as_treedef(nb::handle given) {
-  if (nb::isinstance<TreeDef>(given)) return nb::borrow(given);
-  return hooks::from_jax.object()(given);
+nb::object as_treedef(nb::handle treedef) {
+  if (nb::isinstance<TreeDef>(treedef)) return nb::borrow(treedef);
+  return hooks::from_jax.object()(treedef);
 }
 
 namespace {
 
 nb::list children(const TreeDef& def) {
   nb::list out;
-  each_child(def.tree, 0, [&](uint32_t i, bool) {
-    TreeDef child;
-    child.tree.append(def.tree, i, false);
-    child.tree.keep_kinds();
-    out.append(nb::cast(std::move(child)));
-  });
+  const std::vector<TreeNode>& nodes = def.tree.nodes;
+  for (uint32_t i = 1; i < nodes[0].next; i = nodes[i].next) {
+    uint32_t times = nodes[i].role == Role::leaf ? nodes[i].arity : 1;  // a run of leaves is as many children
+    for (uint32_t k = 0; k < times; ++k) {
+      TreeDef child;
+      child.tree.append(def.tree, i, false);
+      child.tree.keep_kinds();
+      out.append(nb::cast(std::move(child)));
+    }
+  }
   return out;
 }
 
@@ -237,9 +244,9 @@ TreeDef composed(const TreeDef& outer, const TreeDef& inner) {
   return out;
 }
 
-TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable given) {
+TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable children) {
   std::vector<nb::object> parts;
-  for (nb::handle child : given) parts.push_back(as_treedef(child));
+  for (nb::handle child : children) parts.push_back(as_treedef(child));
   TreeDef out;
   if (data.is_none()) {
     if (!parts.empty()) raise_error(PyExc_ValueError, "a leaf has no children");

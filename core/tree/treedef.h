@@ -82,19 +82,8 @@ PyObject* keys_of(const TreeNode& n);
 // JAX's `(type, data)` of a node, or None for a leaf.
 nb::object node_data(const TreeNode& n);
 
-// Calls visit(first record, is_leaf) for each child; a run of leaves is one call a leaf.
-template <class Visit>
-void each_child(const Structure& t, uint32_t node, Visit visit) {
-  for (uint32_t i = node + 1; i < t.nodes[node].next; i = t.nodes[i].next) {
-    uint32_t times = t.nodes[i].role == Role::leaf ? t.nodes[i].arity : 1;
-    for (uint32_t k = 0; k < times; ++k) visit(i, t.nodes[i].role == Role::leaf);
-  }
-}
-
-// A treedef of ours: what was given, or one of JAX's turned into ours.
-nb::object as_treedef(nb::handle given);
-
-std::string structure_repr(const Structure& t);
+// A treedef of ours: this one itself, or one of JAX's turned into ours.
+nb::object as_treedef(nb::handle treedef);
 
 void bind_treedef(nb::module_& m);
 

@@ -23,12 +23,12 @@ std::vector<PyObject*> interned(PyObject* names) {
 }
 
 // Is each of the names an instance attribute that nothing of the type comes before?
-bool found_in_dict(PyTypeObject* type, const TreeKind& kind) {
+bool are_in_dict(PyTypeObject* type, const TreeKind& kind) {
   if (type->tp_getattro != PyObject_GenericGetAttr || type->tp_dictoffset == 0) return false;
   for (const auto* names : {&kind.children, &kind.others}) {
     for (PyObject* name : *names) {
-      PyObject* found = _PyType_Lookup(type, name);
-      if (found && Py_TYPE(found)->tp_descr_set) return false;
+      PyObject* in_class = _PyType_Lookup(type, name);
+      if (in_class && Py_TYPE(in_class)->tp_descr_set) return false;  // a data descriptor
     }
   }
   return true;
@@ -60,15 +60,15 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
     else kind->role = Role::registered;
     if (kind->role < Role::namedtuple) {  // one for ever: structures do not hold it
       static std::array<std::shared_ptr<TreeKind>, static_cast<size_t>(Role::namedtuple)> builtin;
-      std::shared_ptr<TreeKind>& known = builtin[static_cast<size_t>(kind->role)];
-      if (!known) known = std::move(kind);
-      return known;
+      std::shared_ptr<TreeKind>& first = builtin[static_cast<size_t>(kind->role)];
+      if (!first) first = std::move(kind);
+      return first;
     }
     kind->children = interned(field("children").get());
     Owned schema = if_any("schema");
     if (schema && type->tp_dictoffset != 0) {
-      _PyType_Lookup(type,
-                     runtime.tables);  // a type has no version before; one that was changed too often, none any more
+      // A type gets its version at a lookup, of any name. One that was changed too often has none any more.
+      _PyType_Lookup(type, runtime.tables);
       kind->version = type->tp_version_tag;
       kind->by_version = kind->version != 0;
       if (kind->by_version) {
@@ -90,7 +90,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   kind->size = PyLong_AsSsize_t(field("size").get());
   if (PyErr_Occurred()) raise_python();
   // Where a field may be absent, it is the instance dictionary that says so.
-  kind->in_dict = kind->absent ? type->tp_dictoffset != 0 : found_in_dict(type, *kind);
+  kind->in_dict = kind->absent ? type->tp_dictoffset != 0 : are_in_dict(type, *kind);
   kind->by_version = true;
   kind->version = type->tp_version_tag;
   return kind;
@@ -100,7 +100,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
 
 const TreeKind& find_out_tree_kind(PyTypeObject* type) {
   std::shared_ptr<TreeKind> kind = resolve(type);
-  TreeKinds::forget(type);
+  TreeKinds::forget(type);  // what was known of an earlier version of the class
   return TreeKinds::remember(type, std::move(kind));
 }
 

@@ -217,12 +217,12 @@ class TreeWalk {
     if (!request_.is_leaf) return false;
     Owned answer;
     if (request_.is_leaf_takes_path) {
-      Owned where = tuple_of(entries_.data(), entries_.size());
-      answer = own(PyObject_CallFunctionObjArgs(request_.is_leaf, where.get(), obj, nullptr));
+      Owned path = tuple_of(entries_.data(), entries_.size());
+      answer = own(PyObject_CallFunctionObjArgs(request_.is_leaf, path.get(), obj, nullptr));
     } else {
       answer = own(PyObject_CallOneArg(request_.is_leaf, obj));
     }
-    follow_registry();
+    follow_registry();  // is_leaf may have registered a type
     if (answer.get() == Py_True) return true;
     if (answer.get() != Py_False && answer.get() != Py_None)
       raise_error(PyExc_ValueError, "is_leaf must return a bool, and returned " + short_repr(answer.get()));
@@ -255,9 +255,11 @@ class TreeWalk {
       run_of_leaves_ = false;
       return;
     }
+    // The next value to visit is the last one.
     std::reverse(pending_.data() + floor, pending_.data() + floor + rest);
     open_.push_back({node, rest, std::move(obj)});
     if (request_.is_leaf_takes_path) entries_of(node, open_entries_.emplace_back());
+    // At each doubling of the depth, so that the search for cycles takes no more time than the walk.
     if (open_.size() >= deep && (open_.size() & (open_.size() - 1)) == 0) refuse_cycles();
   }
 
@@ -288,8 +290,9 @@ class TreeWalk {
 
   template <class Sink>
   void open_children(uint32_t node, PyObject* obj, const TreeKind& kind, Sink& sink) {
-    bool ask = kind.role == Role::registered && (request_.named || request_.is_leaf_takes_path);
-    bool named = ask && kind.names != Names::flat;
+    // Only where somebody wants key paths is a registered class asked for the names of its children.
+    bool wants_names = kind.role == Role::registered && (request_.named || request_.is_leaf_takes_path);
+    bool named = wants_names && kind.names != Names::flat;
     Owned data = named ? open_named(node, obj, kind, sink) : open_node(obj, kind, sink);
     if (!structure_) return;
     if (kind.role == Role::fields && data_ && PyTuple_CheckExact(data.get()) && same_items(data.get(), data_)) {
@@ -344,10 +347,10 @@ class TreeWalk {
                       " makes new nodes without end, " + std::to_string(open_.size()) + " levels of them.");
     std::unordered_map<PyObject*, size_t> seen;
     for (size_t i = 0; i < open_.size(); ++i) {
-      auto [before, fresh] = seen.emplace(open_[i].obj.get(), i);
-      if (fresh) continue;
+      auto [first, is_new] = seen.emplace(open_[i].obj.get(), i);
+      if (is_new) continue;
       std::string steps;
-      for (size_t k = before->second; k < i && k < before->second + 6; ++k) {
+      for (size_t k = first->second; k < i && k < first->second + 6; ++k) {
         steps += std::string(steps.empty() ? "" : " > ") + Py_TYPE(open_[k].obj.get())->tp_name;
       }
       raise_error(PyExc_RecursionError, "this is no tree: " + short_repr_of_type(open_[i].obj.get()) +
@@ -412,6 +415,7 @@ bool match_node(const TreeNode& n, PyObject* obj, OwnedList& pending) {
 }  // namespace
 
 void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
+  // In step with the records of the prefix: the next value belongs to the next record.
   OwnedList pending;
   pending.push(tree);
   for (const TreeNode& n : prefix.nodes) {
@@ -428,6 +432,7 @@ void walk_tree(PyObject* tree, const WalkRequest& request) { TreeWalk(request).r
 
 Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, OwnedList& children) {
   if (hooks::open_with_keys.get() == Py_None) return {};
+  // By the class's own function for it, once that is known; the first object shows whether there is one.
   Owned opened;
   if (kind.with_keys) {
     opened = own(PyObject_CallOneArg(kind.with_keys.get(), obj));
