@@ -134,6 +134,7 @@ BufferUsers BufferUsers::find(PyTypeObject* type, const nb::list& samples, const
     Numbers places;
     for (size_t i = 0; i < samples.size(); ++i) {
       nb::object array = samples[i], another = samples[i ^ 1];  // the other one of its pair
+      // Offsets are of this class alone.
       if (Py_TYPE(array.ptr()) != type) return {};
       Numbers here = places_for(array.ptr(), another.ptr(), alias.ptr(),
                                 [&] { return numbers_behind(memory, array.ptr(), size); });

@@ -171,6 +171,7 @@ bool Direct::fits(const HostLook& host, PyObject* leaf) {
 }
 
 bool Direct::is_known(const Met& met, PyObject* leaf) {
+  // A result of the call before is a new array: it is known once one like it was looked at.
   return met.ref && referent(met.ref.get()) == leaf && (met.result == NONE || met.sure);
 }
 
@@ -263,6 +264,7 @@ bool Direct::fits(const OwnedList& leaves, const TraceContext& trace_context) {
     if (!met) return fits(i, nullptr, leaves[i]);
     return is_known(met[i], leaves[i]) || fits(i, met + i, leaves[i]);
   };
+  // Of shapes that come in turn the same leaf differs most times.
   if (differed_ > 0 && !is_as_before(differed_)) return false;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (i > 0 && i == differed_) continue;
@@ -312,6 +314,7 @@ Direct::Captured Direct::captured(Owned answer, size_t arguments, size_t vectors
     if (k < 0 || at >= arguments || (at < guards_.size() && !guards_[at].look->host))
       raise_error(PyExc_IndexError, "a NumPy leaf that is not there");
     HostLook& host = at < guards_.size() ? *guards_[at].look->host : out.computed[at - guards_.size()];
+    // A program that was prepared before has placed it.
     if (host.aval) continue;
     host.aval = Owned::borrow(aval);
     host.sharding = Owned::borrow(sharding);
@@ -408,6 +411,7 @@ Owned Direct::put(const HostLook& host, PyObject* leaf) {
   if (!host.aval) raise_error(PyExc_SystemError, "a NumPy leaf has no place");
   Owned content = own(PyList_New(1));
   PyList_SET_ITEM(content.get(), 0, Py_NewRef(leaf));
+  // As `batched_device_put` takes them: the content is a list with one array for each device.
   PyObject* arguments[] = {host.aval.get(), host.sharding.get(), content.get(), host.devices.get(), Py_False,
                            Py_False,        jax.semantics};
   return Owned::steal(PyObject_Vectorcall(jax.put, arguments, 7, nullptr));
@@ -418,6 +422,7 @@ Owned Direct::inputs(const OwnedList& leaves, PyObject* host, PyObject* vectors,
   size_t in_slot = 0;
   auto array_of = [&](uint32_t k) {
     if (k >= guards_.size()) {
+      // Behind the leaves come the numbers of the host: written into a slot of the ring, or copied.
       auto vector = static_cast<Py_ssize_t>(k - guards_.size());
       if (!slot) return put(vectors_[k - guards_.size()], PyTuple_GET_ITEM(vectors, vector));
       ring_->write(*slot, in_slot, PyTuple_GET_ITEM(host, vector));

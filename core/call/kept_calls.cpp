@@ -113,6 +113,7 @@ bool CallRing::read(PyObject* obj, bool waits) {
 void CallRing::read_known() {
   for (size_t i = 0; i < calls.size(); ++i) {
     Owned call = calls[i];
+    // Those that have to make room for the next call are waited for.
     bool waits = i + last <= calls.size(), is_in_flight = is_copied_ && i + 1 == calls.size();
     if (!waits && is_in_flight) break;  // the copy of the newest scalar may have just begun
     if (!read(call.get(), waits)) break;
@@ -206,6 +207,7 @@ void CallRing::copy_what_may_change(KeptCall& kept, const Entry& entry) {
 }
 
 Owned CallRing::begin(const Beginning& call) {
+  // A direct call is in no trace, so that only others have to ask.
   if (is_paused || (!call.is_direct && hooks::outside_of_traces().get() != Py_True)) return {};
   make_room();
   Owned out = take_spare();

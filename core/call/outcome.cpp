@@ -132,6 +132,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     for (auto [leaf, first] : outcome.ties) shared[leaf] = out_leaves[first];
     tie(outcome, in_leaves, shared);
     for (auto [leaf, first] : outcome.refs) {
+      // A Ref that the function made is made again for each call, once for all its places.
       if (leaf == first) made.push_stolen(hooks::new_ref(out_leaves[leaf]));
       shared[leaf] = leaf == first ? made.back() : shared[first];
     }

@@ -48,6 +48,7 @@ bool step_to(const Program& p, uint32_t pc, uint32_t i, Replaced::Step& out) {
 
 // Borrowed from the node above. Runs no user code.
 PyObject* take_step(const Replaced::Step& step, PyObject* above) {
+  // The objects may have changed since the walk, so sizes are read again.
   using Kind = Replaced::Step::Kind;
   switch (step.kind) {
     case Kind::item:

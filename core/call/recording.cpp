@@ -121,6 +121,7 @@ void bind_recording(nb::module_& m) {
           [](Recording& r) -> nb::object {
             if (!direct_takes(r.leaves.size())) return nb::none();
             try {
+              // Kept, as a direct call takes them over.
               if (r.looks.empty()) r.looks = looks_of(r.leaves);
             } catch (nb::python_error& e) {  // a leaf that cannot be looked at: such calls go through Python
               if (!e.matches(PyExc_Exception)) throw;

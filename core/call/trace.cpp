@@ -171,6 +171,7 @@ void Trace::each_changed_in_place(const std::function<void(uint32_t)>& f) {
   if (raw_.size() != p.track_pc.size()) return;  // never rebuilt: the function did not run
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
+    // An immutable node without fields cannot have changed.
     if (n.op != Op::node || !(n.flags & HANDED_OVER) || (n.node->track == NONE && !n.node->kind->has_fields()))
       continue;
     if (has_another_type_or_code(pc) || (n.node->track != NONE && raw_[n.node->track]) || changed(pc) ||
@@ -301,6 +302,7 @@ bool Trace::find_change(Change& change) {
 // Did the function change it, or is it written only because its arrays were donated?
 bool Trace::changed_by_function(uint32_t track) {
   if (donated_.empty()) return true;
+  // Asked again as if nothing had been donated.
   std::vector<PyObject*> donated = std::exchange(donated_, {});
   Change alone{track, {}, {}};
   bool answer = find_change(alone);
@@ -313,6 +315,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   const Program& p = recording_->program();
   for (size_t i = 0; i < donated.size() && i < tracers_.size(); ++i)
     if (donated[i]) donated_.push_back(tracers_[i]);
+  // For binary searches: each attribute is looked for.
   std::sort(donated_.begin(), donated_.end());
 
   // Which nodes has the function changed?

@@ -353,6 +353,7 @@ class Scope {
     if (frames_unknown.empty()) hear_collections(collect);
     sessions.enter(&session);
     if (!frames_unknown.empty()) return;
+    // The first session puts the hook in, and the last one takes it out.
     if (sessions.all().size() == 1) {
       previous_hook = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
       if (previous_hook == _PyEval_EvalFrameDefault) previous_hook = nullptr;

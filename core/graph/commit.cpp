@@ -60,6 +60,7 @@ void Commit::field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* va
 
 void Commit::move_fields(PyObject* from, PyObject* to, const Kind& kind) {
   if (kind.has_dict) {
+    // Attributes that `from` lacks stay.
     Owned dict = instance_dict(from), into = instance_dict(to);
     PyObject *name, *value;
     for (Py_ssize_t pos = 0; PyDict_Next(dict.get(), &pos, &name, &value);) assign(into.get(), name, value);

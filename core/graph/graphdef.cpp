@@ -40,6 +40,7 @@ Py_hash_t mix(Py_hash_t h, size_t x) {
 Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
   h = mix(h, static_cast<size_t>(n.op));
   switch (n.op) {
+    // Of a leaf only what tells two structures apart: whether it is an array of before, or a number.
     case Op::leaf: return mix(h, n.flags & (ALIAS | NUMBER) ? n.flags & (ALIAS | NUMBER) : 0);
     case Op::stat: return mix(h, static_cast<size_t>(p.statics[n.arg].hash));
     case Op::node: {
@@ -325,6 +326,7 @@ Program without_numbers(const Program& p) {
   for (uint32_t pc : numbers_in(p)) {
     out.code[pc].op = Op::leaf;
     out.code[pc].flags = NUMBER;
+    // All alike, so that structures which differ in these numbers alone are equal.
     out.code[pc].arg = 0;
   }
   out.finish();

@@ -19,6 +19,7 @@ using Kinds = TypeTable<Kind>;
 
 // The nearest base that no class statement made: it decides how instances are laid out.
 PyTypeObject* solid_base(PyTypeObject* type) {
+  // A class statement gives its class this deallocator. Classes of C that add nothing to `object` are passed over, too.
   auto no_layout_of_its_own = [](PyTypeObject* t) {
     if ((t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t->tp_dealloc == runtime.python_dealloc) return true;
     return t->tp_base == &PyBaseObject_Type && t->tp_basicsize == t->tp_base->tp_basicsize &&
@@ -47,6 +48,7 @@ void collect_slots(Kind& kind) {
       PyObject* value = PyList_GET_ITEM(values.get(), j);
       if (!Py_IS_TYPE(value, &PyMemberDescr_Type)) continue;
       PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(value)->d_member;
+      // Only what __slots__ makes: other members of a C struct belong to the type, and may not be written.
       if (member->type != T_OBJECT_EX || (member->flags & READONLY)) continue;
       // A class may list another class's descriptor under a second name; only its own slots count.
       if (reinterpret_cast<PyDescrObject*>(value)->d_type != cls) continue;
@@ -251,6 +253,7 @@ const Kind& kind_of_type(PyTypeObject* type) {
   if (const Kind* known = known_kind(type)) return *known;
   auto kind = std::make_shared<Kind>();
   kind->type = type;
+  // Python describes a type by one of its instances.
   if (resolve_builtin(*kind)) return remember(std::move(kind));
   return kind_of(sample_of(type).get());
 }
@@ -262,6 +265,7 @@ Owned make_shell(const Kind& kind, PyTypeObject* type) {
 Cursor::Cursor(PyObject* obj, const Kind& kind, Opened* opened)
     : obj_(Owned::borrow(obj)), kind_(&kind), size_(raw_size(obj, kind)) {
   const NodeKind& node = *kind.node;
+  // Items that cannot be read in place are listed now; user code may run here.
   if (!is_sized(kind) || node.extra) {
     Listed listed = node.open(obj, kind, opened);
     items_ = std::move(listed.items);

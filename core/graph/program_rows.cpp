@@ -82,6 +82,7 @@ nb::list rows(nb::handle owner, const Program& p) {
   for (uint32_t root = 0; root < p.roots; ++root) {
     for (uint32_t end = p.after(pc); pc < end; ++pc) {
       while (!open.empty() && p.after(open.back().number) <= pc) open.pop_back();
+      // Rows are in pre-order: the parent is the innermost node that has not ended.
       bool top = open.empty();
       out.append(nb::cast(Row{Owned::borrow(owner.ptr()), &p, pc, top ? NONE : open.back().number,
                               top ? 0 : open.back().children++, root}));

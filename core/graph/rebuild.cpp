@@ -246,6 +246,7 @@ bool Builder::fill_next(size_t floor) {
   while (queue_.size() > floor) {
     uint32_t pc = queue_.back();
     queue_.pop_back();
+    // It may stand in the queue twice, and has been filled by then.
     if (!waits_[program_.code[pc].node->track]) continue;
     if (needs_open(pc)) {
       late_.push_back(pc);

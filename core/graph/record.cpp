@@ -159,6 +159,8 @@ bool Recorder::is_traced_symbol(const Kind& kind) const {
 
 bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below) {
   if (!is_number(obj, kind) || below.in_static || options_.inputs) return false;
+  // Below a Dynamic; at a place whose number has been found to change; or where the option says so. Numbers of a
+  // captured function are its constants, but for those in its variables.
   if (below.in_dynamic) return true;
   bool may_be_symbolic = options_.symbolic && (!below.in_function || below.in_cell || !root_has(CAPTURED_ROOT));
   if (!may_be_symbolic && (!options_.dynamic || below.in_function)) return false;
@@ -538,6 +540,7 @@ RecordedGraph Recorder::finish(PyObject* layout) {
   p.aliases = options_.aliases;
   p.shapes = options_.shapes;
   if (layout) p.layout = p.keep(Owned::borrow(layout));
+  // Keys first, as they may be handed over; what is shared or self-contained is asked of nodes with that flag.
   if (!options_.inputs) record_keys(), hand_over(), refuse_shared_dicts(), find_self_contained();
   keys_count_by_identity();
   p.finish();

@@ -299,6 +299,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
   if (s.how == How::tuple) {
     if (PyTuple_GET_SIZE(obj) != static_cast<Py_ssize_t>(s.count)) return false;
+    // Held: an element may have an `==` of the user that drops the tuple.
     Owned tuple = Owned::borrow(obj);
     for (uint32_t i = 0, n = s.count, first = s.first; i < n; ++i)
       if (!static_matches(program, program.elements[first + i], PyTuple_GET_ITEM(obj, i))) return false;

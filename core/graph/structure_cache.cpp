@@ -151,6 +151,7 @@ nb::tuple flatten(nb::handle obj) {
     nb::object graphdef = bucket.slots[i].graphdef;  // a comparison may run code, which may flatten
     PyObject* root = obj.ptr();
     if (!replay(nb::inst_ptr<GraphDef>(graphdef)->program, &root, 1, walk)) continue;
+    // The newest first, unless other code has filled the slot meanwhile.
     if (i > 0 && bucket.slots[i].graphdef.is(graphdef))
       std::rotate(bucket.slots.begin(), bucket.slots.begin() + i, bucket.slots.begin() + i + 1);
     return nb::make_tuple(handed_over(walk.leaves), graphdef);

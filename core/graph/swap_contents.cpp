@@ -83,6 +83,7 @@ bool is_watched(PyObject* dict) {
 
 void exchange_dicts(PyObject* a, PyObject* b) {
   auto *x = reinterpret_cast<PyDictObject*>(a), *y = reinterpret_cast<PyDictObject*>(b);
+  // The keys, and with them the values: neither dict shares its keys with instances.
   std::swap(x->ma_used, y->ma_used);
   std::swap(x->ma_keys, y->ma_keys);
 #if PY_VERSION_HEX < 0x030E0000

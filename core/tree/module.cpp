@@ -125,6 +125,7 @@ nb::object walk_treedef(const TreeDef& def, nb::handle f_node, nb::handle f_leaf
     if (f_leaf.is_none()) values.push(given.data()[i]);
     else values.push_stolen(own(PyObject_CallOneArg(f_leaf.ptr(), given.data()[i])));
   }
+  // `f_node` takes the place of the constructors.
   auto make = [&](const TreeNode& n, PyObject* const* children) {
     Owned items = tuple_of(children, n.arity);
     nb::object pair = node_data(n);
@@ -156,6 +157,7 @@ nb::object map_columns(nb::handle f, nb::handle tree, const nb::args& rest, nb::
   size_t leaves = named ? 1 : 0, first = leaves + 1;
   std::vector<OwnedList> columns(first + rest.size());
   walk_tree(tree.ptr(), {&walked.tree, &columns[leaves], named, or_null(is_leaf), takes_path});
+  // The walk is over by here, so that the structure is whole.
   if (named) leaf_paths(walked.tree, *named, columns[0]);
   nb::object hold = treedef_of(std::move(walked.tree));  // not before: the collector shows it to anybody
   auto& def = nb::cast<TreeDef&>(hold);

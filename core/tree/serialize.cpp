@@ -65,6 +65,7 @@ class FromRecords {
  public:
   // Leaves side by side, of one parent.
   void leaves(uint32_t count) {
+    // Not behind the end, and no more than the parent has children.
     if (done_ || count == 0 || (open_.empty() ? count != 1 : open_.back().second < count)) refuse_records();
     out_.tree.add_leaves(count, run_);
     run_ = true;

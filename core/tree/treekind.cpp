@@ -78,6 +78,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
     }
     return kind;
   }
+  // A class whose fields are read and written by name, in place of calls of its functions.
   kind->role = Role::fields;
   kind->children = interned(field("children").get());
   kind->others = interned(field("others").get());
@@ -85,6 +86,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(order.get()); ++i)
     kind->order.push_back(static_cast<uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(order.get(), i))));
   kind->absent = if_any("absent");
+  // Without static fields all instances have the same node data.
   if (kind->others.empty())
     kind->no_data = kind->absent ? own(PyTuple_Pack(1, kind->absent.get())) : Owned::borrow(runtime.empty_tuple);
   kind->size = PyLong_AsSsize_t(field("size").get());

@@ -81,6 +81,7 @@ Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
 template <class Sink>
 Owned open_fields(PyObject* obj, const TreeKind& kind, Sink& children) {
   FieldReader reader(obj, kind);
+  // An instance with other attributes than its fields is opened by the class's own function.
   if (kind.size >= 0 && (!reader.dict() || PyDict_GET_SIZE(reader.dict()) != kind.size))
     return call_flatten(obj, kind, children);
   size_t done = reader.read_in_step(kind.children, [&](PyObject* value) { children.push(value); });
