@@ -175,6 +175,21 @@ uint32_t only_static_that_differs(const Program& a, const Program& b) {
 
 namespace {
 
+// Lets a static of a copy hold its object weakly, where that can be; otherwise the copy owns it.
+void weaken_static(Program& out, Static& s) {
+  // Its contents would otherwise be shared with the strong program, whose own statics would stay alive.
+  if (s.contents) s.contents = std::make_shared<Program>(weakened(*s.contents));
+  if (s.how == How::function && !s.weak) return weaken_function(out, s);
+  Owned ref;
+  if (!s.weak && s.how == How::identity && PyType_SUPPORTS_WEAKREFS(s.type)) {
+    ref = Owned::steal(PyWeakref_NewRef(s.obj, nullptr));
+    if (!ref) PyErr_Clear();  // this instance refuses, and is held strongly: the bound of the table limits how many
+  }
+  if (!ref) return out.owned.push(s.obj);
+  s.obj = out.keep(std::move(ref));
+  s.weak = true;
+}
+
 // `chosen`: the statics that are weakened; without it all that can be.
 Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   Program out;
@@ -218,25 +233,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
       if (s.snapshot && to_rebuild) out.owned.push(s.snapshot);
       continue;
     }
-    // Otherwise shared with the strong program: its own statics would stay alive.
-    if (s.contents) s.contents = std::make_shared<Program>(weakened(*s.contents));
-    if (s.how == How::function && !s.weak) {
-      weaken_function(out, s);
-      continue;
-    }
-    if (s.weak || s.how != How::identity || !PyType_SUPPORTS_WEAKREFS(s.type)) {
-      out.owned.push(s.obj);
-      continue;
-    }
-    // Where an instance refuses, it is held strongly: the bound of the table limits how many.
-    Owned ref = Owned::steal(PyWeakref_NewRef(s.obj, nullptr));
-    if (ref) {
-      s.obj = out.keep(std::move(ref));
-      s.weak = true;
-    } else {
-      PyErr_Clear();
-      out.owned.push(s.obj);
-    }
+    weaken_static(out, s);
   }
   out.weak = std::any_of(out.statics.begin(), out.statics.end(), [](const Static& s) { return s.weak; });
   if (p.layout) out.layout = out.keep(Owned::borrow(p.layout));

@@ -16,37 +16,27 @@ constexpr size_t max_below_object = 100000;  // nodes below one object of an unr
 
 }  // namespace
 
-// Decides what is handed over as itself: objects of unregistered classes with no array below, and all they reach.
-void Recorder::hand_over() {
-  Program& p = out_.program;
+// By instruction: is there an array below this node? Upwards from the leaves, and through references. A context value counts
+// as an array: inside the trace the caller's would be wrong. So does what is ignored.
+std::vector<bool> Recorder::find_arrays_below() const {
+  const Program& p = out_.program;
   auto n = static_cast<uint32_t>(p.code.size());
-  std::vector<uint32_t> parent = p.parents();
-  std::vector<uint32_t> nodes_before(n + 1, 0);     // of each instruction, so that a difference counts a subtree
+  std::vector<uint32_t> parent = p.parents(), work;
   std::vector<std::pair<uint32_t, uint32_t>> refs;  // (target, where the reference stands)
-  bool any = false;
   for (uint32_t pc = 0; pc < n; ++pc) {
     const Instr& in = p.code[pc];
-    nodes_before[pc + 1] = nodes_before[pc] + (in.op == Op::node);
     if (in.op == Op::ref) refs.emplace_back(p.track_pc[in.arg], pc);
-    any = any || (in.op == Op::node && in.node->kind->handed);
-  }
-  if (!any) return;
-  std::sort(refs.begin(), refs.end());
-  auto sources = [&](uint32_t target) {
-    return std::equal_range(refs.begin(), refs.end(), std::make_pair(target, 0u),
-                            [](const auto& a, const auto& b) { return a.first < b.first; });
-  };
-  // Which nodes have an array below: upwards from the leaves, and through references. A context value counts as an
-  // array: inside the trace the caller's would be wrong. So does what is ignored.
-  std::vector<bool> has_array(n, false);
-  std::vector<uint32_t> work;
-  for (uint32_t pc = 0; pc < n; ++pc) {
-    const Instr& in = p.code[pc];
     if ((in.op == Op::leaf && !(in.flags & PLAIN_VALUE)) ||
         (in.op == Op::stat && p.statics[in.arg].how == How::context) ||
         (in.op == Op::node && in.node->kind->node->is_ignored))
       work.push_back(pc);
   }
+  std::sort(refs.begin(), refs.end());
+  auto sources = [&](uint32_t target) {
+    return std::equal_range(refs.begin(), refs.end(), std::make_pair(target, 0u),
+                            [](const auto& a, const auto& b) { return a.first < b.first; });
+  };
+  std::vector<bool> has_array(n, false);
   while (!work.empty()) {
     uint32_t pc = work.back();
     work.pop_back();
@@ -57,10 +47,23 @@ void Recorder::hand_over() {
       for (auto it = begin; it != end; ++it) work.push_back(it->second);
     }
   }
+  return has_array;
+}
+
+// Decides what is handed over as itself: objects of unregistered classes with no array below, and all they reach.
+void Recorder::hand_over() {
+  Program& p = out_.program;
+  auto n = static_cast<uint32_t>(p.code.size());
+  auto may_be_handed = [](const Instr& in) { return in.op == Op::node && in.node->kind->handed; };
+  if (std::none_of(p.code.begin(), p.code.end(), may_be_handed)) return;
+  std::vector<bool> has_array = find_arrays_below();
+  std::vector<uint32_t> nodes_before(n + 1, 0);  // of each instruction, so that a difference counts a subtree
+  for (uint32_t pc = 0; pc < n; ++pc) nodes_before[pc + 1] = nodes_before[pc] + (p.code[pc].op == Op::node);
+  std::vector<uint32_t> work;
   // These objects, then everything reachable from them.
   for (uint32_t pc = 0; pc < n; ++pc) {
     const Instr& in = p.code[pc];
-    if (in.op != Op::node || !in.node->kind->handed) continue;
+    if (!may_be_handed(in)) continue;
     if (has_array[pc]) {
       if (!in.node->kind->node->can_hold_arrays(*in.node->kind))
         raise_graftax(

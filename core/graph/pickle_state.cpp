@@ -33,13 +33,12 @@ uint32_t as_number(nb::handle h) {
   return out;
 }
 
-// Every index in range and every subtree nested, so that no walk can leave the arrays. In an Outcome there are inputs,
-// and a root may be the content of a mutable node without being that node.
-void validate(Program& p, bool is_outcome) {
-  auto key_ok = [&](uint32_t id) {
-    if (id >= p.statics.size()) malformed_state("static id");
-  };
-  for (uint32_t id : p.keys) key_ok(id);
+void check_static_id(const Program& p, uint32_t id) {
+  if (id >= p.statics.size()) malformed_state("static id");
+}
+
+void validate_statics(const Program& p) {
+  for (uint32_t id : p.keys) check_static_id(p, id);
   for (uint32_t i = 0; i < p.statics.size(); ++i) {
     const Static& s = p.statics[i];
     if (s.how == How::tuple && (s.first > p.elements.size() || s.count > p.elements.size() - s.first))
@@ -48,6 +47,39 @@ void validate(Program& p, bool is_outcome) {
     for (uint32_t j = 0; s.how == How::tuple && j < s.count; ++j)
       if (p.elements[s.first + j] >= i) malformed_state("tuple element");
   }
+}
+
+// One node, and how many children it says to have.
+uint32_t validate_node(Program& p, uint32_t pc, bool may_lack_identity) {
+  const Instr& in = p.code[pc];
+  auto n = static_cast<uint32_t>(p.code.size());
+  if (in.node->track != NONE) {
+    if (in.node->track >= p.track_pc.size() || p.track_pc[in.node->track] != NONE) malformed_state("tracked index");
+    p.track_pc[in.node->track] = pc;
+  }
+  // In 64 bits: sums of the numbers of a state may not come round.
+  uint64_t keys = uint64_t{p.item_keys(in)} + in.node->fields + in.node->slots;
+  if (keys && (in.node->keys > p.keys.size() || keys > p.keys.size() - in.node->keys)) malformed_state("keys");
+  for (uint64_t k = p.item_keys(in); k < keys; ++k)
+    if (p.statics[p.keys[in.node->keys + k]].how != How::string) malformed_state("field name");
+  if (in.node->payload != NONE) check_static_id(p, in.node->payload);
+  if (in.node->own != NONE) check_static_id(p, in.node->own);
+  if ((in.flags & OWN_DICT) &&
+      !(in.node->kind->has_dict && in.node->kind->node->keys == Keys::items && in.node->fields == 0))
+    malformed_state("fields");
+  if (!in.node->kind->node->is_valid(p, in)) malformed_state("the parts of a node");
+  if (is_shell_kind(*in.node->kind) && in.node->track == NONE && !may_lack_identity)
+    malformed_state("a node without an identity");
+  if (in.node->has_extra != (in.node->kind->node->extra != nullptr)) malformed_state("extra child");
+  uint64_t children = uint64_t{in.node->has_extra} + in.node->items + in.node->fields + in.node->slots;
+  if (in.node->next <= pc || in.node->next > n || children > n) malformed_state("subtree end");
+  return static_cast<uint32_t>(children);
+}
+
+// Every index in range and every subtree nested, so that no walk can leave the arrays. In an Outcome there are inputs,
+// and a root may be the content of a mutable node without being that node.
+void validate(Program& p, bool is_outcome) {
+  validate_statics(p);
   uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
   // Filled while the nodes are met below: what is still NONE then is a reference to a node further on.
   for (const Instr& in : p.code)
@@ -71,7 +103,7 @@ void validate(Program& p, bool is_outcome) {
       case Op::leaf:
         if (in.flags & ALIAS ? in.arg >= leaf : in.arg != leaf++) malformed_state("leaf order");
         break;
-      case Op::stat: key_ok(in.arg); break;
+      case Op::stat: check_static_id(p, in.arg); break;
       case Op::ref:
         if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed_state("reference");
         break;
@@ -81,31 +113,7 @@ void validate(Program& p, bool is_outcome) {
           malformed_state("shared subtree");
         p.code[in.arg].flags |= TARGET;
         break;
-      case Op::node: {
-        if (in.node->track != NONE) {
-          if (in.node->track >= p.track_pc.size() || p.track_pc[in.node->track] != NONE)
-            malformed_state("tracked index");
-          p.track_pc[in.node->track] = pc;
-        }
-        // In 64 bits: sums of the numbers of a state may not come round.
-        uint64_t keys = uint64_t{p.item_keys(in)} + in.node->fields + in.node->slots;
-        if (keys && (in.node->keys > p.keys.size() || keys > p.keys.size() - in.node->keys)) malformed_state("keys");
-        for (uint64_t k = p.item_keys(in); k < keys; ++k)
-          if (p.statics[p.keys[in.node->keys + k]].how != How::string) malformed_state("field name");
-        if (in.node->payload != NONE) key_ok(in.node->payload);
-        if (in.node->own != NONE) key_ok(in.node->own);
-        if ((in.flags & OWN_DICT) &&
-            !(in.node->kind->has_dict && in.node->kind->node->keys == Keys::items && in.node->fields == 0))
-          malformed_state("fields");
-        if (!in.node->kind->node->is_valid(p, in)) malformed_state("the parts of a node");
-        if (is_shell_kind(*in.node->kind) && in.node->track == NONE && !(is_outcome && is_root))
-          malformed_state("a node without an identity");
-        if (in.node->has_extra != (in.node->kind->node->extra != nullptr)) malformed_state("extra child");
-        uint64_t children = uint64_t{in.node->has_extra} + in.node->items + in.node->fields + in.node->slots;
-        if (in.node->next <= pc || in.node->next > n || children > n) malformed_state("subtree end");
-        open.push_back({in.node->next, static_cast<uint32_t>(children)});
-        break;
-      }
+      case Op::node: open.push_back({in.node->next, validate_node(p, pc, is_outcome && is_root)}); break;
       case Op::input:
       case Op::forward:
         if (!is_outcome || in.arg == NONE) malformed_state("operation");

@@ -246,49 +246,66 @@ void Recorder::visit(PyObject* obj, Below below) {
   open(obj, kind, below, true);
 }
 
+// Was it met before? Then an input, a reference or an equal value is written, and nothing is opened. An immutable node with
+// arrays has no identity, and is recorded once more (`repeated`).
+bool Recorder::refer_to_known(PyObject* obj, bool& repeated) {
+  Program& p = out_.program;
+  if (options_.inputs) {
+    if (uint32_t* input = options_.inputs->nodes->find(obj)) {
+      emit(Op::input, *input, obj);
+      rule_out_value();
+      return true;
+    }
+  }
+  uint32_t* before = seen_->find(obj);
+  if (!before) {
+    seen_->insert(obj, position());
+    return false;
+  }
+  Instr& first = p.code[*before];
+  // `next` is written when a node closes.
+  bool is_open = first.op == Op::node && first.node->next == 0;
+  if (first.node->track == NONE && is_open) {  // an immutable node that contains itself
+    first.node->track = static_cast<uint32_t>(p.track_pc.size());
+    p.track_pc.push_back(*before);
+  }
+  if (first.node->track != NONE) {
+    p.cyclic = p.cyclic || is_open;
+    emit(Op::ref, first.node->track, obj);
+    rule_out_value();
+    return true;
+  }
+  if (!(first.flags & CLOSED)) {
+    repeated = true;
+    return false;
+  }
+  uint32_t target = *before;
+  if (p.code[target].op == Op::same) target = p.code[target].arg;
+  p.code[target].flags |= TARGET;
+  emit(Op::same, target, obj);
+  p.has_same = true;
+  return true;
+}
+
+// Two objects with one __dict__, or an object and vars() of it: see `refuse_shared_dicts`. The next instruction is the
+// node's.
+void Recorder::note_shared_dict(PyObject* obj, const Cursor& cursor) {
+  if (PyObject* dict = cursor.shared_dict()) {
+    if (uint32_t* other = seen_->find(dict)) shared_dicts_.emplace_back(*other, position());
+    if (!dicts_->insert(dict, position())) shared_dicts_.emplace_back(*dicts_->find(dict), position());
+  }
+  if (Py_TYPE(obj) == &PyDict_Type)
+    if (uint32_t* owner = dicts_->find(obj)) shared_dicts_.emplace_back(*owner, position());
+}
+
 void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_identity) {
   Program& p = out_.program;
   auto pc = static_cast<uint32_t>(p.code.size());
+  if (with_identity && refer_to_known(obj, below.repeated)) return;
   uint32_t track = NONE;
-  // Met before? Then an input, a reference, or the same value. An immutable node with arrays is recorded once more.
-  if (with_identity) {
-    if (options_.inputs) {
-      if (uint32_t* input = options_.inputs->nodes->find(obj)) {
-        emit(Op::input, *input, obj);
-        rule_out_value();
-        return;
-      }
-    }
-    if (uint32_t* before = seen_->find(obj)) {
-      Instr& first = p.code[*before];
-      // `next` is written when a node closes.
-      bool is_open = first.op == Op::node && first.node->next == 0;
-      if (first.node->track == NONE && is_open) {  // an immutable node that contains itself
-        first.node->track = static_cast<uint32_t>(p.track_pc.size());
-        p.track_pc.push_back(*before);
-      }
-      if (first.node->track != NONE) {
-        p.cyclic = p.cyclic || is_open;
-        emit(Op::ref, first.node->track, obj);
-        rule_out_value();
-        return;
-      }
-      if (first.flags & CLOSED) {
-        uint32_t target = *before;
-        if (p.code[target].op == Op::same) target = p.code[target].arg;
-        p.code[target].flags |= TARGET;
-        emit(Op::same, target, obj);
-        p.has_same = true;
-        return;
-      }
-      below.repeated = true;
-    } else {
-      seen_->insert(obj, pc);
-    }
-    if (kind.tracked) {
-      track = static_cast<uint32_t>(p.track_pc.size());
-      p.track_pc.push_back(pc);
-    }
+  if (with_identity && kind.tracked) {
+    track = static_cast<uint32_t>(p.track_pc.size());
+    p.track_pc.push_back(pc);
   }
   // Opened here: a registered class runs its flatten. Shared nodes without an identity may unfold to any number.
   Cursor cursor(obj, kind, options_.opened);
@@ -298,15 +315,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
                                         std::to_string(max_expanded) +
                                         " nodes once expanded. Put one mutable object (a list) "
                                         "around what is shared.");
-  if (!options_.inputs) {  // two objects with one __dict__, or an object and vars() of it
-    PyObject* dict = cursor.shared_dict();
-    if (dict) {
-      if (uint32_t* other = seen_->find(dict)) shared_dicts_.emplace_back(*other, pc);
-      if (!dicts_->insert(dict, pc)) shared_dicts_.emplace_back(*dicts_->find(dict), pc);
-    }
-    if (Py_TYPE(obj) == &PyDict_Type)
-      if (uint32_t* owner = dicts_->find(obj)) shared_dicts_.emplace_back(*owner, pc);
-  }
+  if (!options_.inputs) note_shared_dict(obj, cursor);
   // The instruction; what is known only when the node closes is written by `close`.
   Instr n;
   n.op = Op::node;
@@ -419,25 +428,27 @@ void Recorder::close() {
   if (!stack_.empty() && !frame.closed) stack_.back().closed = false;
 }
 
-// An immutable node without arrays has closed: it is a value. An equal one met before takes its place.
-void Recorder::close_value(uint32_t pc) {
-  Program& p = out_.program;
-  Instr& n = p.code[pc];
-  n.flags |= CLOSED;
-  PyObject* obj = out_.live[pc];
-  // A tuple of values that can never change is kept as a whole: the same tuple costs one comparison of pointers.
-  bool constant = PyTuple_CheckExact(obj);
-  for (uint32_t i = pc + 1; constant && i < n.node->next; i = p.after(i)) {
+// Is this closed node a tuple of values that can never change? It is kept as a whole: the same tuple costs one comparison
+// of pointers.
+bool Recorder::is_constant(uint32_t pc) const {
+  const Program& p = out_.program;
+  if (!PyTuple_CheckExact(out_.live[pc])) return false;
+  for (uint32_t i = pc + 1; i < p.code[pc].node->next; i = p.after(i)) {
     const Instr& c = p.code[i];
-    if (c.op == Op::stat) {
-      const Kind* k = known_kind(p.statics[c.arg].type);
-      constant = k && k->immortal_value && p.statics[c.arg].how != How::copied;
-    } else {
-      constant = p.code[c.op == Op::same ? c.arg : i].node->whole != nullptr;
+    if (c.op != Op::stat) {
+      if (!p.code[c.op == Op::same ? c.arg : i].node->whole) return false;
+      continue;
     }
+    const Kind* kind = known_kind(p.statics[c.arg].type);
+    if (!kind || !kind->immortal_value || p.statics[c.arg].how == How::copied) return false;
   }
-  if (constant) n.node->whole = p.keep(Owned::borrow(obj));
-  // Equal values have equal hashes, made of those of their children.
+  return true;
+}
+
+// Of equal values it is the same: made of the hashes of their children.
+size_t Recorder::hash_of_value(uint32_t pc) {
+  const Program& p = out_.program;
+  const Instr& n = p.code[pc];
   size_t h = reinterpret_cast<size_t>(n.node->type) ^ (n.node->items * 1000003u) ^ n.node->fields;
   for (uint32_t i = pc + 1; i < n.node->next; i = p.after(i)) {
     const Instr& c = p.code[i];
@@ -445,55 +456,70 @@ void Recorder::close_value(uint32_t pc) {
         c.op == Op::stat ? static_cast<size_t>(p.statics[c.arg].hash) : value_hash_[c.op == Op::same ? c.arg : i];
     h = (h ^ x) * 0x9e3779b97f4a7c15ULL + static_cast<size_t>(c.op == Op::stat);
   }
-  value_hash_[pc] = h;
-  if (n.node->next == pc + 1) return;  // an empty one is as short as a reference to it
-  auto [begin, end] = values_.equal_range(h);
-  int tries = 0;  // values with this hash that turned out to be others: many would make the recording quadratic
-  for (auto it = begin; it != end && tries < 8; ++it, ++tries) {
-    uint32_t other = it->second;
-    uint32_t length = n.node->next - pc;
-    if (p.code[other].op != Op::node || p.code[other].node->next > pc || p.code[other].node->next - other != length)
-      continue;
-    if ((p.code[other].flags ^ n.flags) & AUX) continue;
-    bool equal = true;
-    for (uint32_t i = 0; equal && i < length; ++i) {
-      const Instr &a = p.code[other + i], &b = p.code[pc + i];
-      equal = a.op == b.op && a.node->type == b.node->type && a.node->items == b.node->items &&
-              a.node->fields == b.node->fields && a.node->slots == b.node->slots;
-      if (!equal) break;
-      if (a.op == Op::stat) equal = statics_equal(p, a.arg, p, b.arg);
-      else if (a.op == Op::same) equal = a.arg == b.arg;
-      else
-        for (uint32_t k = 0; equal && k < a.node->fields + a.node->slots; ++k)
-          equal = statics_equal(p, p.keys[a.node->keys + k], p, p.keys[b.node->keys + k]);
-    }
-    if (!equal) continue;
-    // Its instructions and live objects go, and those met first stand for both. Its statics stay in the pool, unused.
-    Owned keep = Owned::borrow(obj);
-    for (uint32_t i = 0; i < length; ++i)
-      if (uint32_t* place = seen_->find(out_.live[pc + i]); place && *place == pc + i && i > 0) *place = other + i;
-    for (uint32_t i = 0; i < length; ++i) {
-      held_.push(out_.live[pc + i]);
-      auto gone = value_hash_.find(pc + i);
-      if (gone == value_hash_.end()) continue;
-      auto [first, last] = values_.equal_range(gone->second);
-      for (auto v = first; v != last; ++v)
-        if (v->second == pc + i) {
-          values_.erase(v);
-          break;
-        }
-      value_hash_.erase(gone);
-    }
-    // Last: `n` refers to one of these.
-    p.code.resize(pc);
-    out_.live.resize(pc);
-    p.code[other].flags |= TARGET;
-    emit(Op::same, other, obj);
-    p.code[pc].flags |= CLOSED | (p.code[other].flags & AUX);
-    p.has_same = true;
-    return;
+  return h;
+}
+
+// Instruction by instruction, as far as closed nodes have any: nodes, statics and equal values met before.
+bool Recorder::is_same_value(uint32_t pc, uint32_t other) const {
+  const Program& p = out_.program;
+  const Instr &n = p.code[pc], &m = p.code[other];
+  uint32_t length = n.node->next - pc;
+  if (m.op != Op::node || m.node->next > pc || m.node->next - other != length || ((m.flags ^ n.flags) & AUX))
+    return false;
+  for (uint32_t i = 0; i < length; ++i) {
+    const Instr &a = p.code[other + i], &b = p.code[pc + i];
+    if (a.op != b.op || a.node->type != b.node->type || a.node->items != b.node->items ||
+        a.node->fields != b.node->fields || a.node->slots != b.node->slots)
+      return false;
+    if (a.op == Op::stat && !statics_equal(p, a.arg, p, b.arg)) return false;
+    if (a.op == Op::same && a.arg != b.arg) return false;
+    for (uint32_t k = 0; a.op == Op::node && k < a.node->fields + a.node->slots; ++k)
+      if (!statics_equal(p, p.keys[a.node->keys + k], p, p.keys[b.node->keys + k])) return false;
   }
-  values_.emplace(h, pc);
+  return true;
+}
+
+// The instructions and live objects of the node at `pc`, the last one, go, and those of an equal value met first stand for
+// both. Its statics stay in the pool, unused.
+void Recorder::refer_to_value(uint32_t pc, uint32_t other) {
+  Program& p = out_.program;
+  Owned obj = Owned::borrow(out_.live[pc]);
+  uint32_t length = p.code[pc].node->next - pc;
+  for (uint32_t i = 1; i < length; ++i)
+    if (uint32_t* place = seen_->find(out_.live[pc + i]); place && *place == pc + i) *place = other + i;
+  for (uint32_t i = 0; i < length; ++i) {
+    held_.push(out_.live[pc + i]);
+    auto hash = value_hash_.find(pc + i);
+    if (hash == value_hash_.end()) continue;
+    auto [first, last] = values_.equal_range(hash->second);
+    for (auto v = first; v != last; ++v)
+      if (v->second == pc + i) {
+        values_.erase(v);
+        break;
+      }
+    value_hash_.erase(hash);
+  }
+  p.code.resize(pc);
+  out_.live.resize(pc);
+  p.code[other].flags |= TARGET;
+  emit(Op::same, other, obj.get());
+  p.code[pc].flags |= CLOSED | (p.code[other].flags & AUX);
+  p.has_same = true;
+}
+
+// An immutable node without arrays has closed: it is a value. An equal one met before takes its place.
+void Recorder::close_value(uint32_t pc) {
+  constexpr int most_tries = 8;  // values with this hash that turn out to be others: many would take quadratic time
+  Program& p = out_.program;
+  Node& node = *p.code[pc].node;
+  p.code[pc].flags |= CLOSED;
+  if (is_constant(pc)) node.whole = p.keep(Owned::borrow(out_.live[pc]));
+  size_t hash = value_hash_[pc] = hash_of_value(pc);
+  if (node.next == pc + 1) return;  // an empty one is as short as a reference to it
+  auto [it, end] = values_.equal_range(hash);
+  for (int tries = 0; it != end && tries < most_tries; ++it, ++tries)
+    if (is_same_value(pc, it->second)) return refer_to_value(pc, it->second);
+  values_.emplace(hash, pc);
 }
 
 void Recorder::run() {

@@ -93,9 +93,15 @@ class Recorder {
   void add_ignored(PyObject* obj, uint16_t flags = 0);
   void add_refused(PyObject* obj, const Kind& kind, const Below& below);
   void open(PyObject* obj, const Kind& kind, Below below, bool with_identity);
+  bool refer_to_known(PyObject* obj, bool& repeated);
+  void note_shared_dict(PyObject* obj, const Cursor& cursor);
   void step();
   void close();
   void close_value(uint32_t pc);
+  bool is_constant(uint32_t pc) const;
+  size_t hash_of_value(uint32_t pc);
+  bool is_same_value(uint32_t pc, uint32_t other) const;
+  void refer_to_value(uint32_t pc, uint32_t other);
   void run();
   void emit(Op op, uint32_t arg, PyObject* obj);
   void add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint16_t flags = 0);
@@ -107,6 +113,7 @@ class Recorder {
   std::string open_path() const;
   void add_static_leaf(PyObject* obj, const Kind& kind);
   void hand_over();
+  std::vector<bool> find_arrays_below() const;
   void refuse_shared_dicts() const;
   void find_self_contained();
   void record_keys();

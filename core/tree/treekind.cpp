@@ -34,6 +34,17 @@ bool are_in_dict(PyTypeObject* type, const TreeKind& kind) {
   return true;
 }
 
+// Of a type that JAX opens by itself, or by functions that were given to it; a named tuple has none.
+Role role_of_node(PyTypeObject* type, PyObject* flatten) {
+  if (type == Py_TYPE(Py_None)) return Role::none;
+  if (type == &PyList_Type) return Role::list;
+  if (type == &PyTuple_Type) return Role::tuple;
+  if (type == &PyDict_Type) return Role::dict;
+  if (type == runtime.odict_type) return Role::odict;
+  if (type == runtime.defaultdict_type) return Role::defaultdict;
+  return flatten == Py_None ? Role::namedtuple : Role::registered;
+}
+
 std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   auto kind = std::make_shared<TreeKind>();
   kind->type = type;
@@ -50,14 +61,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   kind->unflatten = field("unflatten");
   kind->with_keys = if_any("with_keys");
   if (role == "node") {
-    if (type == Py_TYPE(Py_None)) kind->role = Role::none;
-    else if (type == &PyList_Type) kind->role = Role::list;
-    else if (type == &PyTuple_Type) kind->role = Role::tuple;
-    else if (type == &PyDict_Type) kind->role = Role::dict;
-    else if (type == runtime.odict_type) kind->role = Role::odict;
-    else if (type == runtime.defaultdict_type) kind->role = Role::defaultdict;
-    else if (kind->flatten.get() == Py_None) kind->role = Role::namedtuple;
-    else kind->role = Role::registered;
+    kind->role = role_of_node(type, kind->flatten.get());
     if (kind->role < Role::namedtuple) {  // one for ever: structures do not hold it
       static std::array<std::shared_ptr<TreeKind>, static_cast<size_t>(Role::namedtuple)> builtin;
       std::shared_ptr<TreeKind>& first = builtin[static_cast<size_t>(kind->role)];
