@@ -159,7 +159,7 @@ def test_jax_in_a_folder_of_any_name_is_not_code_of_the_users(tmp_path: Path):
         (tmp_path / name).symlink_to(Path(sys.modules[name].__path__[0]))
     program = """
 import jax
-from graftax._capture.bytecode import is_in_package, is_never_asked
+from graftax._capture.code_owner import is_in_package, is_never_asked
 assert is_never_asked(jax.__file__) and is_in_package(jax.numpy.__file__, "jax"), jax.__file__
 assert not is_never_asked(__file__)
 print(jax.__file__)

@@ -16,18 +16,16 @@ from typing import Any, NamedTuple
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import (
-    HEAP_TYPE,
+from graftax._capture.bytecode import Names
+from graftax._capture.code_owner import HEAP_TYPE, is_users_class, is_users_scope
+from graftax._capture.constant_values import (
     OF_NAMES,
     OWN_NAMES,
-    Names,
     in_class,
     is_bound_by,
     is_constant,
     is_looked_up,
     is_protocol,
-    is_users_class,
-    is_users_scope,
     overridden,
 )
 from graftax._capture.origin import Origin

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from graftax._capture.bytecode import Names, attributes_passed_on, is_never_asked, names_of, passed_on
+from graftax._capture.bytecode import Names, attributes_passed_on, names_of, passed_on
+from graftax._capture.code_owner import is_never_asked
 from graftax._capture.numbers.math_overrides import OF_NUMBERS, SCALAR_TYPES, TYPE, power, stand_ins
 from graftax._capture.retrace_signals import Signals
 

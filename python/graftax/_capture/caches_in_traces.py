@@ -20,8 +20,8 @@ from jax.core import Tracer
 
 from graftax._base.errors import MutationError
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import HEAP_TYPE
 from graftax._capture.cache_layout import Cache, is_known, results_in, take_out
+from graftax._capture.code_owner import HEAP_TYPE
 from graftax._capture.numbers.symbols import Symbol
 from graftax._capture.retrace_signals import NewReads
 from graftax._jax.arrays import array_class

@@ -22,7 +22,7 @@ from graftax import _core
 from graftax._base.code_line import code_line
 from graftax._base.errors import ImpureCallWarning
 from graftax._base.given_warnings import note_warning
-from graftax._capture.bytecode import is_in_package, is_users
+from graftax._capture.code_owner import is_in_package, is_users
 from graftax._capture.numbers.symbols import Symbol, operation
 
 ERROR_CAUGHT = (

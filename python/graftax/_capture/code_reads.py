@@ -24,24 +24,9 @@ from graftax._capture.abstract_classes import AbstractClasses
 from graftax._capture.attribute_reads import AttributeReads, NameRead
 from graftax._capture.builtin_overrides import StoodIn
 from graftax._capture.bytecode import (
-    OF_KEYS,
-    OF_NAMES,
-    PARTS,
     Names,
     absolute_name,
-    cells_of,
-    has_state,
-    in_class,
     is_asked_any_time,
-    is_bound_by,
-    is_empty,
-    is_generated,
-    is_never_asked,
-    is_of_module,
-    is_of_named_tuple,
-    is_open_scope,
-    is_users_code,
-    is_users_scope,
     names_of,
     passed_on,
     resolve_lazy_imports,
@@ -50,6 +35,25 @@ from graftax._capture.bytecode import (
 from graftax._capture.cached_values import CachedValues
 from graftax._capture.caches_in_traces import note_cache
 from graftax._capture.code_by_identity import CodeSet, MetCode
+from graftax._capture.code_owner import (
+    is_never_asked,
+    is_of_module,
+    is_of_named_tuple,
+    is_open_scope,
+    is_users_code,
+    is_users_scope,
+)
+from graftax._capture.constant_values import (
+    OF_KEYS,
+    OF_NAMES,
+    PARTS,
+    cells_of,
+    has_state,
+    in_class,
+    is_bound_by,
+    is_empty,
+    is_generated,
+)
 from graftax._capture.function_attributes import NamedFunctions, function_in
 from graftax._capture.host_captures import HostCaptures
 from graftax._capture.impure_calls import ImpureCalls

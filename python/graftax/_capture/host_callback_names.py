@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import instructions_of, is_empty, names_of, nested_codes
+from graftax._capture.bytecode import instructions_of, names_of, nested_codes
+from graftax._capture.constant_values import is_empty
 
 
 def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:

@@ -15,7 +15,8 @@ import jax.extend.core
 
 from graftax import _core
 from graftax._base.errors import GraftaxError, LostChangeWarning
-from graftax._capture.bytecode import content, instructions_of
+from graftax._capture.bytecode import instructions_of
+from graftax._capture.constant_values import content
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.signature import global_names, resolve
 from graftax._jax.equations import user_callback

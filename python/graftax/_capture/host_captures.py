@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import types
 
-from graftax._capture.bytecode import content, nested_codes
+from graftax._capture.bytecode import nested_codes
 from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.constant_values import content
 from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
 from graftax._capture.read_names import ReadNames
 

@@ -19,10 +19,12 @@ from typing import Any
 
 from graftax import _core
 from graftax._base.errors import ImpureCallWarning
-from graftax._capture.bytecode import Names, cells_of, is_never_asked, is_users_code, names_of
+from graftax._capture.bytecode import Names, names_of
 from graftax._capture.cached_values import CachedCall
 from graftax._capture.caught_errors import FrameEvents
 from graftax._capture.code_by_identity import MetCode
+from graftax._capture.code_owner import is_never_asked, is_users_code
+from graftax._capture.constant_values import cells_of
 from graftax._capture.impure_functions import (
     ENVIRON,
     ENVIRON_CODES,

@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from graftax import _core
 from graftax._base.errors import StructureError
-from graftax._capture.bytecode import cells_of
+from graftax._capture.constant_values import cells_of
 from graftax._graph.structure import Op, Structure, place_name
 
 CLASS_HOLDS_TRACER = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from graftax._base.errors import MutationError
-from graftax._capture.bytecode import is_users_class
+from graftax._capture.code_owner import is_users_class
 
 LEFT_OUT = (
     "{name} changes the field {field!r} of {path}, which the flatten of {cls} leaves out. It is no input of a compiled "

@@ -28,7 +28,7 @@ from graftax import _core
 from graftax._base.code_line import code_line
 from graftax._base.errors import LostChangeWarning, MutationError
 from graftax._base.given_warnings import note_warning
-from graftax._capture.bytecode import is_never_asked
+from graftax._capture.code_owner import is_never_asked
 from graftax._graph.structure import place_name
 from graftax._graph.types.describe import is_symbol
 from graftax._jax.inner_frames import add_class_of_tracers

@@ -12,16 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import (
-    HEAP_TYPE,
-    NEVER,
-    cells_of,
-    is_never_asked,
-    is_users_class,
-    is_users_scope,
-    names_of,
-    nested_codes,
-)
+from graftax._capture.bytecode import names_of, nested_codes
+from graftax._capture.code_owner import HEAP_TYPE, NEVER, is_never_asked, is_users_class, is_users_scope
+from graftax._capture.constant_values import cells_of
 
 # A dataclass has a `__repr__` that guards the one which is made for it, and a `__replace__` that calls the class.
 _GUARDS_REPR = {each.__code__.co_filename for each in (dataclasses.field, reprlib.recursive_repr)}

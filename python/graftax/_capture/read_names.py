@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from graftax import _core
-from graftax._capture.bytecode import OF_KEYS, in_class, is_constant
+from graftax._capture.constant_values import OF_KEYS, in_class, is_constant
 from graftax._capture.origin import Origin
 from graftax._capture.trace_local import alone
 

@@ -17,7 +17,10 @@ from typing import Any
 
 from graftax import _core
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import (
+from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.code_owner import is_never_asked_code, is_of_module, is_users_class, is_users_code, is_users_scope
+from graftax._capture.code_reads import CodeReads
+from graftax._capture.constant_values import (
     OF_KEYS,
     OF_NAMES,
     can_be_equal,
@@ -28,14 +31,7 @@ from graftax._capture.bytecode import (
     is_bound_by,
     is_constant,
     is_generated,
-    is_never_asked_code,
-    is_of_module,
-    is_users_class,
-    is_users_code,
-    is_users_scope,
 )
-from graftax._capture.code_by_identity import CodeSet
-from graftax._capture.code_reads import CodeReads
 from graftax._capture.library_reads import (
     OF_CODE,
     LibraryReads,

@@ -7,8 +7,10 @@ import types
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from graftax._capture.bytecode import cells_of, is_never_asked, is_users_code, names_of
+from graftax._capture.bytecode import names_of
 from graftax._capture.code_by_identity import MetCode
+from graftax._capture.code_owner import is_never_asked, is_users_code
+from graftax._capture.constant_values import cells_of
 from graftax._capture.read_set import ReadSet
 from graftax._capture.trace_local import Begun
 

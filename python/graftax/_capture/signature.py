@@ -14,7 +14,8 @@ from typing import Any, cast
 from graftax import _core
 from graftax._base.handles import with_handles
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import content, fill, globals_in, resolve_lazy_imports
+from graftax._capture.bytecode import globals_in, resolve_lazy_imports
+from graftax._capture.constant_values import content, fill
 from graftax._capture.namespaces import Rebuilt, Views, with_parts
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from graftax import _core
-from graftax._capture.bytecode import (
+from graftax._capture.bytecode import Names
+from graftax._capture.code_owner import (
     HEAP_TYPE,
     MODULE_OF,
-    Names,
     is_never_asked,
     is_open_scope,
     is_users_class,

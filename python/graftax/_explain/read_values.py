@@ -13,7 +13,8 @@ import numpy as np
 
 from graftax._base.missing import MISSING
 from graftax._capture.abstract_classes import names_of_registered, registered_classes
-from graftax._capture.bytecode import OF_KEYS, OF_NAMES, content, in_class, is_users_class, is_users_scope
+from graftax._capture.code_owner import is_users_class, is_users_scope
+from graftax._capture.constant_values import OF_KEYS, OF_NAMES, content, in_class
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet

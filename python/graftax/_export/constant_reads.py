@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
-from graftax._capture.bytecode import OF_KEYS, OF_NAMES
+from graftax._capture.constant_values import OF_KEYS, OF_NAMES
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.trace_local import alone

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import in_class
+from graftax._capture.constant_values import in_class
 
 # (module, qualified name of a class or a function in it or "" for the module itself[, name of an attribute]). A part of
 # the qualified name that begins with "@" unwraps: `Model.size.@fget`, `helper.@__wrapped__`.

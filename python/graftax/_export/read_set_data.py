@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from graftax._base.errors import GraftaxError
-from graftax._capture.bytecode import OF_KEYS, is_users, is_users_class, is_users_code, is_users_scope, names_of
+from graftax._capture.bytecode import names_of
+from graftax._capture.code_owner import is_users, is_users_class, is_users_code, is_users_scope
+from graftax._capture.constant_values import OF_KEYS
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
 from graftax._capture.reachable_code import ReachableCode

@@ -24,7 +24,7 @@ from graftax._base.errors import GraftaxError
 from graftax._base.handles import HandleLayout
 from graftax._base.key_path import entry_text
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import is_users_scope
+from graftax._capture.code_owner import is_users_scope
 from graftax._graph.pickling import ByName, name_for_pickle
 from graftax._graph.structure import Structure, place_name
 from graftax._jit.same_function import meaning_of

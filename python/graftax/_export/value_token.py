@@ -17,7 +17,8 @@ import numpy as np
 
 from graftax._base.missing import MISSING
 from graftax._capture.abstract_classes import registered_classes
-from graftax._capture.bytecode import content, is_users_class, is_users_scope
+from graftax._capture.code_owner import is_users_class, is_users_scope
+from graftax._capture.constant_values import content
 from graftax._export.structure_digest import Nameless, token
 from graftax._jax.arrays import without_key
 from graftax._jax.tree_registry import tree_functions

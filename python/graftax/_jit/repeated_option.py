@@ -8,7 +8,7 @@ import types
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from graftax._capture.bytecode import is_users_code
+from graftax._capture.code_owner import is_users_code
 
 NOT_CALLED = (
     "repeated={given!r}: objects of {given.__qualname__} are not called. Name the method that repeats, as in "

@@ -20,8 +20,9 @@ from jax.core import Tracer
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
-from graftax._capture.bytecode import HEAP_TYPE, names_of
+from graftax._capture.bytecode import names_of
 from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.code_owner import HEAP_TYPE
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.numbers.symbols import ScalarSymbol, Symbol
 from graftax._capture.origin import Origin

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from graftax import _core
-from graftax._capture.bytecode import has_defaults, is_empty, is_of_module, nested_codes
+from graftax._capture.bytecode import nested_codes
+from graftax._capture.code_owner import is_of_module
+from graftax._capture.constant_values import has_defaults, is_empty
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.read_set import ReadSet
 from graftax._jit.multihost_comparison import compares_hosts

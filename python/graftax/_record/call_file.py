@@ -24,7 +24,7 @@ from graftax import _core
 from graftax._base.errors import GraftaxError, UnpicklableError
 from graftax._base.missing import MISSING
 from graftax._base.progress_bar import ByteBar
-from graftax._capture.bytecode import is_users, is_users_class, is_users_scope
+from graftax._capture.code_owner import is_users, is_users_class, is_users_scope
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._export.holders import value_at

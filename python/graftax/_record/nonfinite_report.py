@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graftax._capture.bytecode import is_users
+from graftax._capture.code_owner import is_users
 from graftax._jax.equations import name_scopes, source_frames
 from graftax._record.origin_marks import Value, is_elementwise, is_floating
 

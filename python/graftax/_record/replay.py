@@ -23,7 +23,7 @@ from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
 from graftax._base.progress_bar import ByteBar
-from graftax._capture.bytecode import content, fill
+from graftax._capture.constant_values import content, fill
 from graftax._capture.namespaces import with_parts
 from graftax._capture.origin import Origin
 from graftax._export.holders import value_at

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from graftax._capture.bytecode import is_users
+from graftax._capture.code_owner import is_users
 from graftax._capture.numbers import ufuncs
 from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, is_long, item
 from graftax._capture.numbers.left_symbols import put_in_place

@@ -19,7 +19,8 @@ from jax.tree_util import GetAttrKey
 
 from graftax._base.errors import SharedGradientWarning
 from graftax._base.given_warnings import note_warning
-from graftax._capture.bytecode import is_users_class, names_of, nested_codes
+from graftax._capture.bytecode import names_of, nested_codes
+from graftax._capture.code_owner import is_users_class
 from graftax._capture.reachable_code import ReachableCode
 from graftax._graph.structure import Op, Row, Structure, place_name
 from graftax._jax.tracebacks import caller_level
