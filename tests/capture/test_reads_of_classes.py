@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code that looks at all that a class has, with `vars(cls)` or `cls.__dict__`, sees what it has now."""
 
+import json
 from typing import Any
 
 import jax.numpy as jnp
@@ -188,3 +189,32 @@ def test_a_subclass_gets_a_name_that_the_function_sets_in_a_base(by_text):
 
     changes = ((), (), 55.0, property(lambda self: 57.0), 3.0, None, ())
     assert list(after(changes, graftax.jit(f))) == list(after(changes, f))
+
+
+class Greeting:
+    def text(self):
+        return super().__repr__()
+
+
+class Separated(json.JSONEncoder):
+    item_separator = ";"
+
+
+class Again(Separated):
+    item_separator = "|"
+
+
+def text_lengths(y):
+    return y * len(Again().encode([1, 2])) + len(Separated().encode([1, 2]))
+
+
+def lengths_after_super(y):
+    Greeting().text()  # from now on what code asks `super()` for is looked up in all classes
+    return text_lengths(y)
+
+
+def test_what_a_library_asks_a_base_class_for_is_seen_after_super_was_asked(monkeypatch):
+    f = graftax.jit(lengths_after_super)
+    assert f(x).tolist() == lengths_after_super(x).tolist()
+    monkeypatch.setattr(Separated, "item_separator", ";;;")
+    assert f(x).tolist() == lengths_after_super(x).tolist()

@@ -34,7 +34,7 @@ _MOST_LOOKED_AT = 100  # items of a constant, for the classes among them
 
 
 class NameRead(NamedTuple):
-    """That code reads a name of a class or of a module's dict, and what it has there."""
+    """A name of a class, or of a module's dict, that code reads, with its value."""
 
     holder: Any
     name: str
@@ -45,21 +45,19 @@ class NameRead(NamedTuple):
 class Asked(NamedTuple):
     """Names that code asks for: the user's, also of `super()` and by texts, and that of libraries."""
 
-    users: set[str]
+    by_user: set[str]
     of_super: set[str]
     texts: set[str]
-    of_libraries: set[str]
+    by_libraries: set[str]
 
     def since(self, earlier: Asked) -> Asked:
         """The names that have come since."""
-        return (
-            NOTHING
-            if self is earlier
-            else Asked(*(names - before for names, before in zip(self, earlier, strict=True)))
-        )
+        if self is earlier:
+            return _NOTHING
+        return Asked(*(names - before for names, before in zip(self, earlier, strict=True)))
 
 
-NOTHING = Asked(set(), set(), set(), set())
+_NOTHING = Asked(set(), set(), set(), set())
 
 
 class AttributeReads:
@@ -78,19 +76,20 @@ class AttributeReads:
         self._of_super: set[str] = set()
         self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
         self._texts: set[str] = set()  # attributes that code may name by texts
-        self._looked_up: dict[int, set[str]] = {}  # the names that were, by class or module dict
+        # The names that were looked up, by the id of the class or of the module's dict; for `super()`, by a pair.
+        self._looked_up: dict[int | tuple[str, int], set[str]] = {}
         self._searched: set[type] = set()  # the classes in which all of `_last_in_classes` was looked up
         # Most code brings a few new names. These lead to the classes that have them, so that not each one is searched.
         self._owners: dict[str, dict[type, None]] = {}  # the classes that have a name in their own dict
         self._below: dict[type, dict[type, None]] = {}  # of a class, the classes with it in their MRO
         self._library_bases: dict[type, type] = {}  # bases that are a library's, each with one class below it
         self._sizes: dict[int, int] = {}  # how many names a module had when all of `_last_in_modules` was looked up
-        self._last = self._last_in_classes = self._last_in_modules = NOTHING  # what was looked up last in all of them
+        self._last = self._last_in_classes = self._last_in_modules = _NOTHING  # what was looked up last in all of them
 
     # ---- what code asks for
 
     def note_users(self, names: Names) -> None:
-        """Code of the user's asks for these."""
+        """Notes the names that code of the user's asks for."""
         reads_names = names.computes or "vars" in names.loaded or OF_NAMES in names.attributes
         if reads_names and not self.reads_names:  # what was looked up for some of its names counts with all
             self.look_up_anew()
@@ -107,15 +106,15 @@ class AttributeReads:
         self._sets_names = self._sets_names or names.sets
 
     def note_library(self, names: Names) -> None:
-        """Code of a library asks for these: they count in the classes of the user's, which override them."""
+        """Notes the names that a library's code asks for. They count in the user's classes, which override them."""
         self._of_libraries |= names.attributes
 
     def note_any(self, names: Names) -> None:
-        """Code of anybody asks for these."""
+        """Notes the names that code asks for, whether it is the user's or a library's."""
         self.asks_names = self.asks_names or not OWN_NAMES.isdisjoint(names.attributes)
 
     def expect_questions(self, names: bool, subclasses: bool) -> None:
-        """Code that has run elsewhere asks classes for their names, or for their subclasses."""
+        """Tells that code whose names are not read here asks classes for their names, or for their subclasses."""
         self.asks_names = self.asks_names or names
         self.attributes |= {"__subclasses__"} if subclasses else set()
 
@@ -140,7 +139,7 @@ class AttributeReads:
         """Adds a class of the user's, with its bases, its metaclass and, where code asks for them, its subclasses."""
         if cls in self.classes or not is_users_class(cls):
             return
-        self.classes[cls] = None
+        self.classes[cls] = None  # before its bases and its metaclass, which may lead back to it
         yield from self.add(type(cls))
         if self._matches:
             self.attributes |= {"__match_args__", *_match_args(cls)}
@@ -151,6 +150,7 @@ class AttributeReads:
         yield from self.new_subclasses(cls)
         yield NameRead(cls, OF_NAMES, MISSING, False)
         yield from _special_methods(cls)
+        # A member may have attributes of its own, which count like those of any object.
         for name, member in cls.__members__.items() if isinstance(cls, enum.EnumType) else ():
             yield NameRead(cls, name, member, _core.class_attribute(cls, name) is member)
 
@@ -169,38 +169,42 @@ class AttributeReads:
     # ---- what is there
 
     def look_up_anew(self) -> None:
-        """Whatever was looked up counts no more."""
+        """Forgets what was looked up: all names are to be looked up again in every class and module."""
         self._searched.clear()
         self._sizes.clear()
         self._looked_up.clear()
 
     def renewed(self, holder: type) -> Iterator[NameRead]:
-        """The names of a class have changed: what it and its subclasses have is to be looked up again."""
+        """Forgets what was looked up in a class whose names have changed, and in its subclasses."""
         for cls in [cls for cls in list(self.classes) if holder in cls.__mro__]:
             self._searched.discard(cls)
             self._looked_up.pop(id(cls), None)
+            self._looked_up.pop(("super()", id(cls)), None)
             yield from _special_methods(cls)
 
-    def not_looked_up(self) -> Iterator[tuple[type, Asked]]:
-        """The classes in which not all that code asks for by now was looked up, with those that are added meanwhile.
+    def not_looked_up(self) -> Iterator[tuple[type, Asked, bool]]:
+        """The classes in which something is still to be looked up: (class, names of that, is it the first time?).
 
-        Each with what to look up there: all of it, or what code asks for since the classes were looked at last.
+        In a new class that is all that code asks for, in the others what it asks for since the last time. Classes that
+        are added meanwhile come, too.
         """
-        everything = self._asked()  # classes that are added may bring more
+        everything = self._asked()  # classes that are added may bring more names: these come the next time
         since = everything.since(self._last_in_classes)
-        if since.users or since.of_super or since.of_libraries:
+        if since.by_user or since.of_super or since.by_libraries:
             for cls in self._concerned(since):
-                yield cls, since
+                yield cls, since, False
+        # What is noted of a class may have all be looked up anew: then those that were visited come again.
         while len(self._searched) < len(self.classes):
             for cls in [cls for cls in list(self.classes) if cls not in self._searched]:
                 self._index(cls)
-                yield cls, everything
+                yield cls, everything, True
         self._last_in_classes = everything
 
     def _asked(self) -> Asked:
-        """What code asks for by now: the same object as before where nothing has come."""
+        """What code asks for by now: the same object as before if no name has come."""
         names = self.attributes, self._of_super, self._texts, self._of_libraries
-        if any(len(grown) != len(before) for grown, before in zip(names, self._last, strict=True)):  # none shrinks
+        # The sets only grow, so equal sizes mean the same names.
+        if any(len(grown) != len(before) for grown, before in zip(names, self._last, strict=True)):
             self._last = Asked(*map(set[str].copy, names))
         return self._last
 
@@ -219,7 +223,8 @@ class AttributeReads:
             return [cls for cls in list(self.classes) if cls in self._searched]
         owners = [owner for name in set().union(*since) for owner in self._owners.get(name, ())]
         below = {cls: None for owner in owners for cls in self._below[owner]}
-        libraries = dict.fromkeys(self._library_bases.values()) if since.users else {}
+        # A base of a library's is asked for each name, also for those that it has not: any class below it will do.
+        libraries = dict.fromkeys(self._library_bases.values()) if since.by_user else {}
         return [cls for cls in below | libraries if cls in self._searched]
 
     def new_subclasses(self, cls: type) -> Iterator[NameRead]:
@@ -229,43 +234,45 @@ class AttributeReads:
                 yield from self.add(subclass)
 
     def all_names(self, cls: type) -> Iterator[NameRead]:
-        """All that a class has, and that it has no more, where code may look at all names."""
-        is_new = self.reads_names and id(cls) not in self._looked_up
-        for base in filter(is_users_class, cls.__mro__ if is_new else ()):
+        """All names that a class has, and which names these are, for code that may look at all of them."""
+        for base in filter(is_users_class, cls.__mro__):
             yield NameRead(base, OF_NAMES, MISSING, False)
             for name in in_class(base, OF_NAMES)[1]:
                 if name == "_abc_impl":  # the interpreter's own notes on an abstract class
                     continue
                 value = _core.class_attribute(base, name)
                 is_root = not is_bound_by(value) and not is_constant(value)
+                # Nobody named it, so one that cannot be a root (a file, a lock) is compared by its identity instead.
                 yield NameRead(base, name, value, is_root and not _is_refused(Origin(base, name)))
 
-    def asked_of(self, cls: type, asked: Asked) -> Iterator[tuple[type, str, type | None, Any]]:
-        """What code finds in a class: (that class, or a base of a library's, the name, the base that has it, value).
+    def asked_of(self, cls: type, asked: Asked, is_first: bool) -> Iterator[tuple[type, str, type | None, Any]]:
+        """What code finds in a class: (the class or a library's base of it, name, the class that has it, value).
 
-        A name that no class of the user's has is looked up in the bases of libraries alone: if a class of the user's
-        gets it, the names of that class are others.
+        A name that no class of the user's has is looked up only in the bases from libraries. If a class of the user's
+        gets that name later, the binding of its names (`OF_NAMES`) fails.
         """
-        own = [vars(base) for base in cls.__mro__[:-1] if is_users_class(base)]
-        own_names = set[str]().union(*own)
-        names = own_names & asked.users | own_names & asked.of_libraries
-        if id(cls) not in self._looked_up:
-            names |= overridden(cls, own_names)
-        for name in self._new(cls, names):
+        users_dicts = [vars(base) for base in cls.__mro__[:-1] if is_users_class(base)]
+        users_names = set[str]().union(*users_dicts)
+        names = users_names & asked.by_user | users_names & asked.by_libraries
+        # Nobody reads what the code of C and of the standard library asks for: all that overrides it counts at once.
+        if is_first:
+            names |= overridden(cls, users_names)
+        for name in self._take_new(id(cls), names):
             yield cls, name, *in_class(cls, name)
-        for base in cls.__mro__[1:] if len(own) < len(cls.__mro__) - 1 else ():
+        for base in cls.__mro__[1:] if len(users_dicts) < len(cls.__mro__) - 1 else ():
             if base.__flags__ & HEAP_TYPE and not is_users_class(base):
-                for name in self._new(base, asked.users):
+                for name in self._take_new(id(base), asked.by_user):
                     yield base, name, *in_class(base, name)
 
-    def _new(self, holder: Any, asked: set[str], what: str = "") -> list[str]:
-        """Those of the names that were not looked up yet in a class or a module's dict."""
-        looked_up = self._looked_up.setdefault(id(holder), set())
-        new = {what + name for name in asked} - looked_up if what else asked - looked_up
-        looked_up |= new
-        return [name.removeprefix(what) for name in new]
+    def _take_new(self, key: int | tuple[str, int], names: set[str]) -> set[str]:
+        """Takes note that these names are looked up under a key of `_looked_up`. Gives those that were not."""
+        looked_up = self._looked_up.setdefault(key, set())
+        new_names = names - looked_up
+        looked_up |= new_names
+        return new_names
 
     def read_of(self, cls: type, name: str, owner: type | None, value: object) -> NameRead:
+        """How a name counts that code asks a class for, where `owner` has it."""
         if owner is not None and is_users_class(owner) and not is_constant(value) and not is_bound_by(value):
             return NameRead(owner, name, value, True)
         return NameRead(cls, name, value, False)  # of the class that is asked: another base may come to have the name
@@ -273,19 +280,20 @@ class AttributeReads:
     def asked_of_super(self, cls: type) -> Iterator[NameRead]:
         """What code finds above a class: `super()` asks the bases, whatever the class itself has by that name."""
         for base in filter(is_users_class, cls.__mro__[1:] if self._of_super else ()):
-            for name in self._new(base, self._of_super & vars(base).keys(), "super()."):
+            for name in self._take_new(("super()", id(base)), self._of_super & vars(base).keys()):
                 yield NameRead(base, name, vars(base)[name], not is_bound_by(vars(base)[name]))
 
     def asked_of_modules(self) -> Iterator[NameRead]:
-        """What code finds in the modules of the user's, where it was not looked up."""
+        """What code finds in the user's modules that was not looked up there yet."""
         everything = self._asked()
         since = everything.since(self._last_in_modules)
         for i, module in list(self.modules.items()):
             scope = vars(module)
             asked = since if self._sizes.get(i) == len(scope) else everything
-            if (asked.users or asked.texts) and is_users_scope(scope):
+            if (asked.by_user or asked.texts) and is_users_scope(scope):
                 self._sizes[i] = len(scope)
-                for name in self._new(scope, (asked.users & scope.keys()) | asked.texts):
+                # A text may be a name that the module gets later; other names count where the module has them.
+                for name in self._take_new(i, (asked.by_user & scope.keys()) | asked.texts):
                     yield NameRead(scope, name, scope.get(name, MISSING), True)
         self._last_in_modules = everything
 
@@ -304,11 +312,13 @@ def _special_methods(cls: type) -> Iterator[NameRead]:
 
 
 def _match_args(cls: type) -> tuple[str, ...]:
+    """The attributes that the positional patterns of a `match` ask for."""
     names = in_class(cls, "__match_args__")[1]
     return names if isinstance(names, tuple) else ()
 
 
 def _is_refused(origin: Origin) -> bool:
+    """Can its value not be recorded as a root?"""
     try:
         _core.record((origin.value(),), (origin.text(),))
     except GraftaxError:

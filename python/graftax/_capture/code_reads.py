@@ -229,7 +229,7 @@ class CodeReads:
             return False
         if place is not None:
             self.named.note_place((id(place[0]), place[1]), self.names.guarded(place[0]))
-        if self.named.note(function) and not self.names.is_seen((id(function), None)):
+        if self.named.note(function) and not self.names.is_noted((id(function), None)):
             self.names.bind(vars(function), OF_KEYS)
         return True
 
@@ -295,7 +295,7 @@ class CodeReads:
         for function in self.named.functions() if "__annotations__" in asked else ():
             self._note_library(annotations_of(function))
         for cell, function in list(self.names.cells.values()):
-            if not is_empty(cell) and self.names.is_seen((id(cell.cell_contents), None)):  # its copy holds the copy
+            if not is_empty(cell) and self.names.is_noted((id(cell.cell_contents), None)):  # its copy holds the copy
                 self.names.add(Origin(function, None))
 
     def _is_older(self, code: types.CodeType) -> bool:
@@ -335,10 +335,11 @@ class CodeReads:
         if self._forgotten != self.names.forgotten:  # these may be noted again
             self._forgotten = self.names.forgotten
             attributes.look_up_anew()
-        for cls, asked in attributes.not_looked_up():
+        for cls, asked, is_first in attributes.not_looked_up():
             self._note_all(attributes.new_subclasses(cls))
-            self._note_all(attributes.all_names(cls))
-            for holder, name, owner, value in attributes.asked_of(cls, asked):
+            if is_first and attributes.reads_names:
+                self._note_all(attributes.all_names(cls))
+            for holder, name, owner, value in attributes.asked_of(cls, asked, is_first):
                 self._note_cache(value)
                 self._note_all(attributes.add_in(value))
                 if (function := function_in(value)) is not None:
@@ -360,7 +361,7 @@ class CodeReads:
             scopes = [vars(module) for module in list(self.attributes.modules.values()) if is_open_scope(vars(module))]
             # Functions that are roots are put back with the other roots.
             new = self.named.functions(after=noted_functions)
-            functions = [f for f in new if not self.names.is_seen((id(f), None))]
+            functions = [f for f in new if not self.names.is_noted((id(f), None))]
             self._now.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
 
 

@@ -34,38 +34,39 @@ class ReadNames:
         self.keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
         self.cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self.scope: Scope | None = None  # the globals of the traced function itself
-        self.assigned_own: set[str] = set()  # those of them that are origins: the code assigns them, or they are opened
+        self.assigned_own: set[str] = set()  # those of them that are origins: code assigns them, or they were opened
         self.shared: set[str] = set()  # those that are roots, and that other code reads in a trace
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
-        self.left: set[tuple[int, str | None]] = set()  # origins that are none: they count traces
+        self.left: set[tuple[int, str | None]] = set()  # what `leave_out` has excluded: it is never an origin
         self.closures: dict[tuple[int, str], types.FunctionType] = {}  # the last ones that were read under these names
         # Origins of numbers that were seen to change, and of functions with these variables.
         self.changing: dict[tuple[int, str | None], frozenset[Variables]] = {}
         self.touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
         # What an entry compares, with the sizes of what it was made of. None where it has to be made again.
         self.compared: tuple[tuple[int, ...], _core.Reads] | None = None
-        self._seen: set[tuple[int, str | None]] = set()
-        self.forgotten = 0  # how often names became such that may be noted again, or whose noting counts
-        self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
+        self._noted: set[tuple[int, str | None]] = set()
+        self.forgotten = 0  # how often noted names were dropped: then every class is looked at once more
+        self._own_roots: set[tuple[int, str]] = set()  # globals of the function itself that are roots
         self._guards: dict[int, weakref.ref[types.FunctionType]] = {}
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Of what a trace has to begin anew for when it grows."""
+        """Sizes of what makes a trace begin anew when it grows."""
         return len(self.origins), sum(origin.assigned for origin in self.origins), len(self.hidden)
 
     @property
     def compared_size(self) -> tuple[int, ...]:
-        """Of what a comparison is made of."""
-        return len(self._seen), len(self.functions), len(self.cells)
+        """Sizes of what a comparison is made of."""
+        return len(self._noted), len(self.functions), len(self.cells)
 
-    def is_seen(self, key: tuple[int, str | None]) -> bool:
-        return key in self._seen
+    def is_noted(self, key: tuple[int, str | None]) -> bool:
+        return key in self._noted
 
     # ---- globals that belong to no module
 
     def guard(self, scope: Scope, function: types.FunctionType) -> None:
-        """Holds these globals through a function that has them: `exec` makes new ones each time, which have to go."""
+        """Holds these globals weakly, by a function that has them: a dict takes no weak references."""
+        # `exec` makes new globals each time that it runs, and nothing here may keep them alive.
         self._guards.setdefault(id(scope), weakref.ref(function))
 
     def is_guarded(self, scope: Scope) -> bool:
@@ -78,15 +79,16 @@ class ReadNames:
     # ---- bindings
 
     def bind(self, holder: object, name: str) -> None:
-        if (id(holder), name) not in self._seen:
-            self._seen.add((id(holder), name))
+        """Makes a binding of a name, unless it is noted already."""
+        if (id(holder), name) not in self._noted:
+            self._noted.add((id(holder), name))
             self.bindings.append((self.guarded(holder), name))
 
     def unbind(self, holder: object, name: str) -> None:
-        """It is no binding any more, and may be noted again."""
+        """Drops a binding. When code reads the name again, it is noted anew."""
         guarded = self.guarded(holder)
         self.bindings = [b for b in self.bindings if b[0] is not guarded or b[1] != name]
-        self._seen.discard((id(holder), name))
+        self._noted.discard((id(holder), name))
         self.forgotten += 1
 
     def forget_dead(self) -> None:
@@ -102,12 +104,14 @@ class ReadNames:
         """Notes that code reads a name, which has this value now."""
         key = id(holder), name
         self.touched.add(key)
+        # The first function that is seen under a name is what `_open_if_made_anew` compares later ones with.
         if isinstance(value, types.FunctionType) and value.__closure__:
             self.closures.setdefault(key, value)
-        if key in self._own:
+        # Code in the trace reads a global of the traced function: a host function is not its only reader.
+        if key in self._own_roots:
             self.shared.add(name)
             self.hidden.discard(name)
-        if key in self._seen or self._is_fed(holder, name):
+        if key in self._noted or self._is_fed(holder, name):
             return
         if can_be_root and not is_constant(value):
             self.add(Origin(holder, name))
@@ -115,14 +119,15 @@ class ReadNames:
             self.bind(holder, name)
 
     def _is_fed(self, holder: object, name: str) -> bool:
-        """Has a class this name from a base where the code assigns it?"""
+        """Does a class inherit this name from a base where the code assigns it?"""
+        # The base's origin gives the value. A binding of the subclass would hold the old one, and always have changed.
         if not isinstance(holder, type):
             return False
         bases = [p.holder for p in self.origins if p.assigned and p.name == name and p.holder is not holder]
         return bool(bases) and in_class(holder, name)[0] in bases
 
     def note_keywords(self, function: types.FunctionType) -> None:
-        """The keyword defaults of a function are in a dict that may change without the function: bindings of it."""
+        """Makes bindings of a function's keyword defaults: their dict can change without the function."""
         keywords = function.__kwdefaults__
         if keywords and id(keywords) not in self.keywords:
             self.keywords[id(keywords)] = function
@@ -132,42 +137,47 @@ class ReadNames:
     # ---- origins
 
     def add(self, origin: Origin) -> None:
-        """Makes a root of it, where it is new."""
-        if origin.key not in self._seen:
-            self._seen.add(origin.key)
+        """Makes a root of an origin, where it is new."""
+        if origin.key not in self._noted:
+            self._noted.add(origin.key)
             self.origins.append(origin)
-            if origin.name is None:  # the root has the attributes of the function
+            if origin.name is None:  # as a root, a function brings its attributes: no binding compares their names
                 attributes = vars(origin.holder)
                 self.bindings = [b for b in self.bindings if b[1] != OF_KEYS or b[0] is not attributes]
                 self.compared = None
 
     def drop(self, origins: Iterable[Origin]) -> None:
-        """They are no roots any more, and may be noted again."""
+        """Takes these out of the roots. When code reads their names again, they are noted anew."""
         keys = {origin.key for origin in origins}
         self.origins = [origin for origin in self.origins if origin.key not in keys]
-        self._seen -= keys
+        self._noted -= keys
         self.forgotten += 1
 
     def assign(self, origin: Origin) -> None:
-        """Makes a root of a name that the code assigns: what it is given is given on each call."""
-        if origin.key in self.left or any(p.what == origin.what for p in self.origins):
+        """Makes a root of a name that the code assigns, so that each call assigns it."""
+        if origin.key in self.left or any(known.what == origin.what for known in self.origins):
             return
-        if origin.key in self._own:
-            self._own.discard((id(origin.holder), origin.name or ""))
+        # A global of the function itself is a root of another kind until now: `Signature.globals`.
+        if origin.key in self._own_roots:
+            self._own_roots.discard((id(origin.holder), origin.name or ""))
             self.assigned_own.add(origin.name or "")
-        self.origins = [p for p in self.origins if p.key != origin.key]
-        kept = [b for b in self.bindings if b[1] != origin.name or not origin.feeds(b[0])]
-        if isinstance(origin.holder, type):  # another class may get its own
-            self._seen -= {(id(b[0]), b[1]) for b in self.bindings} - {(id(b[0]), b[1]) for b in kept}
+        self.origins = [known for known in self.origins if known.key != origin.key]
+        # A binding that has its value from here would fail whenever the code assigns the name.
+        unaffected = [b for b in self.bindings if b[1] != origin.name or not origin.feeds(b[0])]
+        if isinstance(origin.holder, type):  # a subclass may get a value of its own: then it is noted again
+            self._noted -= {(id(b[0]), b[1]) for b in self.bindings} - {(id(b[0]), b[1]) for b in unaffected}
         self.forgotten += 1
-        self.bindings = kept
+        self.bindings = unaffected
         self.compared = None
-        self._seen.add(origin.key)
+        self._noted.add(origin.key)
         self.origins.append(origin)
 
     @alone
-    def own(self, scope: Scope, names: Collection[str], stored: Iterable[str]) -> None:
-        """These globals are roots of their own; those that the function stores are assigned ones."""
+    def set_own_globals(self, scope: Scope, names: Collection[str], stored: Iterable[str]) -> None:
+        """Tells which globals the traced function names itself, and which of them it `stored`.
+
+        They are roots by its signature, so no other code that reads one makes an origin of it.
+        """
         self.scope = scope
         for name in set(stored) - self.hidden:
             self.assigned_own.add(name)
@@ -175,51 +185,54 @@ class ReadNames:
         # After `clear_cache`, a trace has made origins of them already.
         self.assigned_own |= {p.name for p in self.origins if p.holder is scope and p.name is not None} & {*names}
         keys = {(id(scope), name) for name in set(names) - self.assigned_own}
-        self._own |= keys
-        self._seen |= keys
+        self._own_roots |= keys
+        self._noted |= keys
         self.forgotten += 1
 
-    def open(self, origin: Origin, before: types.FunctionType) -> None:
-        """Makes a root of the function under this name, with what its variables hold, and not of its identity alone.
+    def open(self, origin: Origin, replaced: types.FunctionType) -> None:
+        """Makes a root of the function under this name, with what its variables hold: its identity counts no more.
 
         Args:
-            before: what the name led to. Nothing depends on that any more, unless another name leads there.
+            replaced: the function that had the name. Nothing depends on it any more, unless another name leads there.
         """
         self.forgotten += 1
-        if origin.key in self._own:
-            self._own.discard((id(origin.holder), origin.name or ""))
+        if origin.key in self._own_roots:
+            self._own_roots.discard((id(origin.holder), origin.name or ""))
             self.assigned_own.add(origin.name or "")
-            self._seen.discard(origin.key)
+            self._noted.discard(origin.key)
         else:
             self.unbind(origin.holder, origin.name or "")
-        if not any(function is before for function in self.closures.values()):
-            self.functions.pop(id(before), None)
-            self.cells = {i: held for i, held in self.cells.items() if held[1] is not before}
+        if not any(function is replaced for function in self.closures.values()):
+            self.functions.pop(id(replaced), None)
+            self.cells = {i: (cell, owner) for i, (cell, owner) in self.cells.items() if owner is not replaced}
         self.add(origin)
 
     @property
     def own_closures(self) -> list[str]:
         """The globals of the traced function that are functions with variables."""
-        return [name for i, name in self.closures if (i, name) in self._own]
+        return [name for i, name in self.closures if (i, name) in self._own_roots]
 
     @alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:
-        """These are no roots: what a trace changes there happens in it alone. True where that is new."""
+        """Excludes these from the roots: what a trace changes there happens once a trace. True where that is new."""
         new_keys = {origin.key for origin in origins} - self.left
         self.left |= new_keys
         self.origins = [origin for origin in self.origins if origin.key not in self.left]
         return bool(new_keys)
 
     def hide(self, names: set[str]) -> bool:
-        """Only host functions read these names of the traced function: no roots. True where that is new."""
+        """Takes names of the traced function out of its roots that only host functions read. True where that is new."""
         newly_hidden = names - self.shared - self.hidden
         self.hidden |= newly_hidden
         self.assigned_own -= newly_hidden
         self.origins = [
-            p for p in self.origins if not p.assigned or p.name not in newly_hidden or p.holder is not self.scope
+            origin
+            for origin in self.origins
+            if not origin.assigned or origin.name not in newly_hidden or origin.holder is not self.scope
         ]
         return bool(newly_hidden)
 
     def touches_root(self) -> bool:
         """Does the code that was noted last read a root by its name?"""
-        return not self.touched.isdisjoint(self._own) or any(origin.key in self.touched for origin in self.origins)
+        is_own = not self.touched.isdisjoint(self._own_roots)
+        return is_own or any(origin.key in self.touched for origin in self.origins)

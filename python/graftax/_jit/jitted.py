@@ -130,7 +130,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         if reads is None:
             return Signature.of(plain, skip, options.captured, table.origins)
         if options.captured:
-            reads.names.own(plain.__globals__, *global_names(plain))
+            reads.names.set_own_globals(plain.__globals__, *global_names(plain))
         hidden, assigned = frozenset(reads.names.hidden), frozenset(reads.names.assigned_own)
         signature = Signature.of(plain, skip, options.captured, table.origins, hidden, assigned)
         signature.binding.generation = table.generation
