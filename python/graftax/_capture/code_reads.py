@@ -75,7 +75,7 @@ from graftax._capture.trace_local import Now
 
 
 class CodeReads:
-    """What the code that was met names. One object of code leads to another: a function to its helpers."""
+    """What the code that traces have run names, and what these names lead to."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # several threads may trace the function at once
@@ -97,16 +97,20 @@ class CodeReads:
         self._forgotten = 0  # how often names had been forgotten when classes were looked at
         self._rooted = CodeSet()  # code that reads a root by its name
         self._inner = CodeSet()  # code of functions that known code makes
-        self._package_classes: dict[type, bool] = {}  # was none of the names looked up in it?
+        self._package_classes: dict[type, bool] = {}  # is it new, so that no name was looked up in it?
         self._asked_of_packages: set[str] = set()
         self._locks: dict[int, Any] = {}  # that bindings lead to
         self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: object, stays: bool = True) -> None:
-        """Notes what one code object names; of a function that stays also its state, and which code it has."""
+        """Notes what one code object names.
+
+        Args:
+            stays: whether the function outlives the trace. Then its state and its code count as well.
+        """
         if is_never_asked(code.co_filename):
             return
-        # Generated code, and a `__hash__` that graftax calls at moments of its own, make no roots.
+        # Generated code, and a `__hash__` that graftax calls at times of its own choosing, make no roots.
         users = is_users_code(code, scope) and not is_asked_any_time(code) and not is_generated(code, function)
         names = names_of(code)
         self.attributes.note_any(names)
@@ -123,10 +127,11 @@ class CodeReads:
         if not is_of_module(scope) and isinstance(function, types.FunctionType):
             self.names.guard(scope, function)
         self.builtins.note(code, scope, cells, names, users)
+        # What code does besides reading names: calls that cannot be repeated, attributes of objects, assigned globals.
         if users:
             if is_of_module(scope):
                 self._scopes.setdefault(id(scope), scope)
-            if not is_of_named_tuple(code):
+            if not is_of_named_tuple(code):  # which calls nothing but `tuple.__new__`
                 self.impure.note(code, scope, cells, names)
             self.attributes.note_users(names)
             for value in (*cells.values(), *_defaults_of(function)):
@@ -143,22 +148,24 @@ class CodeReads:
                 continue
             if not users and chain[0] in names.stored:  # a library's own counter
                 continue
-            if chain[0] in code.co_freevars and chain[0] not in cells:  # the trace's own
+            if chain[0] in code.co_freevars and chain[0] not in cells:  # a variable that only the trace fills
                 continue
             function_named = self._follow(chain, scope, cells, names, users)
             if function_named is not None and self._is_passed_on(chain, code, function_named):
                 self.names.add(Origin(function_named, None))  # it may leave the trace, or be compared with a root
+        # The function itself: a root where it holds state, else its code and its constant variables are compared.
         if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):
             self.names.functions.setdefault(id(function), function)
             self.names.note_keywords(function)
             if has_state(function):
                 self.names.add(Origin(function, None))
-            else:  # its variables hold constants, which may be assigned
+            else:  # variables that hold constants by now may be assigned later
                 self.names.cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
         if self.names.touches_root():  # met each time, since JAX may jit it inside and keep a tracer of the root
             self._rooted.add(code)
 
     def _is_passed_on(self, chain: tuple[str, ...], code: types.CodeType, function: types.FunctionType) -> bool:
+        """Does code do more with a function of the user's than call it, or give it to a callback of JAX?"""
         return len(chain) == 1 and not self.hosts.run_on_host(function.__code__) and chain[0] in passed_on(code)
 
     def _follow(
@@ -167,7 +174,9 @@ class CodeReads:
         """Notes what a chain of names leads to. Gives it where it is a function of the user's with state."""
         name, *attributes = chain
         imports, asked_attributes = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
+        # Where the value is found: a variable of an enclosing call has no place under which a twin could be put.
         binding: tuple[Any, str] | None = None if name in cells else (scope, name)
+        # The first name: an imported module, a variable of an enclosing call, or a global.
         if name in imports:
             module_name = absolute_name(imports[name], scope)
             value: Any = sys.modules.get(module_name, MISSING)
@@ -178,6 +187,7 @@ class CodeReads:
             resolve_lazy_imports(scope, (name,))
             value = scope.get(name, MISSING)
             self._note(scope, name, value, users and is_users_scope(scope))
+        # Attributes, as long as modules and classes have them. What objects have is noted by the names alone.
         for attribute in attributes:
             if isinstance(value, types.ModuleType):
                 holder = vars(value)
@@ -202,10 +212,12 @@ class CodeReads:
                 if function is not None and self.note_function(function, binding) and attribute in asked_attributes:
                     self.names.add(Origin(function, None))
                 return None
+        # The end of the chain.
         function = function_in(value) if users else None
         if function is not None and self.note_function(function, binding):
+            # The code asks something for its defaults or its closure: perhaps this function, under another name.
             if not PARTS.isdisjoint(names.attributes):
-                self.names.add(Origin(function, None))  # asked under another name, perhaps
+                self.names.add(Origin(function, None))
             return function if has_state(function) else None
         if names.asks_classes:
             self.abstract_classes.note(value)
@@ -220,7 +232,11 @@ class CodeReads:
         return None
 
     def note_function(self, function: types.FunctionType, place: tuple[object, str] | None = None) -> bool:
-        """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
+        """Notes a function that code may ask for attributes.
+
+        Returns:
+            False for a function that the trace has made, that a root holds, or that belongs to a library.
+        """
         code = function.__code__
         self._note_library(registry_of(function))
         if _core.made_in_trace(function) or not self._is_older(code) or not is_users_code(code, function.__globals__):
@@ -234,6 +250,7 @@ class CodeReads:
         return True
 
     def _note_library(self, reads: LibraryReads) -> None:
+        """Notes what a function of the standard library reads for its caller."""
         for text, holder, name in reads.bindings:
             self.library.watch(text, holder)
             self._note(holder, name, MISSING, False)
@@ -248,14 +265,15 @@ class CodeReads:
             self.attributes.add_module(reads.module)
             self._look_up()
 
-    def _note_settings(self, found: Iterable[Setting]) -> None:
-        for table, key in found:
+    def _note_settings(self, settings: Iterable[Setting]) -> None:
+        """Notes settings of installed packages: bindings, or for a whole table the class of its object."""
+        for table, key in settings:
             self.impure.note_setting(table, key)
             if key is None:
                 if table.cls is not None:
                     self._add_class(table.cls)
                 continue
-            # An object around a function has a `__name__`, too, as a module has.
+            # `is_of_module` takes the dict of an object that wraps a function for a module's: it has a `__name__`.
             if table.is_of_object or not is_of_module(table.values):
                 self.library.watch(table.what, table.values, table.is_of_object)
             self._note(table.values, key, MISSING, False)
@@ -264,10 +282,10 @@ class CodeReads:
         """Notes the settings that code may ask the classes of installed packages for."""
         if not self._package_classes:
             return
-        asked = self.attributes.of_anybody
-        new, self._asked_of_packages = asked - self._asked_of_packages, asked
+        all_names = self.attributes.of_anybody
+        new_names, self._asked_of_packages = all_names - self._asked_of_packages, all_names
         for cls, is_new in list(self._package_classes.items()):
-            names = asked if is_new else new
+            names = all_names if is_new else new_names
             self._package_classes[cls] = False
             for name in settings_of(cls, names):
                 self._note(cls, name, MISSING, False)
@@ -280,26 +298,28 @@ class CodeReads:
         if code is not None:
             self.known.discard(code)
 
-    def _ask_functions(self, anew: bool = False) -> None:
+    def _ask_functions(self, asks_all: bool = False) -> None:
         """Makes roots of the functions that have an attribute that code asks for.
 
         Args:
-            anew: some that had none may have attributes now.
+            asks_all: whether functions that had no attributes the last time are asked once more.
         """
-        asked, asked_before = self.attributes.attributes, 0 if anew else self._functions_asked
+        attributes, first_new = self.attributes.attributes, 0 if asks_all else self._functions_asked
         self._functions_asked = self.named.size
-        self._with_attributes.update(filter(vars, self.named.functions(after=asked_before)))
+        self._with_attributes.update(filter(vars, self.named.functions(after=first_new)))
         for function in list(self._with_attributes):
-            if self.attributes.reads_names or not asked.isdisjoint(vars(function)):
+            if self.attributes.reads_names or not attributes.isdisjoint(vars(function)):
                 self.names.add(Origin(function, None))
-        for function in self.named.functions() if "__annotations__" in asked else ():
+        for function in self.named.functions() if "__annotations__" in attributes else ():
             self._note_library(annotations_of(function))
+        # A function whose variable holds a root is a root, too: its copy has to hold the copy.
         for cell, function in list(self.names.cells.values()):
-            if not is_empty(cell) and self.names.is_noted((id(cell.cell_contents), None)):  # its copy holds the copy
+            if not is_empty(cell) and self.names.is_noted((id(cell.cell_contents), None)):
                 self.names.add(Origin(function, None))
 
     def _is_older(self, code: types.CodeType) -> bool:
         """Was a function of this code made before the trace, as far as one can tell?"""
+        # On Python 3.11 no watcher tells which functions a trace makes, so code that known code makes may be new.
         return _core.has_watchers or code not in self._inner
 
     def _note(self, holder: object, name: str, value: object, can_be_root: bool) -> None:
@@ -335,6 +355,7 @@ class CodeReads:
         if self._forgotten != self.names.forgotten:  # these may be noted again
             self._forgotten = self.names.forgotten
             attributes.look_up_anew()
+        # Classes first: what they lead to may bring more names, classes and modules.
         for cls, asked, is_first in attributes.not_looked_up():
             self._note_all(attributes.new_subclasses(cls))
             if is_first and attributes.reads_names:
@@ -355,6 +376,7 @@ class CodeReads:
             self._note_before()
 
     def _note_before(self) -> None:
+        """Notes what classes, modules and functions hold before the running trace sets their attributes."""
         size = self.named.size, len(self.attributes.classes), len(self.attributes.modules), len(self._scopes)
         if size != self._now.noted:
             noted_functions, self._now.noted = (*self._now.noted, 0)[0], size
@@ -365,7 +387,7 @@ class CodeReads:
             self._now.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
 
 
-def _defaults_of(function: object) -> tuple[Any, ...]:
+def _defaults_of(function: object) -> tuple[object, ...]:
     if not isinstance(function, types.FunctionType):
         return ()
     return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The read set of a function: what a trace of it takes in, and what a call compares.
 
-`CodeReads` knows what code names. Here is when it is asked: where code begins to run in a trace, before and after a
-trace, and where a call finds that a binding holds something else.
+`CodeReads` knows what code names. This module says when it is asked: when code begins to run in a trace, before and
+after a trace, and when a call finds that a binding holds something else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from graftax._capture.read_names import Variables
 from graftax._capture.trace_local import Begun, alone
 from graftax._jax.nested_jit import is_inside_jit
 
-_MOST_BINDINGS = 50_000
+_MOST_BINDINGS = 50_000  # beyond these, `is_large` has the function's table cleared
 
 
 class ReadSet(CodeReads):
@@ -53,23 +53,23 @@ class ReadSet(CodeReads):
     def __init__(self) -> None:
         super().__init__()
         self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
-        self._itself: Callable[[], Any] = lambda: None  # the function, where its defaults may change
-        self._own_codes = CodeSet()  # those that it had
-        self._ran = CodeSet()  # code with variables of an enclosing call
-        self._scanned = CodeSet()  # of functions that traces made
+        self._itself: Callable[[], Any] = lambda: None  # the traced function, where its defaults may change
+        self._own_codes = CodeSet()  # the code that it had, then or earlier
+        self._ran = CodeSet()  # code with variables of an enclosing call that has run in traces
+        self._scanned = CodeSet()  # code of functions that traces made
         self._last: _core.Reads | None = None  # what the last entry depends on
-        self._unchanged_since: object = object()  # another one after each change of that
+        self._unchanged_since: object = object()  # replaced after each change of that
 
     # ---- while a trace runs
 
     @contextlib.contextmanager
     def begun(self, locks: Locks) -> Generator[None]:
-        """While entered, a trace runs. What it knows of locks is noted in `locks`.
+        """While entered, a trace runs. The locks that its code knows are noted in `locks`.
 
         Raises:
             NewReads: at its end, where it was told to begin anew.
         """
-        around, self._now.locks = self._now.locks, locks
+        outer_locks, self._now.locks = self._now.locks, locks
         self.abstract_classes.begin()
         try:
             for lock in list(self._locks.values()):
@@ -77,15 +77,22 @@ class ReadSet(CodeReads):
             with self.cached.begun(), self.signals.heeded():
                 yield
         finally:
-            self._now.locks = around
+            self._now.locks = outer_locks
 
     def enter(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
-        """Notes what code names that begins to run. An exception where something of it is no root yet.
+        """Notes what code names that begins to run under a trace. The frame hook calls this before the frame runs.
 
-        True: of this function nothing has to be heard again, but of others with its code. `function` is None where the
-        trace itself made it (before 3.12: where known code makes such functions).
+        Args:
+            present: the ids of the functions that are part of the trace's roots.
+            function: None where the trace itself made it (before Python 3.12: where known code makes such functions).
+            first: the first argument of the call.
+
+        Returns:
+            What the hook does with the frame: an exception is raised in it; None, the hook need not tell of this code
+            again; True, not of this function, but of others with its code; False, of each frame; NotImplemented, the
+            code is one of JAX or the standard library.
         """
-        # Of JAX and the standard library nothing counts, but for the functions that read something for their caller.
+        # In JAX and the standard library nothing counts, except what its functions read for their caller.
         if is_never_asked_code(code, scope, first):
             if (reads := OF_CODE.get(code)) is not None:
                 return self._meet_library(reads(function, first)) if is_asked_by_user() else False
@@ -102,6 +109,7 @@ class ReadSet(CodeReads):
             return self.signals.give()
         if self.hosts.reveal(code, code in self._inner):
             return self.signals.give()
+        # The function of a cache runs. Where plain Python can compute its result, it does so before the next trace.
         if self.cached.is_cached(function):
             if (error := self.cached.take_error(function, first)) is not None:
                 return error
@@ -122,20 +130,22 @@ class ReadSet(CodeReads):
     def _meet(
         self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: object, first: object
     ) -> Any:
-        """Notes what code names that is not known, as `enter` says."""
+        """Notes what code names that is not known yet. Returns what `enter` returns."""
         is_made_in_trace = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
+        # Frames from which nothing is to be noted.
         known_scope = is_of_module(scope) or self.names.is_guarded(scope)
         if not known_scope and (is_made_in_trace or code.co_name == "<module>" or not _core.has_watchers):
             return False  # globals that the trace itself has made, for `eval` or `exec`
-        if is_made_in_trace and code.co_freevars:  # made in this trace; another one of this code may be older
+        if is_made_in_trace and code.co_freevars:  # a function of the same code may be older than the trace
             if code in self._scanned:
                 return False
             self._scanned.add(code)
         is_met = self.names.functions.get(id(function)) is function
         if not is_made_in_trace and (id(function) in present or is_met):
             return False
-        if not is_made_in_trace and self.impure.library.has_met(function):  # of other functions of this code alone
+        if not is_made_in_trace and self.impure.library.has_met(function):  # a library's: only others of its code count
             return code not in self._rooted and not self.cached.is_cached(function)
+        # What the code names, what caches give out, and what the names of attributes lead to in classes.
         size_before = self._size
         self.add(code, scope, function, not is_made_in_trace)
         self.see_caches()
@@ -158,7 +168,7 @@ class ReadSet(CodeReads):
             return True
         if code.co_freevars and self.impure.library.has_met(function):
             return True  # another function of this code may keep something in its closure
-        return not is_of_module(scope)  # others may come to lie in its place
+        return not is_of_module(scope)  # globals of `exec` may go, and others may get their id
 
     @alone
     def _meet_library(self, reads: LibraryReads) -> Any:
@@ -215,7 +225,10 @@ class ReadSet(CodeReads):
             self.add(function.__code__, function.__globals__, function, False)
 
     def _is_jitted_inside(self, code: types.CodeType, function: object, present: set[int]) -> bool:
-        """Does JAX jit code that reads a root, for the first time? Its caches are to be ours alone then."""
+        """Does JAX jit code that reads a root, for the first time in this read set?
+
+        Then the trace begins anew in a user context of JAX, so that JAX's caches keep no tracer of it.
+        """
         reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
         if not reads_root and not any(origin.holder is function for origin in self.names.origins):
             return False
@@ -225,18 +238,18 @@ class ReadSet(CodeReads):
 
     @property
     def _size(self) -> tuple[int, ...]:
-        """Of what a trace has to begin anew for when it grows."""
+        """Sizes of what makes a trace begin anew when it grows."""
         return *self.names.size, *self.builtins.size
 
     def run_before(self) -> None:
-        """Runs in plain Python what a trace is not to run: fills caches, and imports modules."""
+        """Runs in plain Python what a trace must not run: imports modules, and fills caches."""
         self._note_imported(self.library.import_modules())
         if self.cached.fill():
             self.see_caches()
 
     @alone
     def _note_imported(self, modules: Iterable[str] = ()) -> None:
-        """Notes modules, and what code names in those that it has imported meanwhile."""
+        """Notes modules, and reads code again whose imports have succeeded meanwhile."""
         for name in modules:
             self._note_library(module_read(name))
         for code, scope, reference in self.library.imported():
@@ -244,21 +257,22 @@ class ReadSet(CodeReads):
 
     @alone
     def see_caches(self) -> bool:
-        """Makes roots of the objects that caches give out. True where these are others."""
-        before, bindings = self.cached.objects, self.cached.bindings
+        """Makes roots of the objects that caches give out. True where they are not those of the last time."""
+        objects_before, bindings_before = self.cached.objects, self.cached.bindings
         origins = self.cached.look()
-        if self.cached.bindings is not bindings:
+        if self.cached.bindings is not bindings_before:
             self.names.compared = None
-        if self.cached.objects is before:
+        if self.cached.objects is objects_before:
             return False
-        self.names.origins = [origin for origin in self.names.origins if origin.holder is not before] + origins
+        # The objects are values of one dict, which is the holder of their origins: a new dict replaces them all.
+        self.names.origins = [origin for origin in self.names.origins if origin.holder is not objects_before] + origins
         self.names.compared = None
         return True
 
-    # ---- attributes of classes, modules and functions that the code sets: known only once it has done it
+    # ---- attributes of classes, modules and functions that the code sets: known only once it has set them
 
     def begin(self, begun: Begun) -> None:
-        """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
+        """A trace begins: notes what those names hold that its code may set, and that it does not see rebuilt."""
         self._now.begin(begun)
         self._note_before()
 
@@ -275,13 +289,14 @@ class ReadSet(CodeReads):
         return bool(changed) or self._size != size_before
 
     def hide_inner(self, code: types.CodeType) -> bool:
+        """As `HostCaptures.hide_inner`."""
         return self.hosts.hide_inner(code)
 
     @alone
     def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
-        """Notes what only host functions read, which run after the trace: no root. True where that is new.
+        """Takes out of the roots what only host functions read: these run after the trace. True where that is new.
 
-        A function that ran in the trace itself is none.
+        A function that has run in a trace is no host function, wherever else it is given.
         """
         return self.hosts.note_functions(
             function, {host for host in hosts if host not in self._ran and host not in self.known}
@@ -289,7 +304,7 @@ class ReadSet(CodeReads):
 
     @alone
     def see_receivers(self, function: types.FunctionType) -> bool:
-        """Hides what the function names only to give a method of it to a callback of JAX. True where that is new."""
+        """Hides what the function names only to give its methods to callbacks of JAX. True where that is new."""
         values = self.hosts.note_receivers(function)
         for value in values:
             self._add_class(type(value))
@@ -297,7 +312,7 @@ class ReadSet(CodeReads):
 
     @alone
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
-        """Notes the classes of the objects in a call's roots, classes and modules in them. True for new roots."""
+        """Notes the classes of the objects in a call's roots, and classes and modules there. True for new roots."""
         size_before = self._size
         for value in named:
             if isinstance(value, type):
@@ -318,12 +333,12 @@ class ReadSet(CodeReads):
 
     @property
     def is_large(self) -> bool:
-        """Has it met so much that it is worth beginning anew? Classes that are made for each call do that."""
+        """Has it met so much that a new one is better? Classes that are made for each call lead to that."""
         return len(self.names.bindings) > _MOST_BINDINGS
 
     @alone
-    def has(self, functions: Iterable[types.FunctionType]) -> None:
-        """The state of these functions is part of the roots already."""
+    def note_root_functions(self, functions: Iterable[types.FunctionType]) -> None:
+        """Notes what functions among the roots name. Their state is part of the roots already."""
         for function in functions:
             code, scope = function.__code__, function.__globals__
             if not self.known.has(code, scope) and not self.of_graph.has(code, scope):
@@ -332,7 +347,7 @@ class ReadSet(CodeReads):
 
     @alone
     def reads(self) -> _core.Reads:
-        """What an entry depends on, with the values of now."""
+        """What an entry depends on besides its roots, with the values of now."""
         # The trace has made objects that a cache keeps: roots of the next call, which therefore must not fit the entry.
         if self.see_caches():
             return _never_holding()
@@ -340,6 +355,7 @@ class ReadSet(CodeReads):
         hosts = self.hosts.cells
         names.keep_out(self.impure.library.changing)
         containers = [table.values for table in self.impure.library.containers]
+        # Entries share one comparison as long as nothing is added to it and it still holds.
         size = (
             *names.compared_size,
             *map(len, (names.bindings, hosts, self.abstract_classes, owners, parents, containers)),
@@ -362,7 +378,7 @@ class ReadSet(CodeReads):
         return self._last
 
     def heard_since(self) -> object:
-        """The same object in traces between which nothing has changed that they read."""
+        """A token that stays the same object until something changes that the traces have read."""
         if self._last is not None and not self._last.holds():
             self._last, self._unchanged_since = None, object()
         return self._unchanged_since
@@ -377,6 +393,7 @@ class ReadSet(CodeReads):
         names = self.names
         if names.compared is None:
             return False
+        # Globals of the function itself are roots, so no binding tells that one was made again.
         scope = names.scope or {}
         if any([self._open_if_made_anew(scope, name, scope.get(name)) for name in names.own_closures]):
             names.compared = None
@@ -388,12 +405,14 @@ class ReadSet(CodeReads):
         for holder, name in reads.changed():
             self._refresh_binding(holder, name)
         self._look_up_in_packages()
-        for cell in reads.changed_cells():  # a variable that held a constant holds something else: it is state
+        # A variable that held a constant holds something else, so its function has state: it is a root from now on.
+        for cell in reads.changed_cells():
             if self.hosts.reveal_cell(cell):
                 names.compared = None
                 return True
             names.add(Origin(names.cells.pop(id(cell))[1], None))
-        self._ask_functions(anew=True)
+        self._ask_functions(asks_all=True)
+        # Functions may have got other code, defaults or variables. Other code is read at once, not when it runs.
         for function in list(names.functions.values()):
             names.note_keywords(function)
             if has_state(function):
@@ -411,6 +430,7 @@ class ReadSet(CodeReads):
         """A name has another value than an entry was compiled for. One that may change again is a root from now on."""
         names, attributes = self.names, self.attributes
         self._note_settings(self.impure.library.renewed(holder, name))
+        # These stay bindings, whatever they hold: a new comparison has the new value.
         if id(holder) in names.keywords or self.cached.watches(holder, name) or self.library.text(holder):
             names.compared = None
             return
@@ -426,31 +446,32 @@ class ReadSet(CodeReads):
         users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
         if isinstance(value, type):
             self._add_class(value)
-        changes = type(value) is int or type(value) is float  # by assignment, as a counter does
+        is_number = type(value) is int or type(value) is float  # which changes by assignment, as a counter does
         if isinstance(holder, type) and is_bound_by(value):
             attributes.look_up_anew()  # another descriptor: what it holds counts
         if users and not isinstance(holder, type) and self._open_if_made_anew(holder, name, value):
             return
-        if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
+        if users and (is_number or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
             names.unbind(holder, name)
             owner = in_class(holder, name)[0] if isinstance(holder, type) else None
             names.add(Origin(owner or holder, name))
-            if changes:
+            if is_number:
                 names.changing[id(owner or holder), name] = frozenset()
 
     def _open_if_made_anew(self, holder: Any, name: str, value: object) -> bool:
         """Makes a root of a function that is made again with other numbers, as `schedule = make_schedule(rate)` is."""
         names, key = self.names, (id(holder), name)
-        before = names.closures.get(key)
-        if before is None or before is value or not isinstance(value, types.FunctionType):
+        replaced = names.closures.get(key)
+        if replaced is None or replaced is value or not isinstance(value, types.FunctionType):
             return False
         names.closures[key] = value
-        if value.__code__ is not before.__code__:
+        if value.__code__ is not replaced.__code__:
             return False
-        old, new = _numbers_held(before), _numbers_held(value)
-        changed = frozenset(at for at in new if type(old.get(at)) is type(new[at]) and repr(old[at]) != repr(new[at]))
+        old, new = _numbers_held(replaced), _numbers_held(value)
+        # By `repr`, which tells 0.0 from -0.0, and in which a nan equals itself.
+        changed = frozenset(v for v in new if type(old.get(v)) is type(new[v]) and repr(old[v]) != repr(new[v]))
         if changed:
-            names.open(Origin(holder, name), before)
+            names.open(Origin(holder, name), replaced)
             names.changing[key] = changed
         return bool(changed)
 
@@ -463,13 +484,18 @@ def _never_holding() -> _core.Reads:
     return reads
 
 
-def _numbers_held(function: types.FunctionType, around: tuple[types.FunctionType, ...] = ()) -> dict[Variables, Any]:
-    """The numbers in the variables of a function, and in those of functions in its variables."""
-    numbers = dict[Variables, Any]()
+def _numbers_held(
+    function: types.FunctionType, holders: tuple[types.FunctionType, ...] = ()
+) -> dict[Variables, int | float]:
+    """The numbers in the variables of a function, and in those of functions in its variables.
+
+    `holders` are the functions on the way to this one: a function may hold itself.
+    """
+    numbers = dict[Variables, int | float]()
     for name, value in cells_of(function).items():
         if type(value) in (int, float):
             numbers[(name,)] = value
-        elif isinstance(value, types.FunctionType) and value not in around:
-            inner = _numbers_held(value, (*around, function))
+        elif isinstance(value, types.FunctionType) and value not in holders:
+            inner = _numbers_held(value, (*holders, function))
             numbers.update({(name, *variables): number for variables, number in inner.items()})
     return numbers

@@ -323,7 +323,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         if reads is None:
             return
         grown = reads.see_receivers(self._function)  # before note_itself, which would make them roots
-        reads.has(recording.functions)
+        reads.note_root_functions(recording.functions)
         code = self._function.__code__
         reads.note_itself(self._function)
         grown |= reads.refresh() | reads.see_named(recording.named)

@@ -188,7 +188,7 @@ class Growth:
             plan = plan.with_signature(signature)
             roots = *self.roots, *map(_root, origins[count:])
             recording = plan.record(roots, self._layout, self._shapes)
-            reads.has(recording.functions)
+            reads.note_root_functions(recording.functions)
             grown = reads.see_named(recording.named)
             if not grown and len(reads.names.origins) == len(origins):
                 return (plan, roots, recording) if self._donates_no_more(plan, roots, recording) else None
