@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code objects by identity: code of two modules may be equal, and reads the globals of its own module."""
+"""Code objects by identity: equal code of two modules reads the globals of its own module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class CodeSet:
-    """A set of code objects that keeps none of them alive, and in which equal ones are several."""
+    """A set of code objects by identity, which keeps none of them alive."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, weakref.ref[CodeType]] = {}
@@ -20,7 +20,7 @@ class CodeSet:
             codes, key = self._by_id, id(code)
 
             def forget(reference: weakref.ref[CodeType]) -> None:
-                if codes.get(key) is reference:
+                if codes.get(key) is reference:  # else other code has been added with the same id
                     del codes[key]
 
             codes[key] = weakref.ref(code, forget)
@@ -44,14 +44,14 @@ class CodeSet:
 
 
 class MetCode:
-    """Code objects with the globals that they were met with. One may run with those of several modules."""
+    """Code objects, each with the globals that it was met with: the same code may run with those of several modules."""
 
     def __init__(self) -> None:
         self._codes = CodeSet()
-        self._scopes: dict[int, set[int]] = {}  # ids of globals, by that of the code
+        self._scopes: dict[int, set[int]] = {}  # by the id of the code, the ids of globals; 0 for any globals
 
     def add(self, code: CodeType, scope: dict[str, Any] | None = None) -> None:
-        """Without globals, it is met with any."""
+        """Adds code with these globals; without globals, with any."""
         if code not in self._codes:
             self._codes.add(code)
             self._scopes[id(code)] = set()
@@ -61,6 +61,7 @@ class MetCode:
         self._codes.discard(code)
 
     def has(self, code: CodeType, scope: dict[str, Any]) -> bool:
+        """Was this code met with these globals?"""
         return code in self._codes and not self._scopes[id(code)].isdisjoint((0, id(scope)))
 
     def __contains__(self, code: object) -> bool:
@@ -70,6 +71,7 @@ class MetCode:
         return list(self._codes)
 
     def __iter__(self) -> Iterator[tuple[CodeType, int]]:
+        """(code, the id of its globals), as the core reads it once when a trace begins."""
         for code in self._codes:
             for scope in list(self._scopes[id(code)]):
                 yield code, scope

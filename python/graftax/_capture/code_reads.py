@@ -306,7 +306,7 @@ class CodeReads:
         """
         attributes, first_new = self.attributes.attributes, 0 if asks_all else self._functions_asked
         self._functions_asked = self.named.size
-        self._with_attributes.update(filter(vars, self.named.functions(after=first_new)))
+        self._with_attributes.update(filter(vars, self.named.functions(start=first_new)))
         for function in list(self._with_attributes):
             if self.attributes.reads_names or not attributes.isdisjoint(vars(function)):
                 self.names.add(Origin(function, None))
@@ -382,7 +382,7 @@ class CodeReads:
             noted_functions, self._now.noted = (*self._now.noted, 0)[0], size
             scopes = [vars(module) for module in list(self.attributes.modules.values()) if is_open_scope(vars(module))]
             # Functions that are roots are put back with the other roots.
-            new = self.named.functions(after=noted_functions)
+            new = self.named.functions(start=noted_functions)
             functions = [f for f in new if not self.names.is_noted((id(f), None))]
             self._now.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
 

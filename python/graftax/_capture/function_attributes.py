@@ -14,19 +14,20 @@ class State(NamedTuple):
     """What a function held when a trace began."""
 
     owner: FunctionType
-    defaults: tuple[Any, ...] | None
-    keywords: dict[str, Any] | None
-    in_keywords: dict[str, Any]
-    attributes: dict[str, Any]
+    defaults: tuple[object, ...] | None
+    keywords: dict[str, Any] | None  # the dict itself
+    in_keywords: dict[str, Any]  # a copy of it
+    attributes: dict[str, Any]  # a copy
 
     @classmethod
-    def of(cls, function: FunctionType) -> State:
+    def from_function(cls, function: FunctionType) -> State:
+        """What a function holds now."""
         keywords = function.__kwdefaults__
         return cls(function, function.__defaults__, keywords, dict(keywords or {}), dict(vars(function)))
 
     @property
     def is_changed(self) -> bool:
-        """Does the function hold something else by now?"""
+        """Does the function hold something else now?"""
         function: Any = self.owner
         return (
             function.__defaults__ is not self.defaults
@@ -45,8 +46,8 @@ class State(NamedTuple):
                 current.update(original)
 
 
-def _same_items(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return a.keys() == b.keys() and all(value is b[key] for key, value in a.items())
+def _same_items(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return first.keys() == second.keys() and all(value is second[key] for key, value in first.items())
 
 
 def attribute_names(function: FunctionType) -> list[str]:
@@ -70,12 +71,12 @@ class NamedFunctions:
     """The functions that code may ask for attributes, and the names under which it finds them. None is kept alive."""
 
     def __init__(self) -> None:
-        self._functions: dict[int, weakref.ref[FunctionType]] = {}
-        self._in_order: list[weakref.ref[FunctionType]] = []
-        self._places: dict[tuple[int, str], tuple[Any, str]] = {}
+        self._functions: dict[int, weakref.ref[FunctionType]] = {}  # by id
+        self._in_order: list[weakref.ref[FunctionType]] = []  # as they were noted, dead ones included
+        self._places: dict[tuple[int, str], tuple[Any, str]] = {}  # (holder, or a function with it as globals; name)
 
     def note(self, function: FunctionType) -> bool:
-        """True where it is new."""
+        """Notes a function. True where it is new."""
         reference = self._functions.get(id(function))
         if reference is not None and reference() is function:
             return False
@@ -84,23 +85,24 @@ class NamedFunctions:
         return True
 
     def note_place(self, key: tuple[int, str], holder: object) -> None:
-        """A name under which code finds one of them. `holder` refers weakly to a function with globals that may go."""
+        """Notes a name under which code finds one of them. For globals of `exec`, `holder` is a weak reference."""
         self._places[key] = holder, key[1]
 
     @property
     def size(self) -> int:
         return len(self._in_order)
 
-    def functions(self, after: int = 0) -> list[FunctionType]:
-        """Those that are still there, of those noted after so many others."""
-        return [function for reference in self._in_order[after:] if (function := reference()) is not None]
+    def functions(self, start: int = 0) -> list[FunctionType]:
+        """Those that are still alive; with `start`, without the first ones that were noted."""
+        return [function for reference in self._in_order[start:] if (function := reference()) is not None]
 
     def places(self) -> list[Origin]:
-        pairs = [
-            (guarded() if isinstance(guarded, weakref.ref) else guarded, name)
-            for guarded, name in list(self._places.values())
-        ]
-        pairs = [
-            (guarded.__globals__ if isinstance(guarded, FunctionType) else guarded, name) for guarded, name in pairs
-        ]
-        return [Origin(holder, name) for holder, name in pairs if holder is not None]
+        """The names under which code finds them, where their holders are still alive."""
+        origins = list[Origin]()
+        for holder, name in list(self._places.values()):
+            if isinstance(holder, weakref.ref):
+                function = holder()
+                holder = None if function is None else function.__globals__
+            if holder is not None:
+                origins.append(Origin(holder, name))
+        return origins

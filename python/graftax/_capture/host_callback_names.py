@@ -16,20 +16,20 @@ from graftax._capture.constant_values import is_empty
 
 
 def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
-    """The variables and globals of a function that are read or assigned by these functions in it alone."""
+    """The variables and globals that only the code of `hosts`, among all code inside a function, reads or assigns."""
     outside_hosts: set[str] = set()
-    theirs: set[str] = set()
+    in_hosts: set[str] = set()
     todo = [(code, False)]
     while todo:
-        part, in_host = todo.pop()
-        in_host |= part in hosts
-        (theirs if in_host else outside_hosts).update(names_of(part).variables)
-        todo += [(constant, in_host) for constant in part.co_consts if isinstance(constant, types.CodeType)]
-    return theirs - outside_hosts
+        nested, is_in_host = todo.pop()
+        is_in_host |= nested in hosts
+        (in_hosts if is_in_host else outside_hosts).update(names_of(nested).variables)
+        todo += [(constant, is_in_host) for constant in nested.co_consts if isinstance(constant, types.CodeType)]
+    return in_hosts - outside_hosts
 
 
 def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> Iterator[tuple[types.CellType, str]]:
-    """The variables of a function that hold one of these functions, which it names only to pass it on."""
+    """The variables of a function that hold a host function, which it names only to pass it on."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     filled = {name: cell for name, cell in cells if not is_empty(cell)}
     used_otherwise = set[str]()
@@ -38,16 +38,17 @@ def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> It
         used_otherwise |= {chain[0] for chain in names.chains if len(chain) > 1} | names.assigned
     for name, cell in filled.items():
         host = cell.cell_contents
+        # A host function with attributes may be asked for them.
         if (
             isinstance(host, types.FunctionType)
             and host.__code__ in hosts
             and not vars(host)
             and name not in used_otherwise
         ):
-            theirs = {id(inner.cell_contents) for inner in host.__closure__ or () if not is_empty(inner)}
-            if not any(
-                id(other_cell.cell_contents) in theirs for other_cell in filled.values() if other_cell is not cell
-            ):
+            captured_ids = {id(inner.cell_contents) for inner in host.__closure__ or () if not is_empty(inner)}
+            # The function may use what the host function captures, where another of its variables holds that, too.
+            other_cells = [other_cell for other_cell in filled.values() if other_cell is not cell]
+            if not any(id(other_cell.cell_contents) in captured_ids for other_cell in other_cells):
                 yield cell, name
 
 
@@ -58,13 +59,15 @@ _OURS = __name__.partition(".")[0]
 _NO_OPERATION = frozenset({"PRECALL", "EXTENDED_ARG", "NOP", "COPY_FREE_VARS"})
 _BY_NAME = frozenset({"LOAD_GLOBAL", "LOAD_DEREF"})
 _OF_VARIABLES = _BY_NAME | {
-    f"{what}_{where}" for what in ("LOAD", "STORE", "DELETE") for where in ("NAME", "GLOBAL", "DEREF", "CLASSDEREF")
+    f"{verb}_{namespace}"
+    for verb in ("LOAD", "STORE", "DELETE")
+    for namespace in ("NAME", "GLOBAL", "DEREF", "CLASSDEREF")
 }
 _GIVEN: weakref.WeakKeyDictionary[types.CodeType, dict[str, list[tuple[str, ...]]]] = weakref.WeakKeyDictionary()
 
 
 def receivers(function: types.FunctionType) -> Iterator[tuple[types.CellType | None, str, Any]]:
-    """(cell or None for a global, name, value) of what a function names only to give its methods to JAX's callbacks."""
+    """(cell or None for a global, name, value) of what a function names only to give its methods to callbacks."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     scope = function.__globals__
 
@@ -74,20 +77,20 @@ def receivers(function: types.FunctionType) -> Iterator[tuple[types.CellType | N
 
     for name, called in _given_methods(function.__code__).items():
         value = value_of(name)
-        is_one = value is not MISSING and not isinstance(value, types.ModuleType | types.FunctionType | type)
-        if is_one and all(_is_callback(value_of(chain[0]), chain[1:]) for chain in called):
+        is_object = value is not MISSING and not isinstance(value, types.ModuleType | types.FunctionType | type)
+        if is_object and all(_is_callback(value_of(chain[0]), chain[1:]) for chain in called):
             yield cells.get(name), name, value
 
 
 def _given_methods(code: types.CodeType) -> dict[str, list[tuple[str, ...]]]:
-    """name -> what is called with `name.method` as its first argument, where the code does no more with the name."""
+    """name -> chains of names of the callbacks that get `name.method`. Only for names without other uses."""
     chains_by_name = _GIVEN.get(code)
     if chains_by_name is None:
         calls_by_name: dict[str, list[tuple[str, ...]]] = {}
         used_otherwise = set[str]()
-        for part in nested_codes(code):
+        for nested in nested_codes(code):
             operations = [
-                instruction for instruction in instructions_of(part) if instruction.opname not in _NO_OPERATION
+                instruction for instruction in instructions_of(nested) if instruction.opname not in _NO_OPERATION
             ]
             for i, instruction in enumerate(operations):
                 if instruction.opname not in _OF_VARIABLES:
@@ -104,9 +107,11 @@ def _given_methods(code: types.CodeType) -> dict[str, list[tuple[str, ...]]]:
 
 
 def _called_with(operations: list[dis.Instruction], i: int) -> tuple[str, ...]:
-    """The names of a function (`jax`, `debug`, `callback`) that is given a method of the `i`-th operation's first."""
+    """The names of a callback (`jax`, `debug`, `callback`) whose first argument is an attribute of what operation `i`
+    loads. Empty where it is not so."""
     if not _is_loaded_attribute(operations[i + 1]):
         return ()
+    # What is loaded before the first argument is the function: attributes back to a global or a variable.
     callee = i - 1
     is_called = operations[callee].opname == "PUSH_NULL"
     callee -= is_called
@@ -117,6 +122,8 @@ def _called_with(operations: list[dis.Instruction], i: int) -> tuple[str, ...]:
     if operations[index].opname not in _BY_NAME:
         return ()
     names.append(operations[index].argval)
+    # Each Python marks in another way that the function is loaded for a call: by a null that is pushed before or behind
+    # it, by the lowest bit of LOAD_GLOBAL, or by the load of a method.
     is_called |= index > 0 and operations[index - 1].opname == "PUSH_NULL"
     is_called |= operations[index].opname == "LOAD_GLOBAL" and bool((operations[index].arg or 0) & 1)
     is_called |= operations[callee].opname == "LOAD_METHOD" or _is_method_call(operations[callee])
@@ -132,6 +139,7 @@ def _is_method_call(instruction: dis.Instruction) -> bool:
 
 
 def _is_callback(value: object, attributes: tuple[str, ...]) -> bool:
+    """Do these attributes lead from a module to a callback of JAX or graftax?"""
     for name in attributes:
         if not isinstance(value, types.ModuleType):
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host functions that JAX's own callbacks call: what they capture may be a copy, which a running trace has made."""
+"""Host functions of JAX's callbacks: what they capture may be a copy that a running trace has made."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ READ_TOO = (
     "or return the value from {name} and change the object outside."
 )
 
-_Traces = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each running one: the caller's roots, the rebuilt ones
+_Traces = Sequence[tuple[Sequence[object], Sequence[object]]]  # of each running trace: the caller's roots, the rebuilt
 
+# Instructions and methods by which code changes an object.
 _STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL"})
 _METHODS = frozenset(
     name
@@ -49,7 +50,7 @@ _OWN = __name__.partition(".")[0] + "."
 
 
 def calls_host(since: int) -> bool:
-    """Do `equations()[since:]` call a function on the host that is not JAX's own, as that of a print is?"""
+    """Do `equations()[since:]` call a function on the host that is not JAX's own, as that of `jax.debug.print` is?"""
     return any(
         not (getattr(host, "__module__", None) or "").startswith("jax.") for host in _called(equations()[since:], True)
     )
@@ -59,12 +60,12 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
     """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
     noted = equations()[since:]
     if not pure:  # JAX may hold those without effects weakly; 0.8 has the others behind a function
-        noted = [at for at in noted if type(at) is not weakref.ref and getattr(at, "effects", True)]
+        noted = [each for each in noted if type(each) is not weakref.ref and getattr(each, "effects", True)]
     return list(_called(noted, pure))
 
 
 def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
-    """What these equations call on the host, and those of the jaxprs within them."""
+    """The functions on the host that these equations, and those of the jaxprs within them, call."""
     for equation in _equations(noted, pure):
         host = equation.params.get("callback")
         if host is not None:
@@ -72,7 +73,8 @@ def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
 
 
 def _equations(noted: list[Any], pure: bool) -> Iterator[Any]:
-    """These equations, and those of the jaxprs within them."""
+    """These equations, and those of the jaxprs within them; without `pure`, those with effects."""
+    # Equations that functions of JAX's own have made call nobody else's code.
     todo, visited = _core.outside(noted, inner_frames()) if noted else [], set[Any]()
     while todo:
         equation = todo.pop()
@@ -91,7 +93,8 @@ def _equations(noted: list[Any], pure: bool) -> Iterator[Any]:
 
 def rule_codes(since: int) -> set[types.CodeType]:
     """The code of the derivative rules that `equations()[since:]` hold. JAX may run them after the trace."""
-    found, visited = set[types.CodeType](), set[int]()
+    codes_of_rules, visited = set[types.CodeType](), set[int]()
+    # JAX wraps a rule in functions, partials and objects of its own, so all that its parameters hold is gone over.
     todo = [
         value
         for equation in _equations(list(equations()[since:]), True)
@@ -105,17 +108,17 @@ def rule_codes(since: int) -> set[types.CodeType]:
             continue
         visited.add(id(value))
         if isinstance(value, types.FunctionType):
-            found.add(value.__code__)
+            codes_of_rules.add(value.__code__)
             todo += [value.__closure__, value.__defaults__]
         else:
             todo += gc.get_referents(value)
-    return found
+    return codes_of_rules
 
 
 def copied(callback: Callable[..., object], traces: _Traces) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:
-    """What a host function captures (roots, their names), where that holds objects which a running trace rebuilt.
+    """(values, their names) that a host function captures and that lead to objects which a running trace has rebuilt.
 
-    The trace ends before the host function runs, and what it rebuilt is forgotten then.
+    The trace ends before the host function runs: what that changes in rebuilt objects would be lost.
     """
     copies: set[int] = set()
     for roots, values in traces:
@@ -125,15 +128,15 @@ def copied(callback: Callable[..., object], traces: _Traces) -> tuple[tuple[Any,
 
 
 def warn_of_changes(name: str, traces: _Traces, since: int, roots: set[tuple[int, str | None]]) -> None:
-    """Warns of host functions that seem to change what the traced function uses, or a copy of it: nothing checks them.
+    """Warns of host functions that seem to change what the traced function uses, or a copy of it.
 
-    A host function of `graftax.io_callback` is checked when it runs.
+    Their code decides, as nothing sees what they change. Those of `graftax.io_callback` are checked when they run.
 
     Args:
-        name: what is traced.
-        traces: those that are running; the last one is its own.
-        since: how many equations there were before it.
-        roots: the keys of the globals that are roots of it.
+        name: of the traced function.
+        traces: those that are running; the last one is that of the function.
+        since: how many equations there were before that trace.
+        roots: the keys of the globals that are its roots.
     """
     for host in host_functions(since):
         if (getattr(host, "__module__", None) or "").startswith(_OWN) or not _writes(host):
@@ -141,7 +144,7 @@ def warn_of_changes(name: str, traces: _Traces, since: int, roots: set[tuple[int
         captured_copies = copied(host, traces)
         if captured_copies is not None:
             message, paths = COPY_CHANGED, captured_copies[1]
-        else:
+        else:  # it captures the caller's own objects, of which the function has copies
             originals = _nodes(tuple(traces[-1][0])) - _nodes(tuple(traces[-1][1]))
             names = [captured for captured, _ in _captured_of(host, originals)]
             message, paths = READ_TOO, (*names, *_assigned_among(host, roots))
@@ -160,8 +163,9 @@ def give_own(since: int, graph: Rebuilt, written: set[int]) -> None:
         written: the roots that the function changes. What these hold when the host function runs is not known.
     """
     for host, is_checked in _functions(since):
-        if is_checked and _writes(host):  # an error when it runs
+        if is_checked and _writes(host):  # that is an error when it runs
             continue
+        # Variables and globals go back one by one, except those that lead to a root which the function changes.
         pairs = [(cell, graph.cells.get(id(cell))) for cell in host.__closure__ or ()]
         closure = tuple(
             original[1] if original is not None and original[0] not in written else cell for cell, original in pairs
@@ -180,7 +184,7 @@ def codes(since: int) -> set[types.CodeType]:
 
 
 def _functions(since: int) -> Iterator[tuple[types.FunctionType, bool]]:
-    """The functions on the host, and whether they belong to a callback of graftax, which sees what they change."""
+    """(function on the host, whether it belongs to a callback of graftax, which checks what it changes)"""
     for callback in host_functions(since, pure=True):
         host = getattr(getattr(callback, "__self__", None), "host_function", callback)
         is_checked = host is not callback
@@ -191,12 +195,12 @@ def _functions(since: int) -> Iterator[tuple[types.FunctionType, bool]]:
 
 
 def _captured_of(callback: Callable[..., Any], nodes: set[int]) -> list[tuple[str, Any]]:
-    """What a host function captures that leads to one of these nodes, by name."""
+    """(name, value) of what a host function captures that leads to one of these nodes."""
     return [(name, value) for name, value in _captured(callback) if _nodes((value,)) & nodes] if nodes else []
 
 
 def _assigned_among(host: Any, roots: set[tuple[int, str | None]]) -> list[str]:
-    """The globals that a host function, or what it calls, assigns, where they are among these."""
+    """The globals among `roots` that a host function, or what it calls, assigns."""
     scope = id(resolve(host)[0].__globals__)
     assigned = [
         instruction.argval
@@ -208,6 +212,7 @@ def _assigned_among(host: Any, roots: set[tuple[int, str | None]]) -> list[str]:
 
 
 def _captured(callback: Callable[..., object]) -> list[tuple[str, Any]]:
+    """(name, value) of all that a host function captures: what it is bound to, its variables, its globals."""
     plain, prefix, _ = resolve(callback)
     bound = (callback.__self__,) if isinstance(callback, types.BuiltinMethodType) else prefix
     captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in bound]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables and globals that only the host functions of a traced function read: no roots, since they run later."""
+"""Variables and globals that only host functions of a traced function read. They run later, so these are not roots."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from graftax._capture.read_names import ReadNames
 
 
 class HostCaptures:
-    """What hides names of the traced function from its trace. `names.hidden` are those that are hidden."""
+    """Decides which names of the traced function are hidden from its trace (`names.hidden`)."""
 
     def __init__(self, names: ReadNames) -> None:
         self._names = names
-        self._functions: dict[int, tuple[types.CellType, str]] = {}  # variables with functions that run on the host
+        self._functions: dict[int, tuple[types.CellType, str]] = {}  # by id: hidden variables, with their names
         self._on_host = CodeSet()  # of functions that code gives to callbacks
-        self._receivers: set[str] = set()  # hidden names of which methods are given to callbacks
+        self._receivers: set[str] = set()  # hidden names of objects whose methods are given to callbacks
         self._receiving = CodeSet()  # the code that gives them
-        self._was_refused = False
+        self._was_refused = False  # has `hide_inner` been asked?
 
     @property
     def cells(self) -> list[types.CellType]:
-        """Another function in one of these may run in the trace as well."""
+        """The hidden variables. If one gets another value, it may have to be a root."""
         return [cell for cell, _ in list(self._functions.values())]
 
     def run_on_host(self, code: types.CodeType) -> bool:
@@ -41,30 +41,30 @@ class HostCaptures:
         return name in self._receivers and code in self._receiving
 
     def reveal(self, code: types.CodeType, is_inner: bool) -> bool:
-        """Code begins to run in a trace, so it is no host function alone: what it reads may be a root after all.
+        """Code begins to run in a trace, so not only the host runs it: what it reads may be a root after all.
 
-        `is_inner` says whether code that is known makes it. True where something was hidden.
+        `is_inner` says whether code that is known makes functions of it. True where something was hidden.
         """
         hosts = {name: content(cell) for cell, name in list(self._functions.values())}
-        run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
+        revealed = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
         if is_inner:
-            run |= self._names.hidden.intersection(code.co_freevars) - hosts.keys()
-        run &= self._names.hidden
-        self._names.hidden -= run
-        return bool(run)
+            revealed |= self._names.hidden.intersection(code.co_freevars) - hosts.keys()
+        revealed &= self._names.hidden
+        self._names.hidden -= revealed
+        return bool(revealed)
 
     def reveal_cell(self, cell: types.CellType) -> bool:
-        """A variable holds something else by now. False where it is none of a host function."""
+        """A variable holds something else by now. False where it was not hidden."""
         if id(cell) not in self._functions:
             return False
-        if self._functions[id(cell)][1] not in self._receivers:  # another function: it may run elsewhere too
+        if self._functions[id(cell)][1] not in self._receivers:  # another function, which may run in the trace, too
             self._names.hidden.discard(self._functions.pop(id(cell))[1])
         return True
 
     def hide_inner(self, code: types.CodeType) -> bool:
-        """Leaves out what only functions inside of this one read: they may be host functions, which take any value.
+        """Hides what only functions inside of this one read: they may be host functions, which can take any value.
 
-        Asked once, where a root was refused. Where such a function runs in a trace, it is a root again.
+        Asked once, after a root was refused. If such a function runs in a trace, what it reads is a root again.
         """
         if self._was_refused:
             return False
@@ -74,11 +74,14 @@ class HostCaptures:
     def note_functions(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
         """Hides what a function has for these host functions alone. True where that is new."""
         names = self._names
+        # What the host functions read, where they are defined in the function.
         is_new = self._hide(function.__code__, hosts)
-        for origin in [p for p in names.origins if p.name is None and p.holder.__code__ in hosts]:
+        # Host functions with state that were taken for origins.
+        for origin in [known for known in names.origins if known.name is None and known.holder.__code__ in hosts]:
             names.drop([origin])
             self._on_host.add(origin.holder.__code__)
             is_new = True
+        # Host functions that are defined outside, in variables of the function.
         for cell, name in passed_hosts(function, hosts) if hosts else ():
             if name not in names.shared and name not in names.hidden:
                 self._functions[id(cell)] = cell, name
@@ -87,9 +90,9 @@ class HostCaptures:
         return is_new
 
     def note_receivers(self, function: types.FunctionType) -> list[object]:
-        """Hides what the function names only to give a method of it to a callback of JAX: the values of the new ones.
+        """Hides what the function names only to give its methods to callbacks of JAX. Returns the newly hidden values.
 
-        A binding stays, so that another object under the name is noticed.
+        The name is still compared, so that another object under it is noticed.
         """
         names, values = self._names, list[object]()
         for cell, name, value in receivers(function):
@@ -107,4 +110,5 @@ class HostCaptures:
         return values
 
     def _hide(self, code: types.CodeType, inner_codes: set[types.CodeType]) -> bool:
+        """Hides what only this code inside of a function's code reads. True where that is new."""
         return bool(inner_codes) and self._names.hide(only_in(code, inner_codes))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a root is found that is no argument."""
+"""Where a root comes from that is not an argument."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from graftax._base.missing import MISSING
 
 
 class Origin(NamedTuple):
-    """A name of a module's dict or of a class; without one, a function.
+    """A name of a module's dict or of a class; without a name, a function.
 
-    One that the code assigns has a cell with the value as its root: the binding itself is what changes.
+    If the code assigns the name, the root is a cell with its value: what changes is the name itself.
     """
 
     holder: Any
@@ -22,11 +22,12 @@ class Origin(NamedTuple):
 
     @property
     def key(self) -> tuple[int, str | None]:
+        """Where it is, whether or not the name is assigned."""
         return id(self.holder), self.name
 
     @property
     def what(self) -> tuple[int, str | None, bool]:
-        """Equal for equal origins, whose holders are not compared by what they hold."""
+        """Equal for equal origins. Origins themselves must not be compared: dicts compare what they hold."""
         return id(self.holder), self.name, self.assigned
 
     def text(self) -> str:
@@ -35,11 +36,12 @@ class Origin(NamedTuple):
             return f"function {self.holder.__qualname__}"
         if isinstance(self.holder, type):
             return f"class attribute {self.holder.__qualname__}.{self.name}"
-        if not self.name.isidentifier():  # what a cache gives out, or a library keeps
+        if not self.name.isidentifier():  # the holder is a table of ours: what a cache gives out, or a library keeps
             return self.name
         return f"global {self.holder.get('__name__', '?')}.{self.name}"
 
     def value(self) -> Any:
+        """What is there now; of a class, past what a running trace shows in it."""
         if self.name is None:
             return self.holder
         if isinstance(self.holder, type):
@@ -47,7 +49,7 @@ class Origin(NamedTuple):
         return self.holder.get(self.name, MISSING)
 
     def put(self, value: object) -> None:
-        """Gives the name another value, whatever a metaclass says; MISSING deletes it."""
+        """Gives the name another value; MISSING deletes it. A metaclass is not asked."""
         if isinstance(self.holder, type):
             _core.set_class_attribute(self.holder, self.name or "", value)
         elif value is not MISSING:
@@ -57,7 +59,7 @@ class Origin(NamedTuple):
 
     def feeds(self, holder: object) -> bool:
         """Does a binding of its name, in this dict or class, have its value from here?"""
-        if isinstance(holder, weakref.ref):
+        if isinstance(holder, weakref.ref):  # globals of `exec`, held by a function that has them
             function = holder()
             return function is not None and function.__globals__ is self.holder
         if isinstance(holder, type) and isinstance(self.holder, type):

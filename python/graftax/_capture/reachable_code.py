@@ -16,31 +16,32 @@ from graftax._capture.bytecode import names_of, nested_codes
 from graftax._capture.code_owner import HEAP_TYPE, NEVER, is_never_asked, is_users_class, is_users_scope
 from graftax._capture.constant_values import cells_of
 
-# A dataclass has a `__repr__` that guards the one which is made for it, and a `__replace__` that calls the class.
-_GUARDS_REPR = {each.__code__.co_filename for each in (dataclasses.field, reprlib.recursive_repr)}
+# Methods that `dataclasses` gives a class: a `__repr__` around the one that it generates, against endless recursion,
+# and a `__replace__` that calls the class.
+_GUARDS_REPR = {function.__code__.co_filename for function in (dataclasses.field, reprlib.recursive_repr)}
 _REPLACE = getattr(dataclasses, "_replace", None)
-_REFUSE_CHANGES = ("__setattr__", "__delattr__")  # which a frozen one has, and may not define itself
+_REFUSE_CHANGES = ("__setattr__", "__delattr__")  # which a frozen dataclass gets, and may not define itself
 _ANNOTATE = ("__annotate__", "__annotate_func__")  # which computes annotations on Python 3.14 and later
 
 
 class ReachableCode:
     """Follows names from functions and classes to the code that they lead to.
 
-    Methods count once their name, or a text equal to it, occurs in code that was reached; special methods at once.
+    A method counts once its name, or a text equal to it, occurs in code that was reached; a special method at once.
     """
 
     def __init__(self) -> None:
-        self.is_known = True  # is there nothing that may call code of the user's in ways that no name shows?
+        self.is_known = True  # False where something may call code of the user's in ways that no name shows
         self._functions: list[types.FunctionType] = []  # that are still to be looked at
-        self._methods: dict[str, list[types.FunctionType]] = {}  # that no code has named yet
-        self._attributes: set[str] = set()
-        self._seen: set[int] = set()
+        self._methods: dict[str, list[types.FunctionType]] = {}  # by names that no code has used yet
+        self._attributes: set[str] = set()  # names that code has used
+        self._visited: set[int] = set()
 
     def add(self, value: Any) -> None:
         """Notes what can be called of a value."""
-        if id(value) in self._seen:
+        if id(value) in self._visited:
             return
-        self._seen.add(id(value))
+        self._visited.add(id(value))
         if type(value) is functools.partial:
             self.add(value.func)
             return
@@ -53,8 +54,9 @@ class ReachableCode:
             if not is_never_asked(function.__code__.co_filename):
                 self._functions.append(function)
         elif type(value) is types.ModuleType:
+            # A library's code may call back. In a module of the user's `_follow` looks up the names that are used.
             self._expect(_is_of_jax(value.__name__) or is_users_scope(vars(value)))
-        else:
+        else:  # a class, with its bases and its metaclass, or the class of an object
             cls: type = value if issubclass(type(value), type) else type(value)
             for base in cls.__mro__:
                 self._add_class(base)
@@ -62,6 +64,7 @@ class ReachableCode:
                 self.add(cls)
 
     def _expect(self, is_known: bool) -> None:
+        """Notes that all code is known only where this holds."""
         self.is_known = self.is_known and is_known
 
     def _add_class(self, cls: type) -> None:
@@ -80,7 +83,7 @@ class ReachableCode:
                     (self._functions if is_named else self._methods.setdefault(name, [])).append(function)
 
     def codes(self) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
-        """Each code object that is reached, with its globals. `is_known` may turn false between one and the next."""
+        """Each code object that is reached, with its globals. `is_known` may become False with each of them."""
         while self._functions:
             function = self._functions.pop()
             for value in cells_of(function).values():
@@ -90,6 +93,7 @@ class ReachableCode:
                 yield code, function.__globals__
 
     def _follow(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+        """Adds what the names in code lead to, and the methods that wait for one of these names."""
         names = names_of(code)
         for attribute in names.attributes | names.stored_attributes | names.texts:
             self._attributes.add(attribute)
@@ -103,7 +107,8 @@ class ReachableCode:
 
 
 def _function_in(value: Any) -> types.FunctionType | None:
-    """The function that a value is, or that a wrapper without code of its own runs. Runs no code of the user's."""
+    """The function that a value is, or that a wrapper without code of its own runs."""
+    # By `getattr_static`, so that no code of the user's runs.
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
     elif type(value) is not types.FunctionType and not issubclass(type(value), type):
@@ -112,20 +117,22 @@ def _function_in(value: Any) -> types.FunctionType | None:
 
 
 def _method_in(value: Any) -> types.FunctionType | None:
-    """The function of a method; None for one that a dataclass has."""
+    """The function of a method; None for the `__replace__` of a dataclass, and of the guard, what it guards."""
     function = _function_in(value)
     if function is None or function is _REPLACE:
         return None
     if function.__code__.co_filename not in _GUARDS_REPR:
         return function
-    # reprlib's guard tells of no `__wrapped__` before Python 3.12.
+    # The guard of `reprlib` has no `__wrapped__` before Python 3.12.
     guarded = vars(function).get("__wrapped__") or cells_of(function).get("user_function")
     return guarded if type(guarded) is types.FunctionType else function
 
 
 def _is_frozen(cls: type) -> bool:
+    """Is it a frozen dataclass?"""
     return getattr(vars(cls).get("__dataclass_params__"), "frozen", False) is True
 
 
-def _is_of_jax(module: str | None, *others: str) -> bool:
-    return (module or "").partition(".")[0] in ("jax", "jaxlib", "graftax", "builtins", "typing", *others)
+def _is_of_jax(module: str | None, *more_packages: str) -> bool:
+    """Does this module belong to JAX, to graftax, to Python's own types, or to one of `more_packages`?"""
+    return (module or "").partition(".")[0] in ("jax", "jaxlib", "graftax", "builtins", "typing", *more_packages)

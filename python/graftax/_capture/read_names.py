@@ -17,7 +17,7 @@ from typing import Any
 from graftax import _core
 from graftax._capture.constant_values import OF_KEYS, in_class, is_constant
 from graftax._capture.origin import Origin
-from graftax._capture.trace_local import alone
+from graftax._capture.trace_local import synchronized
 
 Scope = dict[str, Any]
 Variables = tuple[str, ...]  # a variable of a function; one of the function that it holds; and so on
@@ -172,7 +172,7 @@ class ReadNames:
         self._noted.add(origin.key)
         self.origins.append(origin)
 
-    @alone
+    @synchronized
     def set_own_globals(self, scope: Scope, names: Collection[str], stored: Iterable[str]) -> None:
         """Tells which globals the traced function names itself, and which of them it `stored`.
 
@@ -212,7 +212,7 @@ class ReadNames:
         """The globals of the traced function that are functions with variables."""
         return [name for i, name in self.closures if (i, name) in self._own_roots]
 
-    @alone
+    @synchronized
     def leave_out(self, origins: Iterable[Origin]) -> bool:
         """Excludes these from the roots: what a trace changes there happens once a trace. True where that is new."""
         new_keys = {origin.key for origin in origins} - self.left

@@ -41,7 +41,7 @@ from graftax._capture.library_reads import (
 from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin
 from graftax._capture.read_names import Variables
-from graftax._capture.trace_local import Begun, alone
+from graftax._capture.trace_local import Begun, synchronized
 from graftax._jax.nested_jit import is_inside_jit
 
 _MOST_BINDINGS = 50_000  # beyond these, `is_large` has the function's table cleared
@@ -88,9 +88,9 @@ class ReadSet(CodeReads):
             first: the first argument of the call.
 
         Returns:
-            What the hook does with the frame: an exception is raised in it; None, the hook need not tell of this code
-            again; True, not of this function, but of others with its code; False, of each frame; NotImplemented, the
-            code is one of JAX or the standard library.
+            What the hook does next. An exception is raised in the frame. None: it tells of this code no more in this
+            trace. True: no more of this function, but of others with its code. False: of each frame. NotImplemented: of
+            this code no more in any trace.
         """
         # In JAX and the standard library nothing counts, except what its functions read for their caller.
         if is_never_asked_code(code, scope, first):
@@ -170,14 +170,14 @@ class ReadSet(CodeReads):
             return True  # another function of this code may keep something in its closure
         return not is_of_module(scope)  # globals of `exec` may go, and others may get their id
 
-    @alone
+    @synchronized
     def _meet_library(self, reads: LibraryReads) -> Any:
         """Notes what a function of the standard library reads that begins to run."""
         size_before = self._size
         self._note_library(reads)
         return self.signals.give() if self._size != size_before and not self._take_in() else False
 
-    @alone
+    @synchronized
     def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
         """The traced function begins. A call by its own code takes the defaults that it has, which are roots then."""
         if not self._now.runs:
@@ -203,7 +203,7 @@ class ReadSet(CodeReads):
     def note_lock(self, lock: object) -> None:
         self._now.locks.note(lock)
 
-    @alone
+    @synchronized
     def note_itself(self, function: types.FunctionType) -> None:
         """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
         # The call has its defaults as roots; a call by its own code, inside of it, takes those of the function.
@@ -218,7 +218,7 @@ class ReadSet(CodeReads):
             self.known.add(code, function.__globals__)
         self.add(code, function.__globals__, function, False)
 
-    @alone
+    @synchronized
     def note_closure(self, function: types.FunctionType) -> None:
         """Notes what another function of known code names through its own variables of an enclosing call."""
         if function.__closure__:
@@ -247,7 +247,7 @@ class ReadSet(CodeReads):
         if self.cached.fill():
             self.see_caches()
 
-    @alone
+    @synchronized
     def _note_imported(self, modules: Iterable[str] = ()) -> None:
         """Notes modules, and reads code again whose imports have succeeded meanwhile."""
         for name in modules:
@@ -255,7 +255,7 @@ class ReadSet(CodeReads):
         for code, scope, reference in self.library.imported():
             self.add(code, scope, reference(), stays=False)
 
-    @alone
+    @synchronized
     def see_caches(self) -> bool:
         """Makes roots of the objects that caches give out. True where they are not those of the last time."""
         objects_before, bindings_before = self.cached.objects, self.cached.bindings
@@ -292,7 +292,7 @@ class ReadSet(CodeReads):
         """As `HostCaptures.hide_inner`."""
         return self.hosts.hide_inner(code)
 
-    @alone
+    @synchronized
     def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
         """Takes out of the roots what only host functions read: these run after the trace. True where that is new.
 
@@ -302,7 +302,7 @@ class ReadSet(CodeReads):
             function, {host for host in hosts if host not in self._ran and host not in self.known}
         )
 
-    @alone
+    @synchronized
     def see_receivers(self, function: types.FunctionType) -> bool:
         """Hides what the function names only to give its methods to callbacks of JAX. True where that is new."""
         values = self.hosts.note_receivers(function)
@@ -310,7 +310,7 @@ class ReadSet(CodeReads):
             self._add_class(type(value))
         return bool(values)
 
-    @alone
+    @synchronized
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
         """Notes the classes of the objects in a call's roots, and classes and modules there. True for new roots."""
         size_before = self._size
@@ -322,7 +322,7 @@ class ReadSet(CodeReads):
         self._look_up()
         return self._size != size_before
 
-    @alone
+    @synchronized
     def see_given(self, caches: Iterable[object]) -> bool:
         """Notes the caches among a call's roots. True where what they give out is a new root."""
         for cache in caches:
@@ -336,7 +336,7 @@ class ReadSet(CodeReads):
         """Has it met so much that a new one is better? Classes that are made for each call lead to that."""
         return len(self.names.bindings) > _MOST_BINDINGS
 
-    @alone
+    @synchronized
     def note_root_functions(self, functions: Iterable[types.FunctionType]) -> None:
         """Notes what functions among the roots name. Their state is part of the roots already."""
         for function in functions:
@@ -345,7 +345,7 @@ class ReadSet(CodeReads):
                 self.of_graph.add(code, scope)
                 self.add(code, scope, function, False)
 
-    @alone
+    @synchronized
     def reads(self) -> _core.Reads:
         """What an entry depends on besides its roots, with the values of now."""
         # The trace has made objects that a cache keeps: roots of the next call, which therefore must not fit the entry.
@@ -387,7 +387,7 @@ class ReadSet(CodeReads):
         """The classes and functions that code may ask for their names."""
         return [*self.attributes.classes, *self.named.functions()] if self.attributes.asks_names else []
 
-    @alone
+    @synchronized
     def refresh(self) -> bool:
         """Makes roots of bindings that hold something else by now. True where there are any."""
         names = self.names

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code asks of numbers, where that is all that a function's code is noted for."""
+"""The read set of a function by value: it notes only what code asks numbers for."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from graftax._capture.trace_local import Begun
 
 
 class Constants(Protocol):
-    """Notes what code reads outside of its arguments."""
+    """Notes what code reads outside of its arguments, where another process is to compare it."""
 
-    def begin_trace(self) -> None: ...
+    def begin_trace(self) -> None:
+        """A trace begins."""
+        ...
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: object, stays: bool = True) -> None:
-        """This code runs in it."""
+        """Notes code that runs in the trace."""
         ...
 
     def see(self, value: type | types.ModuleType) -> None:
-        """An object of this class, or this module, is there."""
+        """Notes the class of an object that code may read, or a module."""
         ...
 
     def look_up(self) -> None:
@@ -34,9 +36,9 @@ class Constants(Protocol):
 
 
 class OfSymbols(ReadSet):
-    """That of a function by value, whose closure and globals are as in JAX: only what code asks of numbers counts.
+    """The read set of a function by value, whose closure and globals are constants as in JAX.
 
-    What else it reads is told to `constants`, where another process is to compare it.
+    What code asks numbers for counts in it, and nothing else. The rest is told to `constants`, if there are any.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,8 @@ class OfSymbols(ReadSet):
         self.constants: Constants | None = None
 
     def tell(self, constants: Constants) -> None:
-        """From now on `constants` is told what the code reads. Code that is known is heard of again."""
+        """From now on tells `constants` what the code reads."""
+        # As if no code were known: so the hook tells of all of it once more.
         self.constants, self.known, self.of_graph = constants, MetCode(), MetCode()
 
     def begin(self, begun: Begun) -> None:
@@ -56,12 +59,14 @@ class OfSymbols(ReadSet):
         if not is_never_asked(code.co_filename):
             users, names, cells = is_users_code(code, scope), names_of(code), cells_of(function)
             self.builtins.note(code, scope, cells, names, users)
-            self.builtins.of_ids.clear()
+            self.builtins.of_ids.clear()  # these two have nothing to do with numbers
             self.builtins.of_vars.clear()
             if users:
                 self.impure.note(code, scope, cells, names)
             if self.constants is not None:
                 self.constants.add(code, scope, function, stays)
+
+    # Captures are constants here, so there are none that host functions, callbacks or refused roots could hide.
 
     def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
         return False
@@ -79,7 +84,7 @@ class OfSymbols(ReadSet):
         return False
 
     def _add_class(self, cls: type) -> None:
-        """It counts as it is."""
+        """A class counts as it was when the function was traced: `constants` alone is told of it."""
         if self.constants is not None:
             self.constants.see(cls)
 

@@ -21,23 +21,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def alone(method: Callable[P, R]) -> Callable[P, R]:
-    """One thread at a time: the method's object has a lock."""
+def synchronized(method: Callable[P, R]) -> Callable[P, R]:
+    """Lets one thread at a time run a method: its object has a `lock`."""
 
     @functools.wraps(method)
     def waiting(*args: P.args, **kwargs: P.kwargs) -> R:
-        of: Any = args[0]
-        with of.lock:
+        owner: Any = args[0]
+        with owner.lock:
             return method(*args, **kwargs)
 
     return waiting
 
 
 class Begun(NamedTuple):
-    """What a trace that begins tells of itself."""
+    """What a read set is told of a trace that begins."""
 
     shown: set[tuple[int, str | None]]  # the names whose values it sees rebuilt
-    take_in: Callable[[], bool] | None  # gives it the roots that are found while it runs; False: it has to begin anew
+    take_in: Callable[[], bool] | None  # gives it the roots that are found while it runs; False where that cannot be
     has_changed: Callable[[], bool]  # has it changed anything so far?
     copied: Callable[[object], int | None]  # of a copy: the id of the caller's object
 
@@ -46,16 +46,17 @@ class Now(threading.local):
     """The trace that runs in this thread: others may trace the same function at once."""
 
     def __init__(self) -> None:
-        self.shown: set[tuple[int, str | None]] | None = None  # what it sees rebuilt
-        self.noted: tuple[int, ...] = ()  # how much was known when it was noted last
-        self.trace: Any = None  # that of JAX
+        self.shown: set[tuple[int, str | None]] | None = None  # what it sees rebuilt; None where no trace runs
+        self.noted: tuple[int, ...] = ()  # how many classes, modules and functions there were at the last `note`
+        self.trace: object = None  # that of JAX
         self.runs = False  # has the traced function begun? From then on its own code calls it
         self._held: dict[int, tuple[Any, dict[str, Any]]] = {}  # modules and classes, with what they held before
-        self._states: dict[int, State] = {}  # of functions
-        self.locks = Locks(())  # of the trace that runs
-        self.take_in: Callable[[], bool] | None = None  # takes in new roots while it runs, where it can
-        self.has_changed: Callable[[], bool] = lambda: False  # has it changed anything so far?
-        self.copied: Callable[[object], int | None] = lambda obj: None  # of a copy: the id of the caller's object
+        self._states: dict[int, State] = {}  # the same of functions
+        self.locks = Locks(())  # that its code knows
+        # As in `Begun`.
+        self.take_in: Callable[[], bool] | None = None
+        self.has_changed: Callable[[], bool] = lambda: False
+        self.copied: Callable[[object], int | None] = lambda obj: None
 
     def begin(self, begun: Begun) -> None:
         self.trace, self.noted, self.runs = current_trace(), (), False
@@ -67,7 +68,7 @@ class Now(threading.local):
         self.shown = self.shown or set()
         for key in keys:
             self.shown.add(key)
-            if key[1] is None:
+            if key[1] is None:  # what it sets from now on is set in the copy, which is written back
                 self._states.pop(key[0], None)
 
     def note(self, holders: Iterable[object], functions: Iterable[types.FunctionType]) -> None:
@@ -78,7 +79,7 @@ class Now(threading.local):
         shown = self.shown or set()
         for function in functions:
             if (id(function), None) not in shown and id(function) not in self._states:
-                self._states[id(function)] = State.of(function)
+                self._states[id(function)] = State.from_function(function)
 
     def has_set(self, origin: Origin) -> bool:
         """Has the trace changed what is there, before it was a root?"""
@@ -88,24 +89,27 @@ class Now(threading.local):
         return held is not None and held[1].get(origin.name, MISSING) is not origin.value()
 
     def end(self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]) -> list[Origin]:
-        """Puts back what the trace has set, but for what is left to it; gives where that was.
+        """Puts back what the trace has set, and gives the origins of that.
 
-        `sets` says whether its code sets attributes of a name. Where it does not seem to, a tracer tells.
+        Args:
+            sets: does code of the trace set attributes of this name?
+            left: the keys of what the trace may leave as it has set it.
         """
-        changed: list[tuple[Origin, Any]] = []
-        for holder, before in self._held.values():
-            now = dict(names_in(holder))
-            for name in now.keys() | before.keys():
-                was, value = before.get(name, MISSING), now.get(name, MISSING)
-                if was is value or (id(holder), name) in left or (id(holder), name) in (self.shown or ()):
+        changed: list[tuple[Origin, object]] = []
+        for holder, original in self._held.values():
+            current = dict(names_in(holder))
+            for name in current.keys() | original.keys():
+                old, new = original.get(name, MISSING), current.get(name, MISSING)
+                if old is new or (id(holder), name) in left or (id(holder), name) in (self.shown or ()):
                     continue
-                if sets(name) or holds_tracer(value, self.trace):
-                    changed.append((Origin(holder, name, True), was))
+                # Another thread may have set it. If no code of the trace seems to have, only a tracer tells.
+                if sets(name) or holds_tracer(new, self.trace):
+                    changed.append((Origin(holder, name, True), old))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
         self.shown, self.trace, self.take_in, self._held, self._states = None, None, None, {}, {}
         self.has_changed, self.copied = lambda: False, lambda obj: None
-        for origin, was in changed:
-            origin.put(was)
+        for origin, old in changed:
+            origin.put(old)
         for state in states:
             state.put_back()
         return [*(origin for origin, _ in changed), *(Origin(state.owner, None) for state in states)]

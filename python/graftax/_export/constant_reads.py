@@ -14,7 +14,7 @@ from graftax._base.errors import GraftaxError
 from graftax._capture.constant_values import OF_KEYS, OF_NAMES
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
-from graftax._capture.trace_local import alone
+from graftax._capture.trace_local import synchronized
 from graftax._export.holders import Holder, resolve, value_at
 from graftax._export.read_set_data import as_data, difference
 from graftax._export.structure_digest import Nameless, sentinels
@@ -47,20 +47,20 @@ class ConstantReads(ReadSet):
         self._noted: dict[tuple[int, str | None], _Noted] = {}  # by holder and name
         self._looked_at: dict[str, tuple[list[Any], int]] = {}  # the lists of names, and how much of them is noted
 
-    @alone
+    @synchronized
     def begin_trace(self) -> None:
         """What is known has the values of now."""
         self._noted.clear()
         self._looked_at.clear()
         self._note_values()
 
-    @alone
+    @synchronized
     def add(self, code: types.CodeType, scope: dict[str, Any], function: object, stays: bool = True) -> None:
         super().add(code, scope, function, stays)
         self.known.add(code, scope)
         self._note_values()
 
-    @alone
+    @synchronized
     def see(self, value: type | types.ModuleType) -> None:
         if isinstance(value, type):
             self._add_class(value)
@@ -68,7 +68,7 @@ class ConstantReads(ReadSet):
             self.attributes.add_module(value)
         self._note_values()
 
-    @alone
+    @synchronized
     def look_up(self) -> None:
         self._look_up()
         self._note_values()
