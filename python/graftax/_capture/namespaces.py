@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the code under a trace sees: rebuilt values, in the places where it looks for them, in this thread alone."""
+"""What the code under a trace sees: rebuilt values where it looks for them, in this thread alone.
+
+Frames get other globals. Attributes of classes and modules lie behind descriptors that tell threads apart.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,13 @@ class _SeenAttribute:
     def __init__(self, origin: Origin, value: object) -> None:
         self.origin, self.value, self.thread = origin, value, threading.get_ident()
         self.original: object = MISSING  # what the class holds, kept up to date by the core
-        self._is_covering, self._outer = False, None
+        self._is_covering = False
+        self._outer: object = None  # the stand-in of a trace around this one
 
     def cover(self) -> None:
-        """Stands in the class from now on. In a class that has not got it yet no protocol finds it, and no special
-        method is called."""
+        """Stands in the class from now on."""
+        # A name that the class does not have yet stays absent: else `isinstance` of a protocol would find it there, and
+        # Python would call it if it is a special method.
         stands = self.value is not MISSING
         self._outer = _core.cover_class_attribute(self.origin.holder, self.origin.name or "", self, stands)
         self._is_covering = True
@@ -54,14 +59,16 @@ class _SeenAttribute:
 
     def current(self) -> Any:
         """The rebuilt value, or what has been assigned since."""
-        # A class in which it stands shows its value, until code assigns another one.
+        # While a class has a stand-in, `vars` shows what that stands for, until code assigns another value.
         return vars(self.origin.holder).get(self.origin.name or "", MISSING) if self._is_covering else self.value
 
     def get(self) -> Any:
+        """What this thread sees."""
         return self.value if threading.get_ident() == self.thread else self.original
 
     def __get__(self, obj: object, cls: Any = None) -> Any:
         value = self.get()
+        # The value may be a descriptor itself, such as a function, which has to be bound.
         getter = in_mro(type(value), "__get__")
         return value if getter is None else getter(value, obj, cls)
 
@@ -79,23 +86,23 @@ class _SeenData(_SeenAttribute):
 class _SeenName:
     """Stands in the class of a module for a name that is rebuilt, while a trace runs."""
 
-    def __init__(self, scope: dict[str, Any], seen: dict[str, Any], name: str) -> None:
-        self.scope, self.seen, self.name, self.thread = scope, seen, name, threading.get_ident()
+    def __init__(self, scope: dict[str, Any], frame_scope: dict[str, Any], name: str) -> None:
+        self.scope, self.frame_scope, self.name, self.thread = scope, frame_scope, name, threading.get_ident()
 
-    def _of_thread(self) -> dict[str, Any]:
-        return self.seen if threading.get_ident() == self.thread else self.scope
+    def _scope_of_thread(self) -> dict[str, Any]:
+        return self.frame_scope if threading.get_ident() == self.thread else self.scope
 
     def __get__(self, module: object, cls: Any = None) -> Any:
         try:
-            return self._of_thread()[self.name]
+            return self._scope_of_thread()[self.name]
         except KeyError:
             raise AttributeError(f"module has no attribute {self.name!r}") from None
 
     def __set__(self, module: object, value: object) -> None:
-        self._of_thread()[self.name] = value
+        self._scope_of_thread()[self.name] = value
 
     def __delete__(self, module: object) -> None:
-        del self._of_thread()[self.name]
+        del self._scope_of_thread()[self.name]
 
 
 def _get_attribute(module: object, cls: Any, name: str) -> Any:
@@ -103,13 +110,13 @@ def _get_attribute(module: object, cls: Any, name: str) -> Any:
 
 
 class _SeenModule:
-    """A module that has another class while a trace runs, in which names are that are rebuilt."""
+    """A module whose class is replaced while a trace runs: the new class has descriptors for the rebuilt names."""
 
     def __init__(self, module: types.ModuleType) -> None:
         self._module, self._own_class = module, type(module)
         # Python 3.15 reads from the module's dict, past its class, unless that has a `__getattribute__` of its own.
         self._names: dict[str, Any] = {"__getattribute__": functools.partialmethod(_get_attribute, self._own_class)}
-        self._class: type | None = None  # with these names
+        self._class: type | None = None  # with these names; None where it has to be made again
 
     @property
     def is_covered(self) -> bool:
@@ -132,6 +139,7 @@ class _SeenModule:
 def with_parts(
     function: types.FunctionType, scope: dict[str, Any], closure: tuple[types.CellType, ...] | None
 ) -> types.FunctionType:
+    """A function of the same code with other globals and another closure."""
     twin = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
     twin.__kwdefaults__ = function.__kwdefaults__
     twin.__qualname__ = function.__qualname__
@@ -158,23 +166,22 @@ class Rebuilt:
 
     def __init__(self, symbolic: bool = False) -> None:
         self.symbolic = symbolic  # are there symbols in it?
-        self.functions: set[int] = set()  # their ids
-        # Of the traced function, by id: rebuilt cell -> (root, the caller's); globals that frames see -> (the caller's,
-        # name -> root).
-        self.cells: dict[int, tuple[int, types.CellType]] = {}
+        self.functions: set[int] = set()  # the ids of its functions
+        self.cells: dict[int, tuple[int, types.CellType]] = {}  # id of a rebuilt cell -> (its root, the caller's cell)
+        # id of the globals that frames see -> (those of the module, their names that are roots, with the roots)
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
-        self.in_keys: dict[int, int] = {}  # the same of those that are keys of a cache
-        self.raised: list[BaseException] = []  # errors about a tracer
+        self.in_keys: dict[int, int] = {}  # the same of objects that are keys of a cache
+        self.raised: list[BaseException] = []  # errors about a tracer, which the code may have caught
         self.changes_in_place = False  # did its code change arrays in place, or arguments that could be NumPy's?
         self.views: Views | None = None  # of the traced function
         self.take_in: Callable[[], bool] | None = None  # gives the trace the roots that its read set has found
         self.answer_calls: Callable[[], None] | None = None  # begins to answer calls in place of their frames
         self.has_changed: Callable[[], bool] = lambda: False  # has the trace changed what was rebuilt?
         self.left_out: Callable[[], list[tuple[str, type, str, bool]]] = list  # as `Trace.left_out`
-        self.made: list[tuple[types.FunctionType, dict[str, Any]]] = []  # by its frames; the globals of their module
-        self._trace: _core.Trace | None = None
-        self._ids: dict[int, tuple[int, int]] = {}
+        self.made: list[tuple[types.FunctionType, dict[str, Any]]] = []  # functions of its frames; their own globals
+        self._trace: _core.Trace | None = None  # until its copies are asked for
+        self._ids: dict[int, tuple[int, int]] = {}  # id of a copy -> (tracked index, id of the caller's object)
 
     def begin(self, trace: _core.Trace) -> None:
         """The trace has rebuilt its roots, or more of them."""
@@ -188,17 +195,19 @@ class Rebuilt:
         self.raised.clear()
         self.made.clear()
 
-    def give_globals(self, kept: Collection[types.CodeType] = ()) -> None:
-        """The functions that the trace has made get the globals of their module, in place of what its frames saw of
-        them. Not those of the codes in `kept`, which JAX runs later (`host_callbacks.give_own`)."""
+    def give_globals(self, except_codes: Collection[types.CodeType] = ()) -> None:
+        """Gives functions that the trace has made the globals of their module, instead of what its frames saw of them.
+
+        Functions of the codes in `except_codes` keep theirs: JAX runs these later (`host_callbacks.give_own`).
+        """
         for function, scope in self.made:
-            if function.__code__ not in kept:
+            if function.__code__ not in except_codes:
                 _core.give_parts(function, scope, function.__closure__)
         self.made.clear()
 
     def _identity(self, obj: object) -> tuple[int, int] | None:
         """Of a copy: the tracked index and the id of the caller's object."""
-        if self._trace is not None:
+        if self._trace is not None:  # the first time: most traces never ask
             self._ids, self._trace = self._trace.identities(), None
         return self._ids.get(builtins.id(obj))
 
@@ -224,10 +233,10 @@ class Views:
     """The rebuilt values of origins, where the code under the trace looks for them.
 
     Args:
-        reads: what the code reads; None where the trace is a part of one around it, which sees to all that.
+        reads: what the code reads; None where the trace is part of one around it, which takes care of that.
         changed: origins, and the rebuilt values.
         assigned: origins that the code assigns, and the cells with their values.
-        rebuilt: what is asked about rebuilt objects; None for a part of the trace around it.
+        rebuilt: is asked about rebuilt objects; None for a part of the trace around it.
     """
 
     def __init__(
@@ -239,16 +248,16 @@ class Views:
     ) -> None:
         self._reads, self._rebuilt, self._is_part = reads, rebuilt or Rebuilt(), rebuilt is None
         self._modules: dict[int, _SeenModule] = {}  # by the id of their dict
-        self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._begun: dict[int, dict[str, Any]] | None = None  # what the frames saw in them when they began to
+        self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # by id: (globals, what frames see of them)
+        self._begun: dict[int, dict[str, Any]] | None = None  # copies of what frames saw at first; None before they run
         self._classes: dict[tuple[int, str | None], _SeenAttribute] = {}
-        self.functions: list[tuple[Any, Any]] = []
+        self.functions: list[tuple[Any, Any]] = []  # (the caller's, the rebuilt one)
         self._assigned: list[tuple[Origin, types.CellType]] = []
-        self._shown: list[tuple[Origin, Any]] = []
-        self._roots: dict[tuple[int, str | None], int] = {}
+        self._shown: list[tuple[Origin, Any]] = []  # all origins with another value than the caller's
+        self._roots: dict[tuple[int, str | None], int] = {}  # numbers of roots, by the keys of their origins
         self._roots_in: dict[int, dict[str, int]] = {}  # the same by dict, and by name
-        self._patching = contextlib.ExitStack()
-        self._origins: list[tuple[Origin, Any]] = []  # all, with what is rebuilt of their roots
+        self._patching = contextlib.ExitStack()  # holds _PATCHING while classes and modules have stand-ins
+        self._origins: list[tuple[Origin, Any]] = []  # all origins, with the rebuilt values of their roots
         self._show(changed, assigned)
 
     def _show(self, changed: list[tuple[Origin, Any]], assigned: list[tuple[Origin, types.CellType]]) -> None:
@@ -265,6 +274,7 @@ class Views:
                 self._classes[origin.key] = (_SeenData if data else _SeenAttribute)(origin, value)
             else:
                 self._put(origin.holder, origin.name, value)
+        # The trace around this one has done the rest for a part of it.
         if reads is not None:
             named = self._see_functions(reads, {origin.key for origin, _ in self._shown})
             shown = [origin for origin, _ in shown_values if isinstance(origin.holder, dict)]
@@ -295,24 +305,26 @@ class Views:
         return origins_in_modules
 
     def _see_modules(self, reads: ReadSet, origins: list[Origin]) -> None:
+        """Shows rebuilt globals to code that reads them as attributes of their module."""
         for holder, name, _ in origins:
             module = reads.attributes.modules.get(id(holder))
             if module is not None and name is not None:
-                seen = self._modules.setdefault(id(holder), _SeenModule(module))
-                seen.show(_SeenName(holder, self.scope(holder), name))
+                seen_module = self._modules.setdefault(id(holder), _SeenModule(module))
+                seen_module.show(_SeenName(holder, self.scope(holder), name))
 
     def scope(self, scope: dict[str, Any]) -> dict[str, Any]:
-        """What frames of these globals see."""
-        known = self._scopes.get(id(scope))
-        if known is None:
-            known = self._scopes[id(scope)] = scope, dict(scope)
+        """What frames of these globals see: a copy, which is made when it is first asked for."""
+        pair = self._scopes.get(id(scope))
+        if pair is None:
+            pair = self._scopes[id(scope)] = scope, dict(scope)
             if self._begun is not None:
                 self._begun[id(scope)] = dict(scope)
-        return known[1]
+        return pair[1]
 
     def _put(self, scope: dict[str, Any], name: str, value: object) -> None:
-        """Frames of these globals see another value under a name, which is not theirs."""
+        """Shows frames of these globals another value under a name."""
         Origin(self.scope(scope), name).put(value)
+        # So that the trace does not seem to have assigned it.
         if self._begun is not None:
             Origin(self._begun[id(scope)], name).put(value)
 
@@ -327,33 +339,34 @@ class Views:
         return self.seen(shown)
 
     def seen(self, scope: dict[str, Any]) -> dict[str, Any]:
-        """The same, where they see anything else than the globals themselves."""
+        """What frames of these globals see: the globals themselves where no copy was made."""
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
 
     def know(self, origins: Iterable[tuple[Origin, object]]) -> None:
-        """Tells of origins and what is rebuilt of them, whether or not that is another object."""
+        """Notes origins with the values of their roots, whether or not these are other objects than the caller's."""
         self._origins += origins
 
     @property
     def origins(self) -> list[Origin]:
-        """All that are known by now."""
+        """All origins that are known by now."""
         return [origin for origin, _ in self._origins]
 
     def values_now(self, keys: Collection[tuple[int, str | None]] | None = None) -> list[tuple[Origin, Any]]:
-        """What the code finds under the origins by now, or those with these keys, and the functions with state."""
+        """The origins, or those with these keys, with what the code finds there now."""
         return [
-            (origin, value if origin.name is None else self._found(origin))
+            (origin, value if origin.name is None else self._current_value(origin))
             for origin, value in self._origins
             if keys is None or origin.key in keys
         ]
 
-    def _found(self, origin: Origin) -> Any:
+    def _current_value(self, origin: Origin) -> Any:
+        """What the code finds under a name now."""
         if not isinstance(origin.holder, type):
             return self.seen(origin.holder).get(origin.name or "", MISSING)
         return self._classes[origin.key].current() if origin.key in self._classes else origin.value()
 
     def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
-        """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of origins."""
+        """Tells the rebuilt graph which globals frames see. `roots` are numbers of roots, by the keys of origins."""
         self._roots.update(roots)
         for (holder, name), root in roots.items():
             if name is not None:
@@ -365,10 +378,10 @@ class Views:
         return set(self._roots)
 
     def run(self, function: Callable[[], object]) -> Any:
-        """Calls it while its code, and what it calls, sees the rebuilt values.
+        """Calls a function. Its code, and what it calls, sees the rebuilt values meanwhile.
 
         Raises:
-            NewReads: where it has set attributes of classes and modules that are no roots yet.
+            NewReads: it has set attributes of classes and modules that are not roots yet.
         """
         if self._reads is None:  # part of the trace around it, if there is one
             for original, copy in (*self._scopes.values(), *self.functions):
@@ -383,46 +396,48 @@ class Views:
             return self._run(function, self._reads)
 
     def _note_made(self) -> None:
-        """Functions that frames have made have the globals that these frames saw. Those that are left may outlive the
-        trace: in its result, in a class, in a cache."""
+        """Notes the functions that frames have made, and that have the globals which these frames saw.
+
+        They may outlive the trace: in its result, in a class, in a cache.
+        """
         originals = {id(frame_scope): scope for scope, frame_scope in self._scopes.values()}
         frame_scopes = [frame_scope for _, frame_scope in self._scopes.values()]
         if not frame_scopes:
             return
-        made = _core.made_with(frame_scopes)
+        functions = _core.made_with(frame_scopes)
         self._rebuilt.made += [
             (function, originals[id(function.__globals__)])
-            for function in (gc.get_referrers(*frame_scopes) if made is None else made)
+            for function in (gc.get_referrers(*frame_scopes) if functions is None else functions)
             if isinstance(function, types.FunctionType) and id(function.__globals__) in originals
         ]
         if self._is_part:
             self._rebuilt.give_globals()
 
     def _give_own_classes(self) -> None:
-        for seen in self._modules.values():
-            seen.uncover()
+        for module in self._modules.values():
+            module.uncover()
 
     @contextlib.contextmanager
     def with_own_classes(self) -> Generator[None]:
         """While entered, modules have the classes that they had when the roots were recorded."""
-        covered = [seen for seen in self._modules.values() if seen.is_covered]
+        covered = [module for module in self._modules.values() if module.is_covered]
         self._give_own_classes()
         try:
             yield
         finally:
-            for seen in covered:
-                seen.cover()
+            for module in covered:
+                module.cover()
 
     def can_extend(self) -> bool:
-        """May it put more into classes and modules? Not while the trace of another thread does, for which ours may be
-        what it waits for."""
+        """May it put more into classes and modules? Not while the trace of another thread does."""
+        # It must not wait for that thread, which may wait for this one.
         is_free = _PATCHING.acquire(blocking=False)
         if is_free:
             self._patching.callback(_PATCHING.release)
         return is_free
 
     def extend(self, reads: ReadSet, origins: list[tuple[Origin, Any, Any]], first: int) -> None:
-        """The trace has more roots by now, from number `first` on: (origin, its rebuilt value, the caller's)."""
+        """Adds roots of the running trace, from number `first` on: (origin, its rebuilt value, the caller's)."""
         patched, scopes, functions, shown = set(self._classes), set(self._scopes), len(self.functions), len(self._shown)
         changed = [
             (origin, value) for origin, value, original in origins if value is not original and not origin.assigned
@@ -437,6 +452,7 @@ class Views:
         _core.sees_too(new_scopes, self.functions[functions:])
 
     def _run(self, function: Callable[[], object], reads: ReadSet) -> Any:
+        # Before the frames run: what names hold now, so that it shows afterwards what the trace has set.
         enter = functools.partial(reads.enter, self._rebuilt.functions)
         shown, rebuilt = {origin.key for origin, _ in self._shown}, self._rebuilt
         reads.begin(Begun(shown, rebuilt.take_in, self._has_changed, rebuilt.copied))
@@ -452,6 +468,7 @@ class Views:
             run = functools.partial(self._answering, function)
             result = _core.run_watched(run, *arguments, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
+            # Everything is put back, even after an error. What turns out to be assigned becomes an assigned origin.
             self._take_over(held)
             replaced = [*self._unpatch(reads), *self._set_by_computed_names(reads)]
             for origin in replaced:
@@ -459,9 +476,11 @@ class Views:
             is_new = reads.end()
         if replaced or is_new:
             raise NewReads
+        # The cells of assigned names are roots, so what they hold at the end is written back.
         for origin, cell in self._assigned:
-            fill(cell, self._found(origin))
-        for i, name in reads.names.left:  # what counts traces is real
+            fill(cell, self._current_value(origin))
+        # What `leave_out` has excluded happens once for each trace: in the module itself, now.
+        for i, name in reads.names.left:
             if i in self._scopes and name is not None:
                 scope, frame_scope = self._scopes[i]
                 if frame_scope.get(name, MISSING) is not scope.get(name, MISSING):
@@ -469,6 +488,7 @@ class Views:
         return result
 
     def _answering(self, function: Callable[[], Any]) -> Any:
+        """Calls a function under the hook."""
         if self._rebuilt.answer_calls is not None:
             self._rebuilt.answer_calls()
         try:
@@ -481,7 +501,7 @@ class Views:
         return self._rebuilt.has_changed() or next(self._set_names(), None) is not None
 
     def _set_names(self) -> Iterator[Origin]:
-        """The globals that frames see with another value than when they began to."""
+        """The globals whose value in what frames see is not the one with which they began."""
         for i, (scope, frame_scope) in self._scopes.items():
             if (begun := (self._begun or {}).get(i)) is not None:
                 for name in frame_scope.keys() | begun.keys():
@@ -494,34 +514,43 @@ class Views:
         return [p for p in self._set_names() if p.key not in known_keys and p.name != "__builtins__"]
 
     def _take_over(self, held: list[tuple[Origin, Any]]) -> None:
-        """A tracer that was put into a module past what frames see of it, as `module.__dict__[name] = value` does."""
+        """Takes out tracers that code has put into a module itself, as `module.__dict__[name] = value` does.
+
+        They become what frames see of the name. `held` are the origins in modules with their values at the beginning.
+        """
         ending = current_trace()
-        for origin, before in held:
+        for origin, original in held:
             value = origin.value()
-            if value is not before and holds_tracer(value, ending):
+            if value is not original and holds_tracer(value, ending):
                 self.scope(origin.holder)[origin.name or ""] = value
-                origin.put(before)
+                origin.put(original)
 
     def _patch(self, attributes: list[_SeenAttribute]) -> None:
+        """Puts stand-ins into classes and modules."""
         for attribute in attributes:
             attribute.cover()
-        for seen in self._modules.values():
-            seen.cover()
+        for module in self._modules.values():
+            module.cover()
 
     def _unpatch(self, reads: ReadSet) -> list[Origin]:
-        """Everything as it was. Gives the origins that the trace has assigned, although that was not known of them."""
+        """Takes the stand-ins out of classes and modules.
+
+        Returns:
+            The origins that the trace has assigned, although no code was known to assign them.
+        """
         self._give_own_classes()
         for attribute in self._classes.values():
             origin = attribute.origin
             current = attribute.current()
             if current is not attribute.value:
+                # The trace has set it if its code sets such a name, or if it is a tracer; else another thread has.
                 if origin.assigned or reads.attributes.sets(origin.name) or isinstance(current, Tracer):
                     attribute.value = current
                 else:
-                    attribute.original = current  # another thread has assigned it
+                    attribute.original = current
             attribute.uncover()
         return [
             origin._replace(assigned=True)
             for origin, value in self._shown
-            if origin.name is not None and not origin.assigned and self._found(origin) is not value
+            if origin.name is not None and not origin.assigned and self._current_value(origin) is not value
         ]

@@ -57,21 +57,22 @@ def resolve(function: object) -> tuple[types.FunctionType, tuple[Any, ...], bool
     """Finds the Python function behind a callable.
 
     Returns:
-        (function, arguments that come first, whether the table of entries may hang on the function).
+        (function, arguments that come first, whether the table of entries may belong to the function).
     """
     if isinstance(function, types.FunctionType):
         return function, (), True
     if isinstance(function, _core.Caller):  # jit of a jitted function: one trace, not two
         if function._method is not None:
             return resolve(cast("Any", function).__wrapped__)
+        # All partials run `call_partial`, so none of them may have the table of that function.
         return function._function, function._prefix, not function._prefix or function._function is not call_partial
     if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
         return function.__func__, (function.__self__,), True
     if type(function) is functools.partial:
         return call_partial, (function.func, function.args, function.keywords), False  # type: ignore[return-value]
     method = getattr(type(function), "__call__", None)  # noqa: B004  (the function itself is wanted)
-    takes_it = not isinstance(inspect.getattr_static(type(function), "__call__", None), (staticmethod, classmethod))
-    if isinstance(method, types.FunctionType) and takes_it and not isinstance(function, type):
+    takes_self = not isinstance(inspect.getattr_static(type(function), "__call__", None), (staticmethod, classmethod))
+    if isinstance(method, types.FunctionType) and takes_self and not isinstance(function, type):
         return method, (function,), True
     if not callable(function):
         raise TypeError(f"graftax.jit expects a callable, got {type(function).__qualname__}: {function!r}")
@@ -79,7 +80,7 @@ def resolve(function: object) -> tuple[types.FunctionType, tuple[Any, ...], bool
 
 
 def is_called_by_its_class(function: object) -> bool:
-    """Is what runs the `__call__` of an object's class, which may get another one?"""
+    """Does it run the `__call__` of an object's class? The class may get another one."""
     if isinstance(function, _core.Caller):
         return function._method is not None
     return not isinstance(
@@ -88,6 +89,7 @@ def is_called_by_its_class(function: object) -> bool:
 
 
 def refuse_generators(function: types.FunctionType) -> None:
+    """Raises TypeError for a function whose body does not run when it is called."""
     for test, description in (
         (inspect.isasyncgenfunction, "async generator"),
         (inspect.iscoroutinefunction, "coroutine function"),
@@ -98,10 +100,11 @@ def refuse_generators(function: types.FunctionType) -> None:
 
 
 def global_names(function: types.FunctionType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The globals that the function's code, and code nested in it, loads, and those it assigns."""
+    """(the globals that the function's code, with code nested in it, names; those of them that it assigns)"""
     loaded, stored = globals_in(function.__code__)
     scope = function.__globals__
     resolve_lazy_imports(scope, loaded)
+    # Builtins are no globals, unless the module has a name of its own in place of one.
     names = [n for n in loaded if n in scope or not hasattr(builtins, n)]
     return tuple(dict.fromkeys([*names, *stored])), stored
 
@@ -117,14 +120,15 @@ class Signature:
     cells: tuple[str, ...]
     globals: tuple[str, ...]
     stored: tuple[str, ...]
-    origins: tuple[Origin, ...]  # what code that f calls reads
-    assigned: frozenset[str]  # globals of the function that are among them
-    hidden: frozenset[str]  # variables and globals that are no roots: only host functions read them
-    code: types.CodeType | None  # that it was read from
+    origins: tuple[Origin, ...]  # what code reads that the function calls, and names that code assigns
+    assigned: frozenset[str]  # globals of the function that are among the origins
+    hidden: frozenset[str]  # variables and globals that are not roots: only host functions read them
+    code: types.CodeType | None  # the function's code when this was read
     skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
     binding: _core.Binding
     defaults: tuple[Any, ...] = ()  # beside `names`; MISSING where there is none
-    # Of what it captures, of defaults, and of the object that it is bound to, where its code asks for the values.
+    # Are NumPy arrays constants that it captures, or has as defaults or in the object that it is bound to? So it is
+    # where its code asks for their values.
     numpy_is_constant: bool = False
 
     @staticmethod
@@ -136,7 +140,14 @@ class Signature:
         hidden: frozenset[str] = frozenset(),
         assigned: frozenset[str] = frozenset(),
     ) -> Signature:
-        """`assigned` are globals of the function that are among `origins`."""
+        """The signature of a function with code.
+
+        Args:
+            skip: how many arguments a bound callable brings along.
+            captured: whether variables and globals of the function are roots.
+            assigned: globals of the function that are among `origins`.
+        """
+        # The parameters, as they lie in `co_varnames`: positional, keyword-only, *args, **kwargs.
         code = function.__code__
         count, keyword_only = code.co_argcount, code.co_kwonlyargcount
         variables = code.co_varnames
@@ -150,6 +161,7 @@ class Signature:
         var_positional = variables[index] if code.co_flags & _VARARGS else None
         index += var_positional is not None
         var_keyword = variables[index] if code.co_flags & _VARKEYWORDS else None
+        # What the function captures. An assigned global has its root among the origins.
         closure = zip(code.co_freevars, function.__closure__ or (), strict=False) if captured else ()
         cells = {name: cell for name, cell in closure if name not in hidden}
         loaded, stored = global_names(function) if captured else ((), ())
@@ -189,23 +201,23 @@ class Signature:
 
     @staticmethod
     def nothing() -> Signature:
-        """That of a function without parameters."""
+        """The signature of a function without parameters."""
         return Signature.of_parameters(inspect.Signature())
 
     def has_roots_of(self, reads: ReadSet) -> bool:
-        """Has it the roots that are known by now?"""
-        known = [origin.what for origin in reads.names.origins]
-        return known == [origin.what for origin in self.origins] and self.hidden == frozenset(reads.names.hidden)
+        """Does it have the roots that are known by now?"""
+        origins = [origin.what for origin in reads.names.origins]
+        return origins == [origin.what for origin in self.origins] and self.hidden == frozenset(reads.names.hidden)
 
     @staticmethod
     def of_parameters(signature: inspect.Signature) -> Signature:
-        """That of a function of which only the parameters are known."""
+        """The signature of a function of which only the parameters are known."""
         parameters, kinds = signature.parameters, inspect.Parameter
-        several = {kinds.VAR_POSITIONAL: None, kinds.VAR_KEYWORD: None, **{p.kind: n for n, p in parameters.items()}}
+        last_of_kind = {p.kind: name for name, p in parameters.items()}
         plain = [p for p in parameters.values() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
         names = tuple(p.name for p in plain)
         positional = sum(p.kind is not kinds.KEYWORD_ONLY for p in plain)
-        var_positional, var_keyword = several[kinds.VAR_POSITIONAL], several[kinds.VAR_KEYWORD]
+        var_positional, var_keyword = last_of_kind.get(kinds.VAR_POSITIONAL), last_of_kind.get(kinds.VAR_KEYWORD)
         binding = _core.Binding(
             names=names,
             defaults=tuple(MISSING if p.default is p.empty else p.default for p in plain),
@@ -223,8 +235,11 @@ class Signature:
             names, positional, var_positional, var_keyword, (), (), (), (), frozenset(), frozenset(), None, 0, binding
         )
 
+    # A layout is what `Binding` gives for a call beside its roots: how many arguments are in *args, and then the names
+    # of those in **kwargs. It is empty where there are none.
+
     def root_names(self, layout: tuple[Any, ...]) -> tuple[str, ...]:
-        """One name a root, for messages: `x`, `args[0]`, `scale`, `closure n`, `global W`."""
+        """The name of each root, for messages: `x`, `args[0]`, `scale`, `closure n`, `global W`."""
         extra = layout[0] if layout else 0
         return (
             *self.names[: self.positional],
@@ -241,27 +256,30 @@ class Signature:
         return len(self.names) + sum(layout[:1]) + len(layout[1:])
 
     def defaults_among(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> frozenset[int]:
-        """The roots that are defaults of their parameters, or the very same objects."""
+        """The numbers of the roots that are defaults of their parameters, or the very same objects."""
         extra = layout[0] if layout else 0
         places = (i if i < self.positional else i + extra for i in range(len(self.defaults)))
         defaults = zip(places, self.defaults, strict=True)
         return frozenset(i for i, default in defaults if default is not MISSING and roots[i] is default)
 
-    def root_index(self, layout: tuple[Any, ...], which: int | str) -> int | None:
-        """The root that `static_argnums=which`, or a name, means; None when this call has no such argument."""
+    def root_index(self, layout: tuple[Any, ...], argument: int | str) -> int | None:
+        """The number of the root for an argument's name or position; None where this call has no such argument.
+
+        Positions are those of `static_argnums`: negative ones count from the end, and `self` is not counted.
+        """
         names = self.root_names(layout)
-        if isinstance(which, str):
-            return names.index(which) if which in names else None
+        if isinstance(argument, str):
+            return names.index(argument) if argument in names else None
         extra = layout[0] if layout else 0
         total = self.positional + extra
-        index = which + self.skip if which >= 0 else which + total
+        index = argument + self.skip if argument >= 0 else argument + total
         return index if 0 <= index < total else None
 
-    def flags(self, layout: tuple[object, ...], which: Sequence[int | str]) -> list[bool]:
-        """One flag a root: is it named by `which`?"""
-        chosen = {self.root_index(layout, w) for w in which}
+    def flags(self, layout: tuple[object, ...], chosen: Sequence[int | str]) -> list[bool]:
+        """One flag a root: is it one of the arguments with these names or positions?"""
+        indices = {self.root_index(layout, argument) for argument in chosen}
         count = self.arguments(layout) + len(self.cells) + len(self.globals) + len(self.origins)
-        return [i in chosen for i in range(count)]
+        return [i in indices for i in range(count)]
 
     def root_flags(
         self,
@@ -270,7 +288,7 @@ class Signature:
         dynamic: Sequence[int | str] = (),
         defaults: Iterable[int] = (),
     ) -> list[int]:
-        """One sum of `_core.RootFlag` a root. `defaults` are the roots that are defaults."""
+        """One sum of `_core.RootFlag` a root. `defaults` are the numbers of the roots that are defaults."""
         pairs = zip(self.flags(layout, static), self.flags(layout, dynamic), strict=True)
         flags = [s * _core.RootFlag.static + d * _core.RootFlag.dynamic for s, d in pairs]
         for i in range(self.arguments(layout), len(flags)):
@@ -283,23 +301,24 @@ class Signature:
             flags[i] |= _core.RootFlag.global_
         return flags
 
-    def check(self, which: Sequence[int | str], option: str, name: str, hint: str = "") -> None:
-        """Raises when `which` names what the function cannot take."""
-        jax_spelling = option == "static_arg"
-        for w in which:
-            option = f"static_arg{'names' if isinstance(w, str) else 'nums'}" if jax_spelling else option
-            if isinstance(w, str):
-                if w == self.var_positional:
-                    raise ValueError(IS_VAR_POSITIONAL.format(option=option, which=w, name=name))
-                if w not in self.names and self.var_keyword is None:
+    def check(self, chosen: Sequence[int | str], option: str, name: str, hint: str = "") -> None:
+        """Raises ValueError for the name or position of an argument that the function does not take."""
+        is_spelled_as_in_jax = option == "static_arg"  # one option of ours for two of JAX's
+        for argument in chosen:
+            if is_spelled_as_in_jax:
+                option = f"static_arg{'names' if isinstance(argument, str) else 'nums'}"
+            parts = {"option": option, "which": argument, "name": name}
+            if isinstance(argument, str):
+                if argument == self.var_positional:
+                    raise ValueError(IS_VAR_POSITIONAL.format(**parts))
+                if argument not in self.names and self.var_keyword is None:
                     names = ", ".join(self.names[self.skip :]) or "none"
-                    raise ValueError(NO_SUCH_NAME.format(option=option, which=w, name=name, names=names, hint=hint))
-            elif self.var_positional is None and not -self.positional <= w < self.positional - self.skip:
-                count = self.positional - self.skip
-                raise ValueError(NO_SUCH_POSITION.format(option=option, which=w, name=name, count=count))
+                    raise ValueError(NO_SUCH_NAME.format(**parts, names=names, hint=hint))
+            elif self.var_positional is None and not -self.positional <= argument < self.positional - self.skip:
+                raise ValueError(NO_SUCH_POSITION.format(**parts, count=self.positional - self.skip))
 
     def check_patterns(self, patterns: Sequence[str], option: str, name: str) -> None:
-        """Raises when a text is no pattern of key paths, or begins with a name that no argument has."""
+        """Raises ValueError for a text that is no pattern of key paths, or that begins with the name of no argument."""
         argument_names = {*self.names, self.var_positional}
         for text in patterns:
             root = argument_pattern(text, name, f"{option}=").root
@@ -321,9 +340,15 @@ class Signature:
     ) -> Any:
         """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones.
 
-        In place of a handle it is given the object inside; with `uses_up` the result may take its place. With `reads`,
-        what it calls sees rebuilt globals, class attributes and functions, too; `graph` is asked about rebuilt objects.
+        Args:
+            roots: the caller's.
+            values: the rebuilt roots, beside them.
+            uses_up: whether a result may take the place of an argument that is a handle. The function gets the object
+                inside of a handle.
+            reads: makes what the function calls see rebuilt globals, class attributes and functions, too.
+            graph: is told of rebuilt objects, and asked about them.
         """
+        # The roots lie in this order: arguments, variables, the function's own globals, origins.
         extra = layout[0] if layout else 0
         positional = self.positional + extra
         named = (*self.names[self.positional :], *layout[1:])
@@ -350,13 +375,13 @@ class Signature:
             )
             views.tell({origin.key: offset + i for i, (origin, _, _) in enumerate(captured)})
             views.know((origin, value) for origin, value, _ in captured)
-        # Without what watches its frames, its own globals are a copy of its module's.
+        # The function runs as a twin with these globals and variables, also where nothing watches its frames.
         own_scope = function.__globals__
         scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)
         if self.cells or scope is not own_scope:
             rebuilt = dict(zip(self.cells, cells, strict=True))
             closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-            # Where its own code calls it, it is a root: its defaults are the rebuilt ones.
+            # If its own code calls it, it is a root, and the rebuilt function has rebuilt defaults.
             base = next(
                 (copy for original_function, copy in views.functions if original_function is function), function
             )
@@ -369,28 +394,30 @@ class Signature:
             return views.run(functools.partial(function, *arguments[:positional], **keywords))
 
         result = with_handles(run, values[: positional + len(named)], name, uses_up)
-        lost = [n for n in self.stored if scope.get(n, MISSING) is not self._global(n, roots, values)]
+        # Without a read set, nothing gives the module what the function assigns in its copy.
+        lost = [n for n in self.stored if scope.get(n, MISSING) is not self._global(n, values)]
         if lost:
             raise GlobalAssigned(lost)
         return result
 
     def held(self, roots: tuple[Any, ...]) -> list[tuple[Origin, types.CellType, Any]]:
-        """The names that the code assigns, their cells among the roots of a call, and what they hold before it."""
+        """(name that the code assigns, its cell among the roots of a call, what that holds), before the call."""
         cells = zip(self.origins, roots[len(roots) - len(self.origins) :], strict=True)
         return [(origin, cell, content(cell)) for origin, cell in cells if origin.assigned]
 
     def look_again(self, roots: tuple[object, ...]) -> None:
-        """Puts what these names hold now into the cells."""
+        """Puts what the assigned names hold now into their cells."""
         for origin, cell, _ in self.held(roots):
             fill(cell, origin.value())
 
-    def _global(self, name: str, roots: tuple[object, ...], values: list[Any]) -> Any:
+    def _global(self, name: str, values: list[Any]) -> Any:
+        """The rebuilt value of a global of the function."""
         first_global = len(values) - len(self.origins) - len(self.globals)
         return values[first_global + self.globals.index(name)]
 
 
 def give_back(held_cells: list[tuple[Origin, types.CellType, Any]]) -> None:
-    """Gives the names what a call has put into their cells."""
+    """Gives assigned names what a call has put into their cells."""
     for origin, cell, content_before in held_cells:
         if content(cell) is not content_before:
             origin.put(content(cell))
