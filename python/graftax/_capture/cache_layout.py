@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `functools.lru_cache` holds: the only layout of its kind. A self-test at import says whether it is known.
+"""What a `functools.lru_cache` holds. A self-test at import says whether the layout is as it is described here.
 
-The collector is told of the parts of a cache: of one with a limit first of each key and its result, then of the table,
-whose values are the links between them. Without a limit the values of the table are the results.
+The interpreter does not show it, but tells the garbage collector of the parts of a cache. With a limit, these are the
+key, the result and the class of each link, and then the table, whose values are the links. Without a limit, the values
+of the table are the results.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ UNKNOWN_LAYOUT = (
 
 def table_of(cache: object) -> dict[Any, Any]:
     """The dict that the cache looks its keys up in."""
-    parts = [part for part in gc.get_referents(cache) if part is not vars(cache)]
-    return next((part for part in reversed(parts) if type(part) is dict), {})  # after what its links hold
+    referents = [referent for referent in gc.get_referents(cache) if referent is not vars(cache)]
+    return next((referent for referent in reversed(referents) if type(referent) is dict), {})  # behind its links
 
 
 def results_in(cache: Any) -> dict[Any, Any]:
@@ -35,9 +36,9 @@ def results_in(cache: Any) -> dict[Any, Any]:
     table = table_of(cache)
     if cache.cache_parameters()["maxsize"] is None:
         return dict(table)
-    parts = gc.get_referents(cache)[1:]  # after its class
-    links = parts[: next((i for i, part in enumerate(parts) if part is table), 0)]
-    # A link that is no longer in the table stays until there is no room for it, before a later one of its key.
+    referents = gc.get_referents(cache)[1:]  # behind its class
+    links = referents[: next((i for i, referent in enumerate(referents) if referent is table), 0)]
+    # A link that was taken out of the table stays until the cache needs its room; a later one of the same key follows.
     results = zip(links[::_PARTS_OF_LINK], links[1::_PARTS_OF_LINK], strict=True)
     return {key: result for key, result in results if key in table}
 
@@ -48,6 +49,7 @@ def take_out(cache: object, key: object) -> None:
 
 
 def _is_known() -> bool:
+    """Do these functions find, in a cache of each kind, what the cache gives out, and take it out?"""
     for size in (None, 4):
         cache: Any = functools.lru_cache(size)(lambda *args: [args])
         expected = {1: cache(1), "a": cache("a"), (2, 3): cache(2, 3), (): cache()}
@@ -66,6 +68,7 @@ def _is_known() -> bool:
 
 
 def _test() -> bool:
+    """The self-test: warns where the layout is not known."""
     try:
         if _is_known():
             return True

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What caches of functions (`functools.cache`) give out to the code of a trace: it is the caller's own.
+"""What caches of functions (`functools.cache`) give out to the code of a trace: the caller's own objects.
 
-A cached object without arrays is a root: the trace works on the object itself, and what it changes is changed by every
-call. The attributes of one with arrays are bindings, since its copy could not be put into the cache. Each key is a
-binding as well, so that a cache that is cleared is noticed.
+A cached object without arrays is a root: the trace works on the object itself, and each call repeats what the trace
+changes in it. Of a cached object with arrays, the attributes are bindings, since a copy of it could not be put into the
+cache. Each key is a binding as well, so that it is noticed when a cache is cleared.
 
-A cache that a trace would fill is filled before it, by plain Python: otherwise it would keep tracers.
+A cache that a trace would fill is filled before the trace, in plain Python: otherwise it would keep tracers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from graftax._capture.retrace_signals import NewReads
 
 _SIMPLE = int, float, complex, bool, str, bytes, type(None)
 _CONTAINERS = list, dict, set
-_MOST_FILLS = 3  # of a cache with one result, in one call
-_MOST_KEYS = 64  # of a cache that is looked at
+_MOST_FILLS = 3  # times that one call fills a cache with the same result: it drops the result each time
+_MOST_KEYS = 64  # of a cache, or of the attributes of a cached object, that are compared
 
 Binding = tuple[Any, Any]
 
@@ -54,49 +54,51 @@ class CachedCall(NamedTuple):
     module: str | None
 
 
-class _OfCopy(NamedTuple):
+class _FilledForCopy(NamedTuple):
     """A cache that the trace fills for a copy of an object of the caller's."""
 
     cache: Any
     copy: object
-    is_known: bool  # has it a result for the caller's object?
+    is_known: bool  # does the cache have a result for the caller's object?
     call: CachedCall
 
-    def is_of(self, key: object) -> bool:
-        return any(part is self.copy for part in _parts(key))
+    def has_copy(self, key: object) -> bool:
+        return any(argument is self.copy for argument in _arguments_in(key))
 
 
-class _Now(threading.local):
+class _Thread(threading.local):
+    """The trace that runs in this thread."""
+
     def __init__(self) -> None:
-        self.copies: list[_OfCopy] = []
-        self.given: dict[int, dict[Any, Any]] | None = None  # what each cache gave out when the trace began
+        self.copies: list[_FilledForCopy] = []
+        self.results_before: dict[int, dict[Any, Any]] | None = None  # of each cache when the trace began
 
 
 class CachedValues:
-    """Of the caches that the traces of one function name."""
+    """The caches that the code under the traces of one function names, and what they give out."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Held] = {}  # those that are roots, by the names that messages have for them
         self.bindings: list[Binding] = []
-        self._caches: dict[int, weakref.ref[Any]] = {}
-        self._functions: dict[int, weakref.ref[Any]] = {}  # the cache of a function
-        self._to_fill: list[tuple[Any, tuple[Any, ...]]] = []
-        self._errors: dict[tuple[int, tuple[Any, ...]], Exception] = {}
-        self._filled: set[tuple[int, tuple[Any, ...]]] = set()
-        self._times: Counter[tuple[int, tuple[Any, ...]]] = Counter()  # how often each was filled in this call
-        self._now = _Now()
+        self._caches: dict[int, weakref.ref[Any]] = {}  # by id
+        self._functions: dict[int, weakref.ref[Any]] = {}  # by the id of its function, the cache
+        # Calls of a cache are known by its id and the arguments.
+        self._to_fill: list[tuple[Any, tuple[Any, ...]]] = []  # calls that plain Python makes before the next trace
+        self._errors: dict[tuple[int, tuple[Any, ...]], Exception] = {}  # what these have raised
+        self._filling: set[tuple[int, tuple[Any, ...]]] = set()  # those in `_to_fill`
+        self._times: Counter[tuple[int, tuple[Any, ...]]] = Counter()  # how often each was made in this call
+        self._now = _Thread()
 
     @contextlib.contextmanager
     def begun(self) -> Generator[None]:
         """While entered, a trace runs. What it puts into a cache is its own, and no root of it."""
-        around, self._now.given = self._now.given, {}
-        copies_around, self._now.copies = self._now.copies, []
+        outer_results, self._now.results_before = self._now.results_before, {}
+        outer_copies, self._now.copies = self._now.copies, []
         try:
-            for reference in list(self._caches.values()):
-                if (cache := reference()) is not None:
-                    self._now.given[id(cache)] = results_in(cache)
+            for cache in self.named():
+                self._now.results_before[id(cache)] = results_in(cache)
             yield
-        except NewReads:
+        except NewReads:  # the call goes on with another trace
             raise
         except BaseException:
             self._times.clear()
@@ -104,37 +106,41 @@ class CachedValues:
         else:
             self._times.clear()
         finally:
-            for each in self._now.copies:
-                for key in filter(each.is_of, results_in(each.cache)):
-                    take_out(each.cache, key)
-            self._now.given, self._now.copies = around, copies_around
+            # The copies end with the trace: no call asks a cache for them again.
+            for filled in self._now.copies:
+                for key in filter(filled.has_copy, results_in(filled.cache)):
+                    take_out(filled.cache, key)
+            self._now.results_before, self._now.copies = outer_results, outer_copies
 
     def note_copy(self, function: types.FunctionType, copy: object, original: int, frame: types.FrameType) -> None:
         """The trace computes a result for a copy of the caller's object, which no call will ask the cache for."""
         if (cache := self._functions[id(function)]()) is not None:
-            is_known = any(id(part) == original for key in results_in(cache) for part in _parts(key))
+            is_known = any(id(argument) == original for key in results_in(cache) for argument in _arguments_in(key))
             place = frame.f_code, frame.f_lineno, frame.f_globals.get("__name__")
-            self._now.copies.append(_OfCopy(cache, copy, is_known, CachedCall(function.__qualname__, *place)))
+            self._now.copies.append(_FilledForCopy(cache, copy, is_known, CachedCall(function.__qualname__, *place)))
 
     def lost(self) -> Iterator[CachedCall]:
-        """The calls of this trace for copies that plain Python had a result for, or keeps an object of."""
-        for each in self._now.copies:
-            made = [result for key, result in results_in(each.cache).items() if each.is_of(key)]
-            if each.is_known or any(type(x) in _CONTAINERS or is_object(x) for x in made):
-                yield each.call
+        """The calls of this trace that differ from plain Python, since the cache is asked for a copy.
+
+        Plain Python has a result already, or keeps an object as the result, which later calls give out.
+        """
+        for filled in self._now.copies:
+            results = [result for key, result in results_in(filled.cache).items() if filled.has_copy(key)]
+            if filled.is_known or any(type(result) in _CONTAINERS or is_object(result) for result in results):
+                yield filled.call
 
     def in_keys(self) -> Iterator[object]:
-        """The objects that the caches know by their identity: another one that is equal has other results.
+        """The objects that the caches know by their identity: for an equal object they have other results.
 
-        Not the copies for which the trace has computed one, as it would for the copy of any such object.
+        Copies for which the trace itself has computed the result are left out: any such object gets that result.
         """
-        copies = {id(each.copy) for each in self._now.copies if not each.is_known}
-        for cache in [cache for reference in list(self._caches.values()) if (cache := reference()) is not None]:
+        copies = {id(filled.copy) for filled in self._now.copies if not filled.is_known}
+        for cache in self.named():
             yield from (
-                part
+                argument
                 for key in results_in(cache)
-                for part in _parts(key)
-                if _is_by_identity(type(part)) and id(part) not in copies
+                for argument in _arguments_in(key)
+                if _is_by_identity(type(argument)) and id(argument) not in copies
             )
 
     def note(self, cache: object) -> types.CodeType | None:
@@ -142,8 +148,8 @@ class CachedValues:
         if type(cache) is not Cache or not is_known or self._is_known(cache):
             return None
         self._caches[id(cache)] = weakref.ref(cache)
-        if self._now.given is not None:
-            self._now.given[id(cache)] = results_in(cache)
+        if self._now.results_before is not None:
+            self._now.results_before[id(cache)] = results_in(cache)
         function = getattr(cache, "__wrapped__", None)
         if not isinstance(function, types.FunctionType):
             return None
@@ -155,7 +161,7 @@ class CachedValues:
         return reference is not None and reference() is cache
 
     def named(self) -> list[Any]:
-        """The caches that the code names."""
+        """The caches that the code names, and that are still alive."""
         return [cache for reference in list(self._caches.values()) if (cache := reference()) is not None]
 
     def names(self) -> list[str]:
@@ -165,24 +171,26 @@ class CachedValues:
         return [f.__qualname__ for f in of_python if is_users_code(f.__code__, f.__globals__)]
 
     def is_cached(self, function: object) -> bool:
+        """Is this the function of a cache?"""
         return id(function) in self._functions
 
     def fills(self, function: types.FunctionType, first: object) -> bool:
-        """Is this the function of a cache that plain Python can fill, before the trace begins anew?"""
+        """Can plain Python fill the cache with the result of this call, before the trace begins anew?"""
         call = self._call(function, first)
-        if call is None or (id(call[0]), call[1]) in self._filled or _has_result(*call):
-            return False  # what it has is for another spelling of the call, such as one that leaves out a default
-        self._filled.add((id(call[0]), call[1]))
+        # If there is a result already, this call is spelled otherwise, for instance with an argument for a default.
+        if call is None or (id(call[0]), call[1]) in self._filling or _has_result(*call):
+            return False
+        self._filling.add((id(call[0]), call[1]))
         self._to_fill.append(call)
         return True
 
     def take_error(self, function: types.FunctionType, first: object) -> Exception | None:
-        """What plain Python has met instead of a result."""
+        """The error that plain Python has met instead of a result. It is raised in the trace, once."""
         call = self._call(function, first) if self._errors else None
         return None if call is None else self._errors.pop((id(call[0]), call[1]), None)
 
     def _call(self, function: types.FunctionType, first: object) -> tuple[Any, tuple[Any, ...]] | None:
-        """The cache, and the arguments where these are constants that are known from the first one."""
+        """(cache, arguments) of a call; None where it has arguments that are not constants, or more than one."""
         reference = self._functions.get(id(function))
         cache = reference() if reference is not None else None
         code = function.__code__
@@ -194,7 +202,7 @@ class CachedValues:
         return cache, (first,) if code.co_argcount else ()
 
     def fill(self) -> bool:
-        """Calls what traces would have filled caches with. False where that is nothing."""
+        """Makes the calls with which traces would have filled caches. False where there are none."""
         calls, self._to_fill = self._to_fill, []
         for cache, arguments in calls:
             self._times[id(cache), arguments] += 1
@@ -206,7 +214,7 @@ class CachedValues:
                     cache(*arguments)
             except Exception as error:
                 self._errors[id(cache), arguments] = error
-            self._filled.discard((id(cache), arguments))  # it may be cleared
+            self._filling.discard((id(cache), arguments))  # when the cache is cleared, it may have to be filled again
         return bool(calls)
 
     def watches(self, holder: object, name: object) -> bool:
@@ -214,7 +222,7 @@ class CachedValues:
         return any(binding[0] is holder and binding[1] == name for binding in self.bindings)
 
     def look(self) -> list[Origin]:
-        """The cached objects that are roots now."""
+        """Looks at all caches again: sets `bindings`, and gives the cached objects that are roots now."""
         objects: dict[str, Held] = {}
         bindings: list[Binding] = []
         watched = {id(holder) for holder, _ in self.bindings}
@@ -223,16 +231,18 @@ class CachedValues:
             if cache is None or not 0 < cache.cache_info().currsize <= _MOST_KEYS:
                 continue
             results = {key: value for key, value in results_in(cache).items() if _is_watched(key)}
-            if self._now.given is not None:
-                given = self._now.given.setdefault(id(cache), results)  # another thread may have noted it
-                results = {key: value for key, value in results.items() if given.get(key, MISSING) is value}
+            # What the running trace has put there is not the caller's own. Another thread may have noted the cache.
+            if self._now.results_before is not None:
+                original = self._now.results_before.setdefault(id(cache), results)
+                results = {key: value for key, value in results.items() if original.get(key, MISSING) is value}
             table = table_of(cache)
             bindings += [(table, key) for key in results]
             for key, result in results.items():
                 if (type(result) in _CONTAINERS or is_object(result)) and can_be_root(result):
+                    # The same holder for the same object, so that its root is the same one as in the last call.
                     name = _text(cache, key, objects)
-                    known = self.objects.get(name)
-                    objects[name] = known if known is not None and known.value is result else Held(result)
+                    holder = self.objects.get(name)
+                    objects[name] = holder if holder is not None and holder.value is result else Held(result)
                 else:
                     bindings += _bindings_of(result, watched)
         if [(id(holder), name) for holder, name in bindings] != [(id(h), name) for h, name in self.bindings]:
@@ -242,37 +252,39 @@ class CachedValues:
         return [Origin(self.objects, name) for name in self.objects]
 
 
-def _has_result(cache: Any, arguments: tuple[Any, ...]) -> bool:
-    return any(_parts(key) == arguments for key in results_in(cache) if _is_simple(key))
+def _has_result(cache: object, arguments: tuple[object, ...]) -> bool:
+    return any(_arguments_in(key) == arguments for key in results_in(cache) if _is_simple(key))
 
 
 def _is_simple(key: object) -> bool:
-    return all(type(part) in _SIMPLE or isinstance(part, type) for part in _parts(key))
+    """Are the arguments in a key constants, which are equal for equal calls and are shown by their `repr`?"""
+    return all(type(argument) in _SIMPLE or isinstance(argument, type) for argument in _arguments_in(key))
 
 
-def _parts(key: object) -> tuple[Any, ...]:
-    """The arguments in a key."""
+def _arguments_in(key: object) -> tuple[Any, ...]:
+    """The arguments in a key: of a call with one text or number, the key is that itself."""
     return key if type(key) is tuple else (key,)
 
 
 def _is_watched(key: object) -> bool:
-    """Can it be looked up without code of the user's? So can an object that is compared by identity."""
-    return all(_is_simple(part) or _is_by_identity(type(part)) for part in _parts(key))
+    """Can a key be looked up without running code of the user's?"""
+    return all(_is_simple(argument) or _is_by_identity(type(argument)) for argument in _arguments_in(key))
 
 
 def _is_by_identity(cls: type) -> bool:
+    """Are objects of this class compared by their identity?"""
     return all(in_mro(cls, name) is vars(object)[name] for name in ("__hash__", "__eq__"))
 
 
 def _text(cache: Any, key: object, taken: Container[str]) -> str:
-    """What messages call a result of the cache."""
-    shown = [repr(part) if _is_simple(part) else type(part).__qualname__ for part in _parts(key)]
+    """What messages call a result of the cache: another name than those that are `taken`."""
+    shown = [repr(x) if _is_simple(x) else type(x).__qualname__ for x in _arguments_in(key)]
     text = f"{cache.__module__}.{cache.__qualname__}({', '.join(shown)})"
-    return next(each for i in itertools.count() if (each := f"{text} ({i})" if i else text) not in taken)
+    return next(name for i in itertools.count() if (name := f"{text} ({i})" if i else text) not in taken)
 
 
 def _bindings_of(result: object, watched: set[int]) -> list[Binding]:
-    """The attributes and items by name that it leads to."""
+    """The attributes, and the items under texts, of all objects and dicts that it leads to."""
     bindings: list[Binding] = []
     for value in [result, *values_in(result)]:
         held = value if type(value) is dict else attributes_of(value)

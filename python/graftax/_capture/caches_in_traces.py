@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`functools.lru_cache` that is filled while a program is traced: it outlives the trace, and may not keep its tracers.
+"""Caches of `functools.lru_cache` that are filled while a program is traced: they outlive it, and must not keep tracers.
 
-What would keep a tracer goes when the trace ends, and is computed again. Of a trace that is discarded everything goes
-that it has put there. What a cache gave before the trace is the caller's own (`cached_values.py`): an array that is put
-there is taken out.
+When a trace ends, results that hold tracers are taken out, and computed again in the next one. Of a trace that is
+discarded, all its results are. What a cache gave out before the trace is the caller's own (`cached_values.py`): if the
+trace puts an array into it, that is an error, and the object gets back what it held.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from graftax._jax.traces import current_trace
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What leads away from what is kept: to code, to all of JAX, or to a trace whose end makes a plain number of a symbol.
+# What is not searched for tracers: it leads to code, to all of JAX, or to a trace whose end makes symbols plain numbers.
 _NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tracer, array_class(), Symbol)
 _MOST = 10_000  # values that are looked at in one cache
-_DEPTH = 4  # containers and objects within each other
+_DEPTH = 4  # levels of containers and objects
 
 # A WeakSet cannot be looked through while another thread notes a cache; a dict is copied at once.
 _met: dict[weakref.ref[Any], None] = {}
@@ -51,17 +51,17 @@ KEPT_IN_CACHE = (
 )
 
 
-class _Now(threading.local):
+class _Thread(threading.local):
     """The trace that runs in this thread."""
 
     def __init__(self) -> None:
-        # What caches gave out before it: a list or a dict, what that held, and the cache. None where no trace runs.
+        # What caches gave out before it: a list or a dict, a copy of that, and the cache. None where no trace runs.
         self.held: dict[int, tuple[Any, Any, Any]] | None = None
         self.results: dict[int, tuple[Any, dict[Any, Any]]] = {}  # of these caches, by key
-        self.named: Callable[[], list[Any]] | None = None  # the caches that its code names; None: whatever was met
+        self.named: Callable[[], list[Any]] | None = None  # gives the caches that its code names; None: all in `_met`
 
 
-_now = _Now()
+_now = _Thread()
 
 
 def note_cache(value: object) -> Any:
@@ -81,11 +81,12 @@ def note_cache(value: object) -> Any:
 
 
 def _hold(cache: object) -> None:
+    """Notes what a cache gives out before the trace changes it."""
     if _now.held is None or not is_known:
         return
     results = results_in(cache)
     _now.results[id(cache)] = cache, results
-    for value in [part for result in results.values() for part in (result, *values_in(result))]:
+    for value in [value for result in results.values() for value in (result, *values_in(result))]:
         held = value if type(value) in (list, dict) else attributes_of(value)
         if held is not None and id(held) not in _now.held:
             _now.held[id(held)] = held, held.copy(), cache
@@ -101,33 +102,33 @@ def attributes_of(value: object) -> dict[str, Any] | None:
     if not is_object(value):
         return None
     try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # its class has slots alone
         return None
-    return found if type(found) is dict else None
+    return attributes if type(attributes) is dict else None
 
 
 def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
-    """Of a function that runs a trace. What fails, or is discarded, has changed nothing of what caches kept.
+    """Decorates a function that runs a trace. A trace that fails, or is discarded, leaves caches as they were.
 
     A trace that will be repeated without its body keeps the results that it has put into caches.
     """
 
     @functools.wraps(trace)
-    def kept(*args: P.args, **kwargs: P.kwargs) -> R:
-        around, _now.held, _now.results = (_now.held, _now.results), {}, {}
+    def run_trace(*args: P.args, **kwargs: P.kwargs) -> R:
+        outer, _now.held, _now.results = (_now.held, _now.results), {}, {}
         try:
             for cache in _caches():
                 _hold(cache)
             returned = trace(*args, **kwargs)
-            if around[0] is not None:  # what is around this may be discarded yet
+            if outer[0] is not None:  # the trace around this one may still be discarded, and this one with it
                 for held, state in _now.held.items():
-                    around[0].setdefault(held, state)
+                    outer[0].setdefault(held, state)
                 for cache, results in _now.results.items():
-                    around[1].setdefault(cache, results)
+                    outer[1].setdefault(cache, results)
             return returned
         except BaseException as error:
-            _put_back(lambda now: True)
+            _put_back(lambda held: True)
             take_out_new = functools.partial(_take_out_new, _now.results)
             if isinstance(error, NewReads) and error.if_discarded is not None:
                 error.if_discarded.append(take_out_new)
@@ -135,55 +136,60 @@ def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
                 take_out_new()
             raise
         finally:
-            _now.held, _now.results = around
+            _now.held, _now.results = outer
 
-    return kept
+    return run_trace
 
 
 def _take_out_new(results: dict[int, tuple[Any, dict[Any, Any]]]) -> None:
-    """Takes results out of caches that were not there before. `results`: (cache, its results at that time)."""
-    for cache, before in results.values():
+    """Takes new results out of caches. `results` has, by the id of each cache, (cache, its results before)."""
+    for cache, original in results.values():
         for key, result in results_in(cache).items():
-            if before.get(key, MISSING) is not result:
+            if original.get(key, MISSING) is not result:
                 take_out(cache, key)
 
 
 def refuse_cached(name: str) -> None:
     """Raises MutationError where the trace has put a tracer into what a cache kept before."""
     ending = current_trace()
-    cache = _put_back(lambda now: holds_tracer(now, ending))
+    cache = _put_back(lambda held: holds_tracer(held, ending))
     if cache is not None:
         called = getattr(cache, "__qualname__", "a cached function")
         raise MutationError(KEPT_IN_CACHE.format(name=name, cache=f"{called}()"))
 
 
-def _put_back(goes: Callable[[Any], bool]) -> Any:
-    """Puts back what has changed, where that is wanted. Gives one of the caches that it is of."""
-    found = None
-    for held, before, cache in list((_now.held or {}).values()):
-        if not _same_items(held, before) and goes(held):
-            found = cache
+def _put_back(is_unwanted: Callable[[Any], bool]) -> Any:
+    """Undoes unwanted changes of what caches gave out before the trace. Gives one of the caches where there are any."""
+    changed_cache = None
+    for held, original, cache in list((_now.held or {}).values()):
+        if not same_items(held, original) and is_unwanted(held):
+            changed_cache = cache
             held.clear()
-            held.extend(before) if type(held) is list else held.update(before)
-    return found
+            held.extend(original) if type(held) is list else held.update(original)
+    return changed_cache
 
 
-def _same_items(one: Any, other: Any) -> bool:
-    if len(one) != len(other):
+def same_items(first: Any, second: Any) -> bool:
+    """Do two lists, sets or dicts hold the same objects, in the same order where they have one?"""
+    if len(first) != len(second):
         return False
-    if type(one) is list:
-        return all(a is b for a, b in zip(one, other, strict=True))
-    return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
+    if type(first) is set:
+        return set(map(id, first)) == set(map(id, second))
+    is_same = all(a is b for a, b in zip(first, second, strict=True))
+    return is_same and (type(first) is list or all(first[key] is second[key] for key in first))
 
 
 def look_at(named: Callable[[], list[Any]] | None) -> Callable[[], list[Any]] | None:
-    """From now on the traces of this thread look at these caches, besides those that they meet: others may hold a whole
-    model or a data set, and are not reached. Gives what it was before."""
-    before, _now.named = _now.named, named
-    return before
+    """Sets which caches the traces of this thread look at, besides those that they meet. Gives the last setting.
+
+    A program may have caches with a whole model or a data set, which a function that does not name them cannot reach.
+    """
+    outer, _now.named = _now.named, named
+    return outer
 
 
 def _caches() -> list[Any]:
+    """The caches that the running trace may fill."""
     if _now.named is not None and is_known:
         return _now.named()
     return [cache for ref in list(_met) if (cache := ref()) is not None]
@@ -205,6 +211,7 @@ def clear_caches() -> None:
 
 
 def _goes(value: object, ending: object, live: list[Any]) -> bool:
+    """Is it a tracer of the trace which ends now, or of one that has ended?"""
     trace = trace_of(value) if issubclass(type(value), Tracer) else None
     return trace is not None and (trace is ending or is_ended(value, live))
 
@@ -212,19 +219,19 @@ def _goes(value: object, ending: object, live: list[Any]) -> bool:
 def holds_tracer(value: object, ending: object) -> bool:
     """Does it lead to a tracer of the trace which ends now, or of one that has ended?"""
     live = live_traces()
-    # The collector is told of an instance's values by the instance, not by its dict.
-    parts = [value, *value.values()] if type(value) is dict else [value]
-    return any(_goes(part, ending, live) or any(_goes(i, ending, live) for i in values_in(part)) for part in parts)
+    # An instance may keep its values itself: then its dict does not tell the collector of them.
+    holders = [value, *value.values()] if type(value) is dict else [value]
+    return any(_goes(x, ending, live) for holder in holders for x in (holder, *values_in(holder)))
 
 
 def values_in(holder: object) -> list[Any]:
     """What a container, an object or a cache holds, and what is in that. No code of the user's runs for it."""
     if issubclass(type(holder), _NO_HOLDERS):
         return []
-    found: list[Any] = []
+    values: list[Any] = []
     level = gc.get_referents(holder)
     for _ in range(_DEPTH + 1):
-        level = level[: _MOST - len(found)]
-        found += level
+        level = level[: _MOST - len(values)]
+        values += level
         level = gc.get_referents(*[value for value in level if not issubclass(type(value), _NO_HOLDERS)])
-    return found
+    return values

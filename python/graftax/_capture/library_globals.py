@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from graftax import _core
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names
-from graftax._capture.caches_in_traces import attributes_of, holds_tracer
+from graftax._capture.caches_in_traces import attributes_of, holds_tracer, same_items
 from graftax._capture.code_by_identity import CodeSet
 from graftax._capture.code_owner import HEAP_TYPE, is_open_scope, is_users_scope
 from graftax._jax.traces import current_trace
@@ -230,7 +230,7 @@ class Snapshot:
         ending = current_trace()
         for table, content in self._contents.values():
             found |= _undo(table, content, ending)
-            if type(table.values) is not dict and not _same_items(table.values, content):
+            if type(table.values) is not dict and not same_items(table.values, content):
                 before, after = f"{len(content)} items", f"{len(table.values)} items"
                 found[id(table.values), None] = Change(table.place, table.module, table.what, None, before, after)
         for place, (table, key, before) in self._before.items():
@@ -253,7 +253,7 @@ def _undo(table: SettingsTable, before: Any, ending: object) -> dict[tuple[int, 
             if was is not value and holds_tracer(value, ending):
                 _put(values, key, was)
                 found[id(values), key] = Change(table.place, table.module, table.what, key, was, value, True)
-    elif not _same_items(values, before) and holds_tracer(list(values), ending):
+    elif not same_items(values, before) and holds_tracer(list(values), ending):
         values.clear()
         values.extend(before) if type(values) is list else values.update(before)
         found[id(values), None] = Change(table.place, table.module, table.what, None, None, None, True)
@@ -265,13 +265,6 @@ def _put(values: dict[Any, Any], key: Any, value: Any) -> None:
         values.pop(key, None)
     else:
         values[key] = value
-
-
-def _same_items(one: Any, other: Any) -> bool:
-    """Are these the same objects, in two lists or two sets?"""
-    if type(one) is set:
-        return len(one) == len(other) and set(map(id, one)) == set(map(id, other))
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
 def _has_name(function: types.FunctionType) -> bool:
