@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has been registered with abstract classes: it decides what `isinstance` says of objects of other classes."""
+"""What is registered with abstract classes: it decides what `isinstance` says of objects of other classes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 try:
     from _abc import _get_dump  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-except ImportError:  # each registration of any class counts then
+except ImportError:  # an interpreter without it
     _get_dump = None
 
 
-def registered_classes(cls: type) -> Any:
-    """What was registered with an abstract class and with its subclasses: equal while `isinstance` says the same."""
+def registered_classes(cls: type) -> object:
+    """What is registered with an abstract class and with its subclasses: equal while `isinstance` says the same."""
+    # Without the registry of a class, only the interpreter's count of all registrations tells that there was one.
     if _get_dump is None:
         return abc.get_cache_token()
     registered, classes = set[Any](), [cls]
@@ -34,10 +35,10 @@ def names_of_registered(registered: object) -> str:
 
 
 class AbstractClasses:
-    """Those that code asks `isinstance` about, with what had been registered when the trace began or asked."""
+    """The abstract classes about which code asks `isinstance`, with what was registered when the trace began."""
 
     def __init__(self) -> None:
-        self._registered: dict[Any, Any] = {}
+        self._registered: dict[abc.ABCMeta, object] = {}
 
     def __len__(self) -> int:
         return len(self._registered)
@@ -50,9 +51,10 @@ class AbstractClasses:
                 self._registered[cls] = registered_classes(cls)
 
     def begin(self) -> None:
-        """A trace begins: what the traces before have registered is there."""
+        """A trace begins: it sees what was registered up to now, also by traces that were discarded."""
         self._registered = {cls: registered_classes(cls) for cls in self._registered}
 
     @property
-    def pairs(self) -> list[tuple[Any, Any]]:
+    def pairs(self) -> list[tuple[abc.ABCMeta, object]]:
+        """(class, what is registered with it), as `Reads` compares them."""
         return list(self._registered.items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builtins that code under a trace finds other functions for: `id`, `vars`, and those that read a number in C."""
+"""Builtins in whose place code under a trace finds other functions: `id`, `vars`, and those that read a number in C."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ from graftax._capture.numbers.math_overrides import OF_NUMBERS, SCALAR_TYPES, TY
 from graftax._capture.retrace_signals import Signals
 
 _SERIALIZERS = frozenset({"json", "orjson", "ujson", "simplejson", "msgpack", "marshal"})
-_OPERATORS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod"] + [
-    "pow",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-]
-# A number has no `__array__`, and its `__add__` answers NotImplemented where that of a symbol computes.
-_OTHERWISE = frozenset(
+_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod"),
+    *("pow", "and", "or", "xor", "lshift", "rshift"),
+)
+# Methods in which symbols differ from numbers: a number has no `__array__`, and its `__add__` answers NotImplemented
+# where that of a symbol computes.
+_DIFFERENT_METHODS = frozenset(
     ["__array__", "__array_ufunc__", "__array_function__", "__array_priority__", "__jax_array__"]
     + [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
 )
@@ -36,22 +33,22 @@ _FOR_SYMBOLS = frozenset({"float", "int", "pow", "sum", "type"})
 Scopes = dict[int, dict[str, Any]]  # globals, by id
 
 
-class _Now(threading.local):
+class _Thread(threading.local):
     """The trace that runs in this thread."""
 
     def __init__(self) -> None:
-        self.originals: Scopes = {}  # by what its code sees of them
+        self.originals: Scopes = {}  # the globals of modules, by the ids of what frames see of them
         self.symbolic = False  # does it have symbols?
 
 
 class StoodIn:
-    """In which globals they are, of the code that ran under the traces of one function."""
+    """The globals of the code, under the traces of one function, that names builtins which are replaced."""
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
         self.of_ids: Scopes = {}  # of code that calls id()
         self.of_vars: Scopes = {}  # of code that calls vars()
-        self.now = _Now()
+        self.now = _Thread()
         self._of_types: Scopes = {}  # of code that names type()
         self._of_powers: Scopes = {}  # of code that names pow(), which asks its third operand for nothing
         self._of_numbers: Scopes = {}  # of code that calls float(), int() or math on a symbol
@@ -60,7 +57,7 @@ class StoodIn:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Of what a trace has to begin anew for when it grows."""
+        """Sizes of what makes a trace begin anew when it grows. Most of it matters to symbols alone."""
         kinds = len(self._of_types), len(self._of_powers), sum(map(len, self._passed.values())), self._asks_in_c
         symbolic = kinds if self.now.symbolic else ()
         return len(self.of_ids), len(self.of_vars), *symbolic
@@ -68,7 +65,7 @@ class StoodIn:
     def note(
         self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
     ) -> None:
-        """Notes what code names. `id` and `vars` count in the user's own."""
+        """Notes the builtins that code names: `id` and `vars` only in the user's code, the others in any."""
         if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
             self.of_ids.setdefault(id(scope), scope)
         if users and "vars" in names.loaded and "vars" not in scope:
@@ -77,11 +74,12 @@ class StoodIn:
             firsts = {chain[0] for chain in names.chains}
             modules = [sys.modules.get(module) for module in names.imports.values()]
             serializes = any(map(_is_of_a_serializer, [*map(scope.get, firsts), *modules]))
-            self._asks_in_c = serializes or not _OTHERWISE.isdisjoint(_names_and_texts(code))
+            self._asks_in_c = serializes or not _DIFFERENT_METHODS.isdisjoint(_names_and_texts(code))
         if "type" in names.loaded and "type" not in scope:
             self._of_types.setdefault(id(scope), scope)
         if "pow" in names.loaded and "pow" not in scope:
             self._of_powers.setdefault(id(scope), scope)
+        # A class that code passes on cannot be replaced: who gets it may compare it, or make a subclass.
         if classes := _FOR_SYMBOLS.intersection(names.loaded):
             self._passed.setdefault(id(scope), set()).update(classes & passed_on(code, scope))
         for name in names.loaded:
@@ -90,10 +88,10 @@ class StoodIn:
                 self._passed.setdefault(id(scope), set()).update(scalar_types)
 
     def note_class_check(self, code: types.CodeType, scope: dict[str, Any]) -> bool | None:
-        """Notes `isinstance` of `typing.Union`, which before Python 3.14 asks by `type`.
+        """Notes code of `typing` by which `isinstance` asks a union. Before Python 3.14 that calls `type`.
 
         Returns:
-            whether a trace with symbols begins anew for it; None for any other code.
+            Whether a trace with symbols begins anew for it; None for any other code.
         """
         if code.co_name != "__instancecheck__" or "type" not in code.co_names or code.co_filename != typing.__file__:
             return None
@@ -102,10 +100,10 @@ class StoodIn:
         return is_new and self.now.symbolic
 
     def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
-        """Code asks a symbol for its value in C, as `float(x)` does.
+        """Notes that code asks a symbol for its value in C, as `float(x)` does.
 
         Raises:
-            NewReads: where it is to find a function there that takes symbols.
+            NewReads: the code is to find a function that takes symbols, in the next trace.
         """
         scope = self.now.originals.get(id(scope), scope)
         if is_never_asked(code.co_filename) or id(scope) in self._of_numbers:
@@ -117,10 +115,10 @@ class StoodIn:
 
     @property
     def tells_types(self) -> bool:
-        """Can what code asks with `type(x)` be answered for symbols?
+        """Can `type(x)` be answered for symbols?
 
-        Not where it keeps `type` for something else, gives numbers to C code that asks by itself, or asks for what a
-        number has not.
+        Not if code passes `type` on, gives numbers to C code that asks by itself, or names a method in which symbols
+        differ from numbers.
         """
         return not self._asks_in_c and not any("type" in self._passed.get(i, ()) for i in list(self._of_types))
 
@@ -142,7 +140,7 @@ def asks_numbers(code: types.CodeType, scope: dict[str, Any]) -> bool:
     return (
         any(name in loaded and name not in scope for name in builtins)
         or any(scope.get(name) is np or id(scope.get(name)) in OF_NUMBERS for name in loaded)
-        or not _OTHERWISE.isdisjoint(_names_and_texts(code))
+        or not _DIFFERENT_METHODS.isdisjoint(_names_and_texts(code))
     )
 
 
@@ -151,5 +149,6 @@ def _names_and_texts(code: types.CodeType) -> list[str]:
 
 
 def _is_of_a_serializer(value: object) -> bool:
+    """Is it a module that serializes, or something of one?"""
     module_name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
     return isinstance(module_name, str) and module_name.partition(".")[0] in _SERIALIZERS

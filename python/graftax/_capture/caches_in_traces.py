@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches of `functools.lru_cache` that are filled while a program is traced: they outlive it, and must not keep tracers.
+"""Caches of `functools.lru_cache` that are filled while a program is traced: they outlive it, and must keep no tracers.
 
 When a trace ends, results that hold tracers are taken out, and computed again in the next one. Of a trace that is
 discarded, all its results are. What a cache gave out before the trace is the caller's own (`cached_values.py`): if the
@@ -31,7 +31,7 @@ from graftax._jax.traces import current_trace
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What is not searched for tracers: it leads to code, to all of JAX, or to a trace whose end makes symbols plain numbers.
+# These are not searched for tracers: they lead to code, to all of JAX, or to a trace whose end makes symbols numbers.
 _NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tracer, array_class(), Symbol)
 _MOST = 10_000  # values that are looked at in one cache
 _DEPTH = 4  # levels of containers and objects

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions that the code of a trace catches, although what raised was told of a tracer or a symbol.
+"""Exceptions that the code of a trace catches, although a tracer or a symbol may have caused them.
 
-Plain Python raises nothing there, or something else: the branch that the handler takes is not the one of the program.
+Plain Python may raise nothing there: then the trace follows the handler, where the program would not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ERROR_CAUGHT = (
     "tracing, let it name jax.errors.{error}."
 )
 
-# What C code raises of a value that it was told by a method of the symbol, which is a guard; or not of a number.
+# What C code raises for a value that a symbol has told it, which has made a guard; or for other reasons than numbers.
 _OF_KNOWN_VALUES = (
     *(LookupError, StopIteration, StopAsyncIteration, GeneratorExit, OSError, ImportError, NameError, AssertionError),
     *(KeyboardInterrupt, EOFError, MemoryError, RecursionError),
@@ -47,17 +47,17 @@ ERRORS_OF_TRACERS = (
 
 @functools.cache
 def _handles(filename: str) -> bool:
-    """Do handlers in this file count? JAX, NumPy and graftax ask a symbol by its methods."""
+    """Do handlers in this file count? Those of JAX, NumPy and graftax know what a symbol or a tracer is."""
     return not is_in_package(filename, "jax", "jaxlib", "numpy", "graftax") and not filename.startswith(
         "<frozen importlib"
     )
 
 
 def may_be_of_a_symbol(error: BaseException, trace: types.TracebackType | None) -> bool:
-    """May it have been raised because a number was a symbol, or its value another one?
+    """May it have been raised because a number was a symbol, or may another number not raise it?
 
-    Not where the user's own code decided to raise it: what it asks of a symbol is a guard. C code and libraries look at
-    the type of what they are given.
+    Not if the user's own code decided to raise it: whatever it asks a symbol makes a guard. C code and libraries look
+    at the type of what they get.
     """
     if isinstance(error, _OF_KNOWN_VALUES):
         return False
@@ -65,12 +65,14 @@ def may_be_of_a_symbol(error: BaseException, trace: types.TracebackType | None) 
         owner = error.obj if isinstance(error.obj, type) else type(error.obj)
         if not issubclass(owner, Symbol):
             return False
+    # The frame that raised, and its instruction.
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
         return True
     code = trace.tb_frame.f_code
-    if code is operation.__code__ or code.co_name == "__getattr__":  # the guards stand already; of an attribute
+    # An operation of symbols has made its guards before it raises; `__getattr__` raises for the name of an attribute.
+    if code is operation.__code__ or code.co_name == "__getattr__":
         return False
     opcode = code.co_code[trace.tb_lasti]
     if opcode == _RAISES:
@@ -82,8 +84,9 @@ class Caught:
     """What the code of one trace with symbols has caught."""
 
     def __init__(self) -> None:
-        self._suspects: dict[int, BaseException] = {}
-        self._others = sys._current_frames().keys() - {threading.get_ident()}  # `threading` does not know all threads
+        self._suspects: dict[int, BaseException] = {}  # by id
+        # This thread counts, and those that the trace starts. `threading` does not know all threads.
+        self._other_threads = sys._current_frames().keys() - {threading.get_ident()}
 
     @property
     def is_suspect(self) -> bool:
@@ -93,38 +96,43 @@ class Caught:
     def at_handler(
         self, code: types.CodeType, error: BaseException, trace: types.TracebackType | None
     ) -> None:  # unmeasured: in an event
-        """A handler of this code begins; one that cleans up raises the exception again. `trace` is its traceback."""
-        if threading.get_ident() in self._others or _core.is_interrupted():
+        """Notes that a handler of this code begins. `trace` is the traceback of the error."""
+        if threading.get_ident() in self._other_threads or _core.is_interrupted():
             return
+        # A handler that cleans up (`with`, `finally`) raises the exception again: the last handler decides.
         self._suspects.pop(id(error), None)
         if _handles(code.co_filename) and may_be_of_a_symbol(error, trace):
             self._suspects[id(error)] = error
 
     def hears_nothing(self) -> None:
-        """Anything may have been caught."""
+        """Says that nobody can listen: anything may be caught."""
         error = TypeError()
         self._suspects[id(error)] = error
 
     def passes(self, error: BaseException) -> None:  # unmeasured: in an event
-        """A frame ends with it."""
+        """Notes that a frame ends with the exception, so it is not caught yet."""
         self._suspects.pop(id(error), None)
 
 
 class FrameEvents:
-    """The trace function of a thread on Python 3.11, where there can be one alone: another may stand beside it."""
+    """The trace function of a thread on Python 3.11.
+
+    A thread can have only one. So this one calls another that wants to hear of calls, if there is one.
+    """
 
     def __init__(self, caught: Caught) -> None:
         self._caught = caught
-        self.beside: Callable[[types.FrameType, str, Any], Any] | None = None
+        self.call_listener: Callable[[types.FrameType, str, Any], Any] | None = None
 
     def __call__(self, frame: types.FrameType, event: str, arg: Any) -> Any:  # unmeasured: in an event
-        local = self.beside(frame, event, arg) if self.beside is not None and event == "call" else None
+        local = self.call_listener(frame, event, arg) if self.call_listener is not None and event == "call" else None
         frame.f_trace_lines = False
 
         def on_event(frame: types.FrameType, event: str, arg: Any) -> Any:
             if event == "exception" and isinstance(arg[1], BaseException):
-                self._caught.at_handler(frame.f_code, arg[1], arg[2])  # which the exception has not got yet
-            elif local is not None and self.beside is not None:
+                # The exception itself does not have this traceback yet.
+                self._caught.at_handler(frame.f_code, arg[1], arg[2])
+            elif local is not None and self.call_listener is not None:
                 local(frame, event, arg)
             return on_event
 
@@ -133,7 +141,7 @@ class FrameEvents:
 
 if sys.version_info >= (3, 12):
     _monitoring = sys.monitoring
-    _IDS = (3, 4, 1)  # those that have no use of their own come first
+    _IDS = (3, 4, 1)  # of tools; those without a name in the documentation of `sys.monitoring` come first
     _LOCK = threading.Lock()
     _running: list[Caught] = []
     _tool: int | None = None
@@ -174,7 +182,7 @@ if sys.version_info >= (3, 12):
 else:  # unmeasured: on Python 3.11 what measures is the trace function
 
     def _begin(caught: Caught) -> bool:
-        """The last frame that is told of an exception is the one that catches it."""
+        """Listens, unless a debugger does. The last frame with an event of an exception is the one that catches it."""
         if sys.gettrace() is not None:
             return False
         events = FrameEvents(caught)
@@ -197,7 +205,7 @@ def catching() -> Generator[Caught]:
     finally:
         if hears:
             _end(caught)
-        else:  # it is not known
+        else:
             caught.hears_nothing()
 
 
@@ -211,9 +219,8 @@ def tell_of_caught(name: str, raised: list[BaseException]) -> None:
         if traceback is None or not _handles(traceback.tb_frame.f_code.co_filename):  # JAX itself has tried it
             continue
         code = traceback.tb_frame.f_code
-        if not any(
-            hasattr(jax.errors, error_name) for error_name in code.co_names
-        ):  # else it knows that it runs under a trace
+        # Code that names an error of JAX knows that it runs under a trace.
+        if not any(hasattr(jax.errors, error_name) for error_name in code.co_names):
             location = code_line(code.co_filename, traceback.tb_lineno)
             message = ERROR_CAUGHT.format(name=name, error=class_name, place=location)
             note_warning()

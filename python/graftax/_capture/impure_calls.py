@@ -466,7 +466,7 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
     def _begin() -> bool:
         there = sys.gettrace()
         if isinstance(there, FrameEvents):
-            there.beside = _on_frame
+            there.call_listener = _on_frame
             return True
         if there is None:
             sys.settrace(_on_frame)
@@ -475,7 +475,7 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
     def _stop() -> None:
         there = sys.gettrace()
         if isinstance(there, FrameEvents):
-            there.beside = None
+            there.call_listener = None
         elif there is _on_frame:
             sys.settrace(None)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings and counts that installed packages keep in their modules, classes and closures: numbers, texts, functions,
-and the dicts, lists, sets and objects that hold them, within each other.
+"""Settings and counts that installed packages keep in their modules, classes and closures.
 
-What code of a package names there is a binding, so that a mode that is switched or a class attribute that is set
-between two calls is noticed. What a package fills in when it is first used (caches, lazy imports) is its own business.
-But a value that is another one after the trace is told, since a call that is compiled leaves it alone. It is no
-binding, or two functions that count something would each make the other one's programs stale.
+These are numbers, texts and functions, and the dicts, lists, sets and objects that hold them, nested in each other.
+What code of a package names there is a binding: it is noticed when a mode is switched, or a class attribute is set,
+between two calls. What a package fills in when it is first used (caches, lazy imports) is its own business.
+
+If a trace changes a value, a warning says so, since compiled calls leave it alone. Such a value is not a binding: two
+functions that both count something would make each other's programs stale.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ _FUNCTIONS = types.FunctionType, types.BuiltinFunctionType, type
 _KEYS = int, str, type
 _OF_CLASSES = *_CONTAINERS, types.FunctionType, staticmethod, classmethod, property
 _MOST = 256  # entries of a table that is looked at
-_MOST_ITEMS = 64  # of a list or a set: it is compared on every call
-_MOST_TABLES = 64  # that one name leads to
-_DEPTH = 4  # tables within each other
+_MOST_ITEMS = 64  # of a list or a set, which is compared on every call
+_MOST_TABLES = 64  # tables that one name leads to
+_DEPTH = 4  # levels of tables
 
 Place = tuple[str, int]
 
 
 class Change(NamedTuple):
-    """What a message tells of one value."""
+    """A value that a trace has changed, for a message."""
 
     place: Place  # file and line of code that names it
     module: str
-    what: str
-    key: Any
+    what: str  # what messages call it
+    key: Any  # None for a whole list or set
     before: Any
     after: Any
     is_undone: bool = False  # was it put back, as an array of the trace was stored there?
@@ -72,18 +73,18 @@ class Change(NamedTuple):
 
 
 class SettingsTable(NamedTuple):
-    """A dict, a list or a set of a package, or the attributes of an object, a class or a function of its."""
+    """A dict, list or set of a package, or the attributes of one of its objects, classes or functions."""
 
     place: Place
     module: str
-    what: str
-    values: Any
-    is_of_object: bool = False
-    depth: int = 0  # how far what is in it is followed
-    cls: type | None = None  # that of the object
+    what: str  # what messages call it
+    values: Any  # the dict, list or set itself
+    is_of_object: bool = False  # are they attributes?
+    depth: int = 0  # how many levels of what is in it are followed
+    cls: type | None = None  # the class of the object
 
     def plain(self) -> Iterator[Any]:
-        """The keys of what can only be replaced: functions, classes and other tables, too."""
+        """The keys of values that can only be replaced as a whole: other tables, functions and classes, too."""
         if type(self.values) is dict:
             yield from (key for key, x in list(self.values.items()) if _is_key(key) and _is_plain(x))
 
@@ -99,53 +100,54 @@ Setting = tuple[SettingsTable, Any]
 
 
 class LibraryGlobals:
-    """Those that code of installed packages named under the traces of one function."""
+    """The settings that code of installed packages named under the traces of one function."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, SettingsTable] = {}
+        self._tables: dict[int, SettingsTable] = {}  # by the id of their values
         self._keys: dict[tuple[int, Any], tuple[SettingsTable, Any]] = {}  # names that were noted alone
         self._functions: dict[int, weakref.ref[types.FunctionType]] = {}  # of which the closures were noted
         self._without_name = CodeSet()  # of functions that no module holds
         self.changing: set[tuple[int, Any]] = set()  # what traces have changed, by the id of its dict, and the key
 
     def note(self, code: types.CodeType, scope: dict[str, Any], names: Names) -> Iterator[Setting]:
-        """Code of a package that is going to run. Gives what is new: a table, and a key of it or None."""
+        """Notes what code of a package names that is going to run. Gives what is new: (table, a key of it or None)."""
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
-            return  # the collector has begun: nobody called it
-        own = _table_of_module(scope, (code.co_filename, code.co_firstlineno))
+            return  # the garbage collector calls it, not the program
+        module = _table_of_module(scope, (code.co_filename, code.co_firstlineno))
         for name in names.stored:
-            yield from self._note_key(own, name)
+            yield from self._note_key(module, name)
         for name in {*(chain[0] for chain in names.chains), *names.stored}:
-            yield from self._note_value(own, name, scope.get(name), names.literals)
+            yield from self._note_value(module, name, scope.get(name), names.literals)
 
     def note_named(self, value: Any, scope: dict[str, Any], name: str, names: Names) -> Iterator[Setting]:
-        """Code names a global of a package, as an attribute of its module."""
+        """Notes a global of a package that code names as an attribute of its module."""
         if is_package_scope(scope):
             yield from self._note_value(_table_of_module(scope), name, value, names.literals)
 
-    def note_class(self, cls: type, asked: set[str]) -> Iterator[Setting]:
-        """The tables among what code may ask a class of a package for, by its own names."""
-        own = _table_of_class(cls)
-        for name in asked & vars(cls).keys():
+    def note_class(self, cls: type, names: set[str]) -> Iterator[Setting]:
+        """Notes the tables that a class of a package itself has under these names, for which code may ask it."""
+        table = _table_of_class(cls)
+        for name in names & vars(cls).keys():
             if type(vars(cls)[name]) in _CONTAINERS:
-                yield from self._note_value(own, name, vars(cls)[name])
+                yield from self._note_value(table, name, vars(cls)[name])
 
     def note_function(self, code: types.CodeType, cells: dict[str, Any], function: object) -> Iterator[Setting]:
-        """What a function of a package keeps in its variables of an enclosing call, and in its attributes."""
+        """Notes what a function of a package keeps in its variables of an enclosing call, and in its attributes."""
         if not isinstance(function, types.FunctionType) or self.has_met(function):
             return
-        # Before Python 3.12 nobody tells which functions a trace has made: those without a name may be such ones.
+        # Before Python 3.12 nobody tells which functions a trace has made: those that no module holds may be.
         if not _core.has_watchers and (code in self._without_name or not _has_name(function)):
             self._without_name.add(code)
             return
         self._functions[id(function)] = weakref.ref(function)
         module = str(function.__globals__.get("__name__"))
-        own = SettingsTable((code.co_filename, code.co_firstlineno), module, function.__qualname__, cells, True, _DEPTH)
+        place = code.co_filename, code.co_firstlineno
+        table = SettingsTable(place, module, function.__qualname__, cells, True, _DEPTH)
         for name, value in cells.items():
             if type(value) in _CONTAINERS:
-                yield from self._note_value(own, name, value)
+                yield from self._note_value(table, name, value)
         if vars(function):
-            yield from self._note_table(own._replace(values=vars(function), depth=1), ())
+            yield from self._note_table(table._replace(values=vars(function), depth=1), ())
 
     def has_met(self, function: object) -> bool:
         """Was the closure of this function noted?"""
@@ -153,7 +155,7 @@ class LibraryGlobals:
         return reference is not None and reference() is function
 
     def renewed(self, holder: Any, name: Any) -> Iterator[Setting]:
-        """A name has another value: gives what that leads to."""
+        """Notes what a name leads to that has another value now."""
         if isinstance(holder, type):
             table = _table_of_class(holder) if is_of_package(holder) else None
         elif (table := self._tables.get(id(holder))) is None and is_package_scope(holder):
@@ -164,10 +166,11 @@ class LibraryGlobals:
     def _note_value(
         self, table: SettingsTable, key: Any, value: Any, literals: Iterable[str] = ()
     ) -> Iterator[Setting]:
-        """What a value in a table leads to, and what that leads to, as far as there is room.
+        """Notes the tables to which a value in a table leads, `_MOST_TABLES` at most.
 
-        `literals` are keys that code may ask it for. Those that it has not got yet count, too.
+        `literals` are keys that code may ask the first of them for. Those that it does not have yet count, too.
         """
+        # The nearest first, so that what is left out lies deepest.
         room, queue = _MOST_TABLES, deque([(table, key, value)])
         while queue and room:
             outer, key, value = queue.popleft()
@@ -183,12 +186,13 @@ class LibraryGlobals:
             if table.depth:
                 queue.extend((table, key, value) for key, value in table.items())
 
-    def _note_table(self, table: SettingsTable, asked: Iterable[str]) -> Iterator[Setting]:
+    def _note_table(self, table: SettingsTable, keys: Iterable[str]) -> Iterator[Setting]:
+        """Notes a table, what it has, and these keys that it does not have yet."""
         self._tables[id(table.values)] = table
         yield table, None
         yield from ((table, key) for key in table.plain())
         if type(table.values) is dict:
-            yield from ((table, key) for key in asked if key not in table.values)
+            yield from ((table, key) for key in keys if key not in table.values)
 
     def _note_key(self, table: SettingsTable, key: str) -> Iterator[Setting]:
         if (id(table.values), key) not in self._keys:
@@ -207,60 +211,62 @@ class LibraryGlobals:
 
 
 class Snapshot:
-    """What they held before a trace."""
+    """What settings were before a trace."""
 
     def __init__(self, tables: list[SettingsTable], keys: list[tuple[SettingsTable, Any]]) -> None:
-        self._before = dict[tuple[int, Any], tuple[SettingsTable, Any, Any]]()  # what can only be replaced
-        self._contents = dict[int, tuple[SettingsTable, Any]]()
+        self._values = dict[tuple[int, Any], tuple[SettingsTable, Any, Any]]()  # (table, key, value) of single values
+        self._contents = dict[int, tuple[SettingsTable, Any]]()  # (table, a copy of what it held)
         for table, key in [*((table, None) for table in tables), *keys]:
             self.add(table, key)
 
     def add(self, table: SettingsTable, key: Any) -> None:
         """Notes one key, or for None all that a table holds."""
         if key is not None:
-            self._before.setdefault((id(table.values), key), (table, key, table.values.get(key, MISSING)))
+            self._values.setdefault((id(table.values), key), (table, key, table.values.get(key, MISSING)))
         elif id(table.values) not in self._contents:
             self._contents[id(table.values)] = table, table.values.copy()
-            for each in table.plain():
-                self.add(table, each)
+            for plain_key in table.plain():
+                self.add(table, plain_key)
 
     def changes(self) -> dict[tuple[int, Any], Change]:
         """What has another value now, by the id of its dict, and the key. Takes out what holds arrays of the trace."""
-        found: dict[tuple[int, Any], Change] = {}
+        changes: dict[tuple[int, Any], Change] = {}
         ending = current_trace()
+        # Whole tables: what holds arrays of the trace is put back. Of lists and sets, only the lengths are told.
         for table, content in self._contents.values():
-            found |= _undo(table, content, ending)
+            changes |= _undo(table, content, ending)
             if type(table.values) is not dict and not same_items(table.values, content):
-                before, after = f"{len(content)} items", f"{len(table.values)} items"
-                found[id(table.values), None] = Change(table.place, table.module, table.what, None, before, after)
-        for place, (table, key, before) in self._before.items():
-            after = table.values.get(key, MISSING)
-            if after is before or (type(before) in _PLAIN and type(after) is type(before) and after == before):
+                old, new = f"{len(content)} items", f"{len(table.values)} items"
+                changes[id(table.values), None] = Change(table.place, table.module, table.what, None, old, new)
+        # Single values. Numbers and texts are compared by what they are: a package may store an equal one.
+        for place, (table, key, old) in self._values.items():
+            new = table.values.get(key, MISSING)
+            if new is old or (type(old) in _PLAIN and type(new) is type(old) and new == old):
                 continue
-            found[place] = Change(table.place, table.module, table.what_is(key), key, before, after)
-            if holds_tracer(after, ending):
-                _put(table.values, key, before)
-                found[place] = found[place]._replace(is_undone=True)
-        return found
+            changes[place] = Change(table.place, table.module, table.what_is(key), key, old, new)
+            if holds_tracer(new, ending):
+                _put(table.values, key, old)
+                changes[place] = changes[place]._replace(is_undone=True)
+        return changes
 
 
-def _undo(table: SettingsTable, before: Any, ending: object) -> dict[tuple[int, Any], Change]:
+def _undo(table: SettingsTable, content: Any, ending: object) -> dict[tuple[int, Any], Change]:
     """Gives a table back what it held, where it holds arrays of the trace that ends now."""
-    values, found = table.values, dict[tuple[int, Any], Change]()
+    values, changes = table.values, dict[tuple[int, Any], Change]()
     if type(values) is dict:
-        for key, value in list(values.items()):
-            was = before.get(key, MISSING)
-            if was is not value and holds_tracer(value, ending):
-                _put(values, key, was)
-                found[id(values), key] = Change(table.place, table.module, table.what, key, was, value, True)
-    elif not same_items(values, before) and holds_tracer(list(values), ending):
+        for key, new in list(values.items()):
+            old = content.get(key, MISSING)
+            if old is not new and holds_tracer(new, ending):
+                _put(values, key, old)
+                changes[id(values), key] = Change(table.place, table.module, table.what, key, old, new, True)
+    elif not same_items(values, content) and holds_tracer(list(values), ending):
         values.clear()
-        values.extend(before) if type(values) is list else values.update(before)
-        found[id(values), None] = Change(table.place, table.module, table.what, None, None, None, True)
-    return found
+        values.extend(content) if type(values) is list else values.update(content)
+        changes[id(values), None] = Change(table.place, table.module, table.what, None, None, None, True)
+    return changes
 
 
-def _put(values: dict[Any, Any], key: Any, value: Any) -> None:
+def _put(values: dict[Any, Any], key: object, value: object) -> None:
     if value is MISSING:
         values.pop(key, None)
     else:
@@ -286,25 +292,26 @@ def _table_of_class(cls: type) -> SettingsTable:
 
 
 def _class_settings(cls: type) -> set[str]:
-    """What objects of a class have by the class, until they are given their own."""
-    found: set[str] = set()
+    """The settings that objects have from their class, until they are given values of their own."""
+    names: set[str] = set()
     for base in cls.__mro__[:-1]:
-        found |= {name for name, x in vars(base).items() if not name.startswith("__") and type(x) in _SETTINGS}
-    return found
+        names |= {name for name, x in vars(base).items() if not name.startswith("__") and type(x) in _SETTINGS}
+    return names
 
 
-def settings_of(cls: type, asked: set[str]) -> Iterator[str]:
-    """The numbers, texts, tables and methods of a class of a package that code may ask for, by name."""
-    for name in asked & vars(cls).keys():
+def settings_of(cls: type, names: set[str]) -> Iterator[str]:
+    """Those of the names under which a class of a package itself has a number, a text, a table or a method."""
+    for name in names & vars(cls).keys():
         value = vars(cls)[name]
         if type(value) in (*_SETTINGS, *_OF_CLASSES):
             yield name
 
 
 def is_setting(change: Change) -> bool:
-    """Is it worth a warning? What was None or another object is what a package fills in for itself.
+    """Is it worth a warning?
 
-    So is a number with a private name, such as the next id that it gives, and a set.
+    A package fills in what was None or another object for itself. So does it with a number under a private name, such
+    as the next id that it gives.
     """
     if change.is_undone or change.key is None:
         return True
@@ -313,14 +320,15 @@ def is_setting(change: Change) -> bool:
     return is_plain and not (is_number and str(change.key).startswith("_"))
 
 
-def _is_plain(value: Any) -> bool:
-    """Can it only be replaced?"""
+def _is_plain(value: object) -> bool:
+    """Is it compared by identity, as a value of its table? What tables and objects hold is looked at in these."""
     return type(value) in (*_SETTINGS, *_CONTAINERS) or isinstance(value, _FUNCTIONS) or is_of_package(type(value))
 
 
-def _is_key(key: Any) -> bool:
-    parts = key if type(key) is tuple else (key,)
-    return all(type(part) in _KEYS for part in parts)
+def _is_key(key: object) -> bool:
+    """Can the key be looked up without running code of a package?"""
+    keys = key if type(key) is tuple else (key,)
+    return all(type(each) in _KEYS for each in keys)
 
 
 def is_package_scope(scope: dict[Any, Any]) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code of the standard library reads that the user can change: no code of the user's names it.
+"""What the standard library reads for its callers, and the user can change: no code of the user's names it.
 
-A function such as `inspect.signature` is heard of when it runs under a trace, a descriptor such as a `cached_property`
-when it is met in a class, and a logger when code names it or asks for its level.
+A function such as `inspect.signature` is recognized when it runs under a trace, a descriptor such as a
+`cached_property` when it is found in a class, and a logger when code names it or asks for its level.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ from graftax._capture.origin import Origin
 
 
 class Held:
-    """Holds an object of the caller's: what one without arrays leads to is the caller's own in a trace."""
+    """Holds an object of the caller's, and is a root in its place.
+
+    Nothing below it is an array, so it is passed through: a trace gets the caller's object itself.
+    """
 
     def __init__(self, value: object) -> None:
         self.value = value
 
 
 class LibraryReads(NamedTuple):
-    """What one call reads. `held` are objects that may change, by the name that messages have for them."""
+    """What one call of a function reads. `held` are objects that may change, by the names that messages use."""
 
     bindings: Sequence[tuple[str, dict[Any, Any], Any]] = ()  # what messages call a dict, the dict, and a key
     held: Sequence[tuple[str, Any]] = ()
@@ -59,7 +62,8 @@ def can_be_root(value: object) -> bool:
 
 
 def watch_attributes(attributes: dict[Any, Any]) -> None:
-    """Takes the values of an object's dict out of the object: watchers are not told of what is stored there."""
+    """Makes a dict of attributes keep its values itself: watchers are not told of values that the object keeps."""
+    # A key that is no text does not fit into the object, so the interpreter moves the values into the dict.
     attributes[_NO_NAME] = None
     del attributes[_NO_NAME]
 
@@ -67,7 +71,7 @@ def watch_attributes(attributes: dict[Any, Any]) -> None:
 _NO_NAME = object()
 
 
-# ---- functions of the standard library
+# ---- functions of the standard library: each of these gets the function that runs, and its first argument
 
 
 def _of_module(_: object, name: object) -> LibraryReads:
@@ -78,8 +82,8 @@ def _of_module(_: object, name: object) -> LibraryReads:
 def module_read(name: str) -> LibraryReads:
     """A module that is found by its name."""
     module = sys.modules.get(name)
-    known = module if isinstance(module, types.ModuleType) else None
-    return LibraryReads([("sys.modules", sys.modules, name)], module=known)
+    is_module = isinstance(module, types.ModuleType)
+    return LibraryReads([("sys.modules", sys.modules, name)], module=module if is_module else None)
 
 
 def _of_fields(_: object, obj: object) -> LibraryReads:
@@ -89,41 +93,43 @@ def _of_fields(_: object, obj: object) -> LibraryReads:
     if not isinstance(fields, dict):
         return LibraryReads()
     name = f"{cls.__qualname__}.__dataclass_fields__"
+    # Fields hold their defaults, which may have arrays. Then only what a user can put into a field is a root.
     if can_be_root(Held(fields)):
         return LibraryReads(held=[(name, fields)])
     return LibraryReads(held=[(f"{name}[{key!r}].metadata", field.metadata) for key, field in fields.items()])
 
 
 def annotations_of(function: types.FunctionType) -> LibraryReads:
+    """The table of a function's annotations, unless it is empty."""
     table = function.__annotations__
     return LibraryReads(held=[(f"{function.__qualname__}.__annotations__", table)] if table else ())
 
 
 def _of_signature(_: object, obj: object) -> LibraryReads:
-    """What a signature, or a table of annotations, is made of."""
+    """`inspect.signature(obj)` and what else reads signatures or annotations."""
     held: list[tuple[str, Any]] = []
     functions: list[types.FunctionType] = []
-    for part in _unwrapped(obj):
-        if isinstance(part, type):
-            tables = [(base, _annotations_in(base)) for base in part.__mro__]
+    for called in _unwrapped(obj):
+        if isinstance(called, type):
+            tables = [(base, _annotations_in(base)) for base in called.__mro__]
             held += [(f"{base.__qualname__}.__annotations__", table) for base, table in tables if table]
-        elif isinstance(part, types.FunctionType):
-            functions.append(part)
-            held += annotations_of(part).held
+        elif isinstance(called, types.FunctionType):
+            functions.append(called)
+            held += annotations_of(called).held
     return LibraryReads(held=held, functions=functions)
 
 
 def _annotations_in(cls: type) -> dict[str, Any] | None:
     """The table of a class itself. From Python 3.14 on it is made when it is first asked for."""
     if "__annotations__" not in vars(cls):
-        with contextlib.suppress(Exception):  # a name in it may not be there yet
+        with contextlib.suppress(Exception):  # a name in an annotation may not be defined yet
             getattr(cls, "__annotations__", None)
     return vars(cls).get("__annotations__", vars(cls).get("__annotations_cache__"))
 
 
 def _unwrapped(obj: object) -> Iterator[Any]:
-    """The object, and what it calls or wraps."""
-    for _ in range(100):
+    """The object, and what it calls or wraps, as `inspect.signature` goes through it."""
+    for _ in range(100):  # a `__wrapped__` may lead back to itself
         yield obj
         if isinstance(obj, types.MethodType | staticmethod | classmethod):
             obj = obj.__func__
@@ -149,7 +155,7 @@ def _of_dispatch(function: Any, _: object) -> LibraryReads:
 
 
 def registry_of(function: types.FunctionType) -> LibraryReads:
-    """What a function that code names is asked for, where it is one of `functools.singledispatch`."""
+    """The registry of a function of `functools.singledispatch`; nothing of another function."""
     return _of_dispatch(function, None) if function.__code__ is _DISPATCHER.__code__ else LibraryReads()
 
 
@@ -162,10 +168,10 @@ def levels_of(logger: logging.Logger) -> LibraryReads:
     """What decides for which levels a logger is enabled."""
     manager = vars(logger.manager)
     bindings: list[tuple[str, dict[Any, Any], Any]] = [("logging", manager, "_disable")]
-    each: logging.Logger | None = logger
-    while each is not None:
-        bindings += [(f"logger {each.name}", vars(each), name) for name in ("level", "disabled", "parent")]
-        each = each.parent
+    ancestor: logging.Logger | None = logger
+    while ancestor is not None:
+        bindings += [(f"logger {ancestor.name}", vars(ancestor), name) for name in ("level", "disabled", "parent")]
+        ancestor = ancestor.parent
     return LibraryReads(bindings)
 
 
@@ -178,6 +184,7 @@ _DISPATCHER: Any = functools.singledispatch(len)
 
 
 def _codes() -> dict[types.CodeType, Callable[[Any, Any], LibraryReads]]:
+    """The functions of the standard library that are recognized, by their code."""
     of_function: list[tuple[Any, Callable[[Any, Any], LibraryReads]]] = [
         (importlib.import_module, _of_module),
         (dataclasses.fields, _of_fields),
@@ -200,7 +207,8 @@ OF_CODE = _codes()
 
 
 def is_asked_by_user() -> bool:
-    """Is it code of the user's that calls a function of the standard library? Asked where one begins to run."""
+    """Is it code of the user's that calls a function of the standard library? Asked when that begins to run."""
+    # Through other functions of the standard library, but not through JAX or NumPy, which call it for themselves.
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and is_never_asked(frame.f_code.co_filename):
         if is_in_package(frame.f_code.co_filename, *NEVER):
@@ -213,20 +221,20 @@ def is_asked_by_user() -> bool:
 
 
 def parts_of(obj: object, name: str) -> LibraryReads:
-    """The attributes of an object of a library's that is no root, such as the `func` of a `cached_property`."""
+    """The attributes of an object of a library that is not a root, such as the `func` of a `cached_property`."""
     attributes = attributes_of(obj) or {}
-    functions = [part for part in attributes.values() if isinstance(part, types.FunctionType)]
+    functions = [value for value in attributes.values() if isinstance(value, types.FunctionType)]
     held = [held for function in functions for held in registry_of(function).held]
     return LibraryReads([(name, attributes, attribute) for attribute in attributes if type(attribute) is str], held)
 
 
-def _are_there(names: Names, scope: dict[str, Any]) -> bool:
+def _are_imported(names: Names, scope: dict[str, Any]) -> bool:
     """Are all modules there that code imports, and what it imports from them?"""
     modules = {name: sys.modules.get(absolute_name(module, scope)) for name, module in names.imports.items()}
     if None in modules.values():
         return False
-    asked = [(vars(modules[chain[0]]), chain[1]) for chain in names.chains if chain[0].startswith("from ")]
-    return all(name in scope or "__getattr__" in scope for scope, name in asked)
+    imported_names = [(vars(modules[chain[0]]), chain[1]) for chain in names.chains if chain[0].startswith("from ")]
+    return all(name in module or "__getattr__" in module for module, name in imported_names)
 
 
 def _scope_of(name: Any) -> dict[str, Any] | None:
@@ -244,16 +252,16 @@ class LibraryState:
         self._watched = {id(sys.modules): ("sys.modules", sys.modules)}
 
     def hold(self, name: str, value: object) -> Origin | None:
-        """Gives what makes a root of an object, where it can be one and is none yet."""
+        """Gives the origin of an object that was not held yet, if it can be a root."""
         held = Held(value)
-        if any(known.value is value for known in self.held.values()) or not can_be_root(held):
+        if any(other.value is value for other in self.held.values()) or not can_be_root(held):
             return None
         name = f"{name} ({len(self.held)})" if name in self.held else name
         self.held[name] = held
         return Origin(self.held, name)
 
     def imports(self, code: types.CodeType, scope: dict[str, Any]) -> bool:
-        """Does the import of a module begin in a trace? Its arrays would be tracers: plain Python imports it first."""
+        """Does the import of a module begin with this code? Its arrays would be tracers, so plain Python imports it."""
         name = scope.get("__name__", "")
         if code.co_name != "<module>" or name in self._were_imported or _scope_of(name) is not scope:
             return False
@@ -262,30 +270,32 @@ class LibraryState:
         return True
 
     def import_modules(self) -> list[str]:
-        """Imports what traces began to import, and gives the names of that."""
+        """Imports the modules that traces began to import, and gives their names."""
         names, self._to_import = self._to_import, []
         for name in names:
-            with contextlib.suppress(Exception), jax.ensure_compile_time_eval():  # the next trace meets the error
+            # If it fails, the code of the next trace imports the module itself, and gets the error.
+            with contextlib.suppress(Exception), jax.ensure_compile_time_eval():
                 importlib.import_module(name)
         return names
 
     def note_imports(self, code: types.CodeType, scope: dict[str, Any], function: object, names: Names) -> None:
-        """Notes code of which a module is not imported yet: what it names there is known once it has run."""
-        if not _are_there(names, scope):
+        """Notes code that imports a module which is not there yet: what it names in it is known once it has run."""
+        if not _are_imported(names, scope):
             is_function = isinstance(function, types.FunctionType)
             self._importing.append((code, scope, weakref.ref(function) if is_function else lambda: None))
 
     def imported(self) -> list[tuple[types.CodeType, dict[str, Any], Callable[[], Any]]]:
-        """That of it whose modules are there by now: code, globals, and what gives the function."""
-        found = [each for each in self._importing if _are_there(names_of(each[0]), each[1])]
-        self._importing = [each for each in self._importing if each not in found]
-        return found
+        """(code, globals, what gives the function) of the noted code whose modules are there by now."""
+        has_imported = [_are_imported(names_of(code), scope) for code, scope, _ in self._importing]
+        pairs = list(zip(self._importing, has_imported, strict=True))
+        self._importing = [importing for importing, is_done in pairs if not is_done]
+        return [importing for importing, is_done in pairs if is_done]
 
     def watch(self, text: str, holder: dict[Any, Any], is_of_object: bool = True) -> None:
         """Notes a dict of which keys are bindings, and what messages call it."""
         if id(holder) not in self._watched:
             self._watched[id(holder)] = text, holder
-            if is_of_object and holder is not copyreg.dispatch_table:
+            if is_of_object and holder is not copyreg.dispatch_table:  # which is no object's, but a module's
                 watch_attributes(holder)
 
     def text(self, holder: object) -> str | None:
