@@ -55,6 +55,6 @@ class AbstractClasses:
         self._registered = {cls: registered_classes(cls) for cls in self._registered}
 
     @property
-    def pairs(self) -> list[tuple[abc.ABCMeta, object]]:
+    def pairs(self) -> list[tuple[type, object]]:
         """(class, what is registered with it), as `Reads` compares them."""
         return list(self._registered.items())

@@ -14,9 +14,11 @@ from graftax._capture.bytecode import instructions_of
 
 
 class Kind(NamedTuple):
-    later: str
-    way: str
-    is_once: bool = False  # does a second call do something else than the first one alone?
+    """What the warning says of calls of one kind."""
+
+    later: str  # what later calls of the compiled function do instead
+    way: str  # what to write instead
+    is_once: bool = False  # does a second call do more than the first one alone has done?
 
 
 _CALLBACK = "jax.experimental.io_callback calls a function on every run."
@@ -63,7 +65,7 @@ _HANDED = Kind(
 )
 _LOG = Kind("log nothing", "jax.debug.callback and jax.experimental.io_callback call a function on every run.")
 
-# What fails when it is done a second time; with one of these arguments it does not.
+# These fail when they are called a second time, unless with one of these arguments.
 _ONCE = ("mkdir", "makedirs", "rmdir", "remove", "unlink", "rename", "replace")
 _REPEATED = frozenset(("exist_ok", "missing_ok"))
 
@@ -71,7 +73,7 @@ _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 _LOGS = ("debug", "info", "warning", "error", "exception", "critical", "log", "warn")
 NOW = ("now", "today", "utcnow")
 
-# module -> (kind, names of its functions), ...; where there are no names, all of its public ones
+# module -> (kind, names of its functions), ...; without names, all public functions of the module
 _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
     "time": ((_CLOCK, (*_CLOCKS, *(f"{name}_ns" for name in _CLOCKS), "sleep", "clock_gettime", "strftime")),),
     "random": ((_RANDOM, ()),),
@@ -111,7 +113,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
     "warnings": ((_WARN, ("warn", "warn_explicit")),),
     "logging": ((_LOG, _LOGS),),
 }
-# What is impure where it is given nothing.
+# These are impure if they are called without arguments.
 _UNSEEDED = {
     "time": (_CLOCK, ("localtime", "gmtime", "ctime", "asctime")),
     "random": (_RANDOM, ("Random",)),
@@ -152,8 +154,8 @@ class Call(NamedTuple):
 
     name: str
     kind: Kind
-    unseeded: bool = False  # only where it is given nothing
-    is_read: bool = False
+    unseeded: bool = False  # only if it is called without arguments
+    is_read: bool = False  # is it an attribute?
 
     def of_code(self, code: types.CodeType) -> Call:
         """The call as this code makes it: what opens a file may append to it, and a folder is made once."""
@@ -183,18 +185,21 @@ VARS_OF_MODULE = Call("vars", _NAMES)
 
 
 class Table(NamedTuple):
-    calls: dict[Any, Call]
-    methods: dict[Any, Call]  # by the functions that classes have
-    types: frozenset[type]  # of all these functions: whatever is not of one of these types is not hashed
-    states: dict[int, str]  # the generators of the modules `random` and `numpy.random`
-    codes: dict[int, Call]  # of methods, and of the environment: whose they are is not known before they run
-    names: frozenset[str]
-    classes: tuple[type, ...]  # with such methods
+    """All such functions of the modules that are imported."""
+
+    calls: dict[Any, Call]  # by functions of modules
+    methods: dict[Any, Call]  # by functions that classes have
+    types: frozenset[type]  # the types of all these: what is of no such type is not hashed to look it up
+    states: dict[int, str]  # by id, the generators behind the functions of `random` and `numpy.random`
+    codes: dict[int, Call]  # by id, the code of methods in Python and of `os.environ`, heard as it runs
+    names: frozenset[str]  # the last names of all these functions
+    classes: tuple[type, ...]  # those with such methods
     method_names: frozenset[str]
 
 
 @functools.cache
 def _table(modules: tuple[str, ...], method_rows: tuple[_Methods, ...]) -> Table:
+    # Functions of modules, by the names that messages have for them.
     calls: dict[Any, Call] = {}
     states: dict[int, str] = {}
     for module in modules:
@@ -216,6 +221,7 @@ def _table(modules: tuple[str, ...], method_rows: tuple[_Methods, ...]) -> Table
             if callable(value) and not isinstance(value, type) and name not in unseeded:
                 calls[value] = Call(f"{shown}{name}", advice)
         calls.update((names[name], Call(f"{module}.{name}", _UNSEEDED[module][0], True)) for name in unseeded)
+    # Methods. A class method is noted by its function, which `call_of` finds in the bound method.
     methods: dict[Any, Call] = {}
     for module, name, advice, chosen in method_rows:
         cls = getattr(sys.modules[module], name)
@@ -237,24 +243,25 @@ def _table(modules: tuple[str, ...], method_rows: tuple[_Methods, ...]) -> Table
     )
 
 
-def known() -> Table:
-    """Of the modules that are imported by now: nobody calls the others."""
-    return _of_modules(len(sys.modules))
+def known_functions() -> Table:
+    """The table for the modules that are imported by now: nobody calls functions of the others."""
+    return _table_for_count(len(sys.modules))
 
 
 @functools.lru_cache(1)
-def _of_modules(count: int) -> Table:
+def _table_for_count(count: int) -> Table:
+    """The table is looked up again when there are more modules than the last time."""
     method_rows = tuple(row for row in _METHODS if hasattr(sys.modules.get(row[0]), row[1]))
     return _table(tuple(name for name in _FUNCTIONS if name in sys.modules), method_rows)
 
 
 def is_impure_module(module: types.ModuleType) -> bool:
-    """May code that names this module call such a function of it?"""
+    """Does this module have such functions?"""
     return module.__name__ in _FUNCTIONS or module.__name__ == "datetime"
 
 
 def read_of(module: Any, attribute: str) -> Call | None:
-    """What code tells itself that reads this attribute."""
+    """The entry for an attribute of a module that is impure to read; None for any other."""
     advice = (
         _ATTRIBUTES.get((getattr(module, "__name__", ""), attribute)) if isinstance(module, types.ModuleType) else None
     )
@@ -264,12 +271,16 @@ def read_of(module: Any, attribute: str) -> Call | None:
 ENVIRON_CODES: tuple[types.CodeType, ...] = tuple(
     vars(type(os.environ))[name].__code__ for name in ("__getitem__", "__setitem__", "__delitem__", "__iter__")
 )
-ENVIRON_FILES = ("<frozen os>", os.__file__, "<frozen _collections_abc>")  # what is between it and who asks
+ENVIRON_FILES = ("<frozen os>", os.__file__, "<frozen _collections_abc>")  # of frames between it and the code that asks
 
 
 def call_of(function: Any, first: Any = MISSING) -> Call | None:
-    """What a function is, if it cannot be replayed; `first` is its first argument, if it has one."""
-    table = known()
+    """The entry for a function that cannot be replayed; None for any other.
+
+    Args:
+        first: the first argument of the call. For a method in C that is the object.
+    """
+    table = known_functions()
     if type(function) is types.MethodType:
         if type(function.__func__) not in table.types:
             return None
@@ -280,22 +291,25 @@ def call_of(function: Any, first: Any = MISSING) -> Call | None:
     if is_console(first) and getattr(function, "__name__", "") in ("write", "writelines"):
         return Call(f"sys.stdout.{function.__name__}", _PRINT)
     call = table.calls.get(function) or table.methods.get(function) if type(function) in table.types else None
+    # A method of the generator behind `random.random()` that is no function of the module.
     if call is None and id(first) in table.states and hasattr(function, "__name__"):
         return Call(f"{table.states[id(first)]}.{function.__name__}", _RANDOM)
     return call
 
 
 def call_of_instance(method: str) -> Call:
-    """A method under `functools.cache` that fills it for an object which is a copy of the caller's."""
+    """The entry for a method under `functools.cache` that is called for a copy of the caller's object."""
     return Call(method, _CACHE_OF_INSTANCE)
 
 
 def is_console(value: object) -> bool:
+    """Is it where `print` writes to?"""
     return value is sys.stdout or value is sys.stderr
 
 
 def handing_over(function: object) -> Call | None:
-    """What a function is that was given an object of C code, if it is C code itself. Builtins only look at it."""
+    """The entry for a function in C that gets an object of C code, whose change inside nobody would notice."""
+    # Builtins only look at what they get.
     if isinstance(function, (types.FunctionType, type)) or getattr(function, "__module__", "") == "builtins":
         return None
     if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
@@ -304,5 +318,6 @@ def handing_over(function: object) -> Call | None:
 
 
 def is_date(value: object) -> bool:
+    """Is it `datetime.date`, or a class based on it?"""
     module = sys.modules.get("datetime")
     return module is not None and type(value) is type and issubclass(value, module.date)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does code name what a compiled function cannot repeat, and where does it call that, as far as its bytecode tells?"""
+"""Does code name functions that a compiled function cannot repeat, and where does its bytecode call them?"""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from graftax._capture.impure_functions import (
     is_console,
     is_date,
     is_impure_module,
-    known,
+    known_functions,
     read_of,
 )
 
 HAS_MONITORING = sys.version_info >= (3, 12)
 ANYWHERE = -1
-Offsets = dict[int, "Call | None"]
+Offsets = dict[int, "Call | None"]  # where code calls such functions, and which; at ANYWHERE, at an unknown place
 
 
 class LookupScope(NamedTuple):
@@ -39,7 +39,7 @@ class LookupScope(NamedTuple):
     imports: dict[str, str]
 
     def value(self, chain: tuple[str, ...]) -> Any:
-        """What a chain of names leads to, or the first object on its way that is no module; MISSING without one."""
+        """What a chain of names leads to, or the first object on its way that is not a module; else MISSING."""
         name, *attributes = chain
         if name in self.imports:
             value = sys.modules.get(self.imports[name], MISSING)
@@ -52,27 +52,28 @@ class LookupScope(NamedTuple):
         for attribute in attributes:
             if isinstance(value, types.ModuleType):
                 value = vars(value).get(attribute, MISSING)
-            else:
+            else:  # the class methods `now` and `today` are functions to look for; other attributes might run code
                 return getattr(value, attribute) if is_date(value) and attribute in NOW else value
         return value
 
 
 def _tells_itself(value: object) -> bool:
-    """The environment or a logger: their methods run as Python's own code, whatever they are called through."""
+    """Is it the environment, a logger or the console? Their methods tell that they run, whatever calls them."""
     logging = sys.modules.get("logging")
     loggers = (logging.Logger, logging.LoggerAdapter) if logging is not None else ()
     return value is os.getenv or is_console(value) or issubclass(type(value), (type(os.environ), *loggers))
 
 
 def _is_impure(value: object, table: Table) -> bool:
-    """Is it what cannot be replayed, or leads to it?"""
+    """Is it a function that cannot be replayed, or an object that leads to some?"""
     if type(value) is types.ModuleType:
         return is_impure_module(value)
     return _tells_itself(value) or (type(value) in table.types and call_of(value) is not None)
 
 
 def names_impure(scope: LookupScope, names: Names) -> bool:
-    table = known()
+    """Does code name such a function, or a method that may be one?"""
+    table = known_functions()
     for chain in names.chains:
         value = scope.value(chain)
         if value is MISSING:  # a variable of an enclosing call that the trace itself runs
@@ -84,7 +85,7 @@ def names_impure(scope: LookupScope, names: Names) -> bool:
 
 
 def _asks_for_a_method(scope: LookupScope, names: Names, table: Table) -> bool:
-    """Does it name such a method, of what is known only when it runs (`self.logger`, say), or of what has one?"""
+    """Does code name such a method, of an object that is known only when it runs (`self.logger`), or may have it?"""
     method_names = names.attributes & table.method_names
     if not method_names:
         return False
@@ -94,7 +95,7 @@ def _asks_for_a_method(scope: LookupScope, names: Names, table: Table) -> bool:
 
 
 def _may_lead_to_a_method(value: object, table: Table) -> bool:
-    """May the first object in a chain of names that is no module, or what it holds, have such a method?"""
+    """May an object, or what it holds, have such a method?"""
     if isinstance(value, type):
         return issubclass(value, table.classes)
     return type(value) not in (types.ModuleType, str, bytes, list, tuple, dict, set)
@@ -109,6 +110,7 @@ class ModuleRead(NamedTuple):
 
 
 def module_reads(scope: LookupScope, names: Names) -> list[ModuleRead]:
+    """The attributes of modules that this code reads, and that are impure to read."""
     reads: list[ModuleRead] = []
     for first_name, name in dict.fromkeys((chain[0], chain[1]) for chain in names.chains if len(chain) >= 2):
         read = read_of(scope.value((first_name,)), name)
@@ -122,42 +124,43 @@ def module_reads(scope: LookupScope, names: Names) -> list[ModuleRead]:
     return reads
 
 
-def calls_in(where: LookupScope, names: Names) -> Offsets:
-    """Where this code can call such a function, as far as that is known before: at an offset, or at `ANYWHERE`."""
-    if HAS_MONITORING:
+def calls_in(scope: LookupScope, names: Names) -> Offsets:
+    """Where this code can call such a function, as far as that is known before it runs."""
+    if HAS_MONITORING:  # the interpreter reports each call, wherever it is
         return {ANYWHERE: None}
-    found: Offsets = dict(_offsets_of_calls(where))
-    if _asks_for_a_method(where, names, known()) or any(_tells_itself(where.value(chain)) for chain in names.chains):
-        found[ANYWHERE] = None
-    return found
+    offsets: Offsets = dict(_offsets_of_calls(scope))
+    tells_itself = any(_tells_itself(scope.value(chain)) for chain in names.chains)
+    if tells_itself or _asks_for_a_method(scope, names, known_functions()):
+        offsets[ANYWHERE] = None
+    return offsets
 
 
-def _offsets_of_calls(where: LookupScope) -> dict[int, Call]:  # unmeasured: of Python 3.11 alone
-    """Where, in code of Python 3.11, a call of such a function begins: its name is loaded in order to be called."""
-    found: dict[int, Call] = {}
-    chain: tuple[str, ...] = ()
-    called = pushed = False
+def _offsets_of_calls(scope: LookupScope) -> dict[int, Call]:  # unmeasured: of Python 3.11 alone
+    """The offsets, in code of Python 3.11, at which such a function is loaded in order to be called."""
+    calls: dict[int, Call] = {}
+    chain: tuple[str, ...] = ()  # of names that led to the value on top of the stack
+    is_called = has_null = False  # a null is pushed before what is called, or by the lowest bit of LOAD_GLOBAL
     module, imported = "", ()
-    variables: dict[str, tuple[str, ...]] = {}
-    all_of_it = [at for at in dis.get_instructions(where.code) if at.opname != "CACHE"]
-    for at, following in itertools.pairwise(all_of_it):
-        op = at.opname
+    variables: dict[str, tuple[str, ...]] = {}  # local variables with imported names, as chains
+    instructions = [instruction for instruction in dis.get_instructions(scope.code) if instruction.opname != "CACHE"]
+    for instruction, following in itertools.pairwise(instructions):
+        op, name = instruction.opname, instruction.argval
         if op in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain = (*chain, at.argval) if chain else ()
+            chain = (*chain, name) if chain else ()
         elif op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLASSDEREF"):
-            called = pushed or (op == "LOAD_GLOBAL" and bool((at.arg or 0) & 1))
-            local = (at.argval,) if at.argval in where.imports else ()
-            chain = variables.get(at.argval, local) if op == "LOAD_FAST" else (at.argval,)
+            is_called = has_null or (op == "LOAD_GLOBAL" and bool((instruction.arg or 0) & 1))
+            local = (name,) if name in scope.imports else ()
+            chain = variables.get(name, local) if op == "LOAD_FAST" else (name,)
         else:
             if op == "IMPORT_NAME":
-                module = at.argval
+                module = name
             elif op == "IMPORT_FROM":
-                imported = (f"from {module}", at.argval)
+                imported = (f"from {module}", name)
             elif op == "STORE_FAST" and imported:
-                variables[at.argval], imported = imported, ()
+                variables[name], imported = imported, ()
             chain = ()
-        pushed = op == "PUSH_NULL"
-        call = call_of(where.value(chain)) if chain and (called or op == "LOAD_METHOD") else None
+        has_null = op == "PUSH_NULL"
+        call = call_of(scope.value(chain)) if chain and (is_called or op == "LOAD_METHOD") else None
         if call is not None and (not call.unseeded or (following.opname == "PRECALL" and not following.arg)):
-            found[at.offset] = call
-    return found
+            calls[instruction.offset] = call
+    return calls
