@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace may not leave behind: a class that was made in it, and whose methods hold its tracers."""
+"""What a trace must not leave behind: a class that was made in it, and that holds its tracers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CLASS_HOLDS_TRACER = (
 def refuse_tracers_in_classes(name: str, outcome: _core.Outcome) -> None:
     """Raises StructureError where a class of the result, or of what was written back, holds a tracer.
 
-    The attributes of an instance come back as arrays. Those of a class, and what its methods capture,
-    would stay tracers.
+    The attributes of an instance come back as arrays. The attributes of a class, and what its methods capture, would
+    stay tracers.
     """
     for cls in outcome.classes:
         holder = next(_tracers_of(cls), None)
@@ -37,6 +37,7 @@ def refuse_tracers_in_classes(name: str, outcome: _core.Outcome) -> None:
 
 
 def _tracers_of(cls: type) -> Iterator[str]:
+    """Where a class holds tracers, as texts."""
     for base in cls.__mro__[:-1]:
         for attribute, value in list(vars(base).items()):
             if _holds_tracer(value):
@@ -55,13 +56,13 @@ def _state_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _holds_tracer(value: Any, depth: int = 3) -> bool:
-    """By itself, or in a few levels of containers."""
+    """Is it a tracer, or does it hold one in a few levels of containers?"""
     if isinstance(value, Tracer):
         return True
     if depth == 0 or type(value) not in (list, tuple, dict, set, frozenset):
         return False
-    parts = list(value.values()) if type(value) is dict else list(value)
-    return any(_holds_tracer(part, depth - 1) for part in parts)
+    items = list(value.values()) if type(value) is dict else list(value)
+    return any(_holds_tracer(item, depth - 1) for item in items)
 
 
 def _functions_of(value: object) -> Iterator[types.FunctionType]:
@@ -73,6 +74,7 @@ def _functions_of(value: object) -> Iterator[types.FunctionType]:
 
 
 def _place_of(outcome: _core.Outcome, cls: type) -> tuple[str, str]:
+    """(where the outcome has this class, "the class" or "an instance of"), for the message."""
     structure = Structure(outcome)
     for row in structure.rows:
         is_value = row.op is Op.static and row.value is cls

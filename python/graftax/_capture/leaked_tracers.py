@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tracers of a transform that has ended: where one stands, which transform it was, and what to write instead."""
+"""Errors for tracers of a transform that has ended: where they are, from which transform, and what to write instead."""
 
 from __future__ import annotations
 
@@ -39,12 +39,16 @@ class LeakedTracerError(MutationError, jax.errors.UnexpectedTracerError):
 
 
 def is_of_steps(error: BaseException) -> bool:
-    """Is it about a value of a step, kept by a function that the transform does not know of, as a memo keeps it?"""
+    """Is it about a value of one step, which a function unknown to the transform has kept, as a memo does?"""
     return isinstance(error, jax.errors.UnexpectedTracerError) or getattr(error, "of_steps", False)
 
 
 def ended_error(name: str, path: str, leaf: object, inner: Sequence[weakref.ref[Any]] = ()) -> MutationError:
-    """Of a leaf that holds a tracer of a trace that has ended. `inner` are those of this package's own transforms."""
+    """The error for a leaf that is a tracer of a trace that has ended.
+
+    Args:
+        inner: the traces of graftax's own transforms, for which there is better advice.
+    """
     trace = trace_of(leaf)
     if any(reference() is trace for reference in inner):
         error = MutationError(CHANGED_INSIDE.format(name=name, path=path))
@@ -59,21 +63,20 @@ def ended_error(name: str, path: str, leaf: object, inner: Sequence[weakref.ref[
 def refuse_ended(
     name: str,
     outcome: _core.Outcome,
-    out: Sequence[object],
+    leaves: Sequence[object],
     path: Callable[[RootPath], str],
     inner: Sequence[weakref.ref[Any]],
 ) -> None:
-    """Raises MutationError for a leaf that a trace leaves behind and that means nothing any more.
-
-    What was changed is told first: the result often holds it, too.
-    """
+    """Raises MutationError for a leaf of an outcome that is a tracer of a trace that has ended."""
     live, results = live_traces(), outcome.result_leaves
-    one_of_each = {id(trace): leaf for leaf in out if (trace := trace_of(leaf)) is not None}  # leaves are many
-    if not any(is_ended(leaf, live) for leaf in one_of_each.values()):
+    # One leaf for each trace: leaves are many, and almost always none is from a trace that has ended.
+    leaf_of_trace = {id(trace): leaf for leaf in leaves if (trace := trace_of(leaf)) is not None}
+    if not any(is_ended(leaf, live) for leaf in leaf_of_trace.values()):
         return
-    for i in (*range(results, len(out)), *range(results)):
-        if is_ended(out[i], live):
-            raise ended_error(name, path(outcome.leaf_places()[i]), out[i], inner)
+    # Changed objects first, since the result often holds the same leaf, and its path says less.
+    for i in (*range(results, len(leaves)), *range(results)):
+        if is_ended(leaves[i], live):
+            raise ended_error(name, path(outcome.leaf_places()[i]), leaves[i], inner)
 
 
 def refuse_text(name: str, recording: _core.Recording, outcome: _core.Outcome, path: Callable[[RootPath], str]) -> None:
@@ -81,8 +84,9 @@ def refuse_text(name: str, recording: _core.Recording, outcome: _core.Outcome, p
     texts = outcome.texts_of_tracers
     if not texts:
         return
-    given = set(recording.instances((str,)))
-    text = next((text for text in texts if text not in given), None)
+    # An argument may be a text that looks like it.
+    argument_texts = set(recording.instances((str,)))
+    text = next((text for text in texts if text not in argument_texts), None)
     if text is None:
         return
     structure = Structure(outcome)
@@ -92,7 +96,7 @@ def refuse_text(name: str, recording: _core.Recording, outcome: _core.Outcome, p
 
 
 def ended_among(name: str, roots: Sequence[object], names: tuple[str, ...]) -> MutationError | None:
-    """The error of what the roots hold, where JAX has met such a tracer and does not say where it is from."""
+    """The error for such a tracer among the roots. JAX has met one, and does not say where it is."""
     live = live_traces()
     leaves, graphdef = _core.record(tuple(roots), names)
     ended = (
@@ -103,5 +107,5 @@ def ended_among(name: str, roots: Sequence[object], names: tuple[str, ...]) -> M
 
 
 def is_unexpected(error: BaseException) -> bool:
-    """Is it JAX's word on a tracer that has outlived its transform?"""
+    """Is it JAX's error for a tracer that has outlived its transform?"""
     return isinstance(error, jax.errors.UnexpectedTracerError)

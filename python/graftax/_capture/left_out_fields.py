@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of fields that the flatten of a registered class leaves out.
 
-Inside, such a field has the value that unflatten gives it. A new value goes back to the caller's object, but the next
-call does not begin with it: code that also reads the field would compute something else than plain Python.
+In a trace, such a field has the value that unflatten gives it. A new value is written back to the caller's object, but
+the next call does not begin with it: code that also reads the field would compute something else than plain Python.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ = "the code, which reads it as well, would find what unflatten gives it, n
 def refuse_left_out(
     name: str, fields: Iterable[tuple[str, type, str, bool]], is_read: Callable[[str], bool] | None
 ) -> None:
-    """Raises MutationError where such a change would be lost, or begins with another value than the caller's.
+    """Raises MutationError if such a change would be lost, or if code reads the field, which has another value then.
 
     Args:
         name: of the function.

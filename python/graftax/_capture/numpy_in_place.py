@@ -2,12 +2,13 @@
 """NumPy arrays that traced code changes in place: `a += x`, `a.sort()`.
 
 A tracer cannot be changed, so `a += x` gives a new array, and every other name of the old one would keep the old
-values. The tracers of NumPy arrays are therefore of classes of their own while their function is traced: they know
-which arrays NumPy would have made (`a * 2`), which are views (`a[1:]`), and which stand for what plain Python has
-changed. Such a one cannot be used any more. What holds the caller's array outside is not known, so that is a warning.
+values. While a function is traced, the tracers of NumPy arrays therefore have classes of their own. These know which
+arrays NumPy would have made (`a * 2`), which are views (`a[1:]`), and which stand for arrays that plain Python has
+changed: such a tracer raises an error if it is used again. Nobody knows what holds the caller's array outside, so there
+is a warning of that.
 
-With an operand of JAX's `a += x` makes a new array in plain Python, too. So a program in which an argument was changed
-in place depends on which of its arguments are NumPy's (`Entry.numpy_leaves`).
+If one of the operands is a `jax.Array`, `a += x` makes a new array in plain Python, too. So a program in which an
+argument was changed in place depends on which of its arguments are NumPy's (`Entry.numpy_leaves`).
 """
 
 from __future__ import annotations
@@ -79,29 +80,31 @@ _IN_PLACE = {
     "put": "a = jnp.put(a, indices, values, inplace=False)",
     "resize": "a = jnp.resize(a, shape)",
 }
-_BASIC_INDICES = (int, slice, type(None), type(...), np.integer)
+_BASIC_INDICES = (int, slice, type(None), type(...), np.integer)  # with these, NumPy gives a view
+
+# Mixins: a tracer gets a class of one of these and of its own class.
 
 
 class _NumpyValue:
-    """What NumPy would have computed."""
+    """A tracer for a value that NumPy would have computed."""
 
     __slots__ = ()
 
 
 class _NumpyArray(_NumpyValue):
-    """What would be an array of NumPy's, with an identity and memory of its own."""
+    """A tracer for a NumPy array, with an identity and memory of its own."""
 
     __slots__ = ()
 
 
 class _ArgumentOfJax:
-    """An argument that is no array of NumPy's: what would change that makes a new one."""
+    """A tracer for an argument that is no NumPy array: changing it in place makes a new array in plain Python."""
 
     __slots__ = ()
 
 
 class _Replaced(_NumpyArray):
-    """An array as it was before it was changed in place."""
+    """A tracer for an array as it was before it was changed in place. It must not be used."""
 
     __slots__ = ()
 
@@ -132,6 +135,7 @@ class NumpyWatch:
         self.has_changes = False  # of NumPy's arrays, or of arguments that could be some
 
     def add(self, originals: Sequence[object], leaves: Sequence[object]) -> None:
+        """Adds leaves of the caller and their tracers, which get classes of their own."""
         pairs = list(zip(originals, leaves, strict=True))
         stand_ins: dict[tuple[type, type], type] = {}  # leaves are many, and of few classes
         for original, leaf in pairs:
@@ -145,13 +149,20 @@ class NumpyWatch:
         self.arguments += pairs
 
     def base(self, array: object) -> Any:
+        """The array of which this is a view; None if it is not one."""
         return next((base for view, base in self.views if view is array), None)
 
     def note_view(self, view: object, array: object) -> None:
+        """Notes a view of an array, or of what that is a view of."""
         base = self.base(array)
         self.views.append((view, array if base is None else base))
 
     def replace(self, change: _Change) -> None:
+        """Notes that an array was changed. From now on it must not be used, and none of its views.
+
+        Raises:
+            MutationError: it is a view itself, or shares its memory with another argument.
+        """
         if self.base(change.array) is not None:
             raise MutationError(change.text(VIEW))
         self._refuse_shared(change)
@@ -160,23 +171,31 @@ class NumpyWatch:
             _become(array, _Replaced)
 
     def _refuse_shared(self, change: _Change) -> None:
-        """Where another argument is the same array, or a view of the same memory."""
+        """Raises MutationError if another argument is the same array, or shares its memory."""
         i = self._argument(change.array)
-        original = None if i is None else self.arguments[i][0]
-        for j, (other, _) in enumerate(self.arguments):
-            both = isinstance(original, np.ndarray) and isinstance(other, np.ndarray)
-            if i is not None and j != i and both and np.may_share_memory(original, other):
+        if i is None or not isinstance(original := self.arguments[i][0], np.ndarray):
+            return
+        for j, (argument, _) in enumerate(self.arguments):
+            if j != i and isinstance(argument, np.ndarray) and np.may_share_memory(original, argument):
                 paths = self.paths()
                 raise MutationError(change.text(SHARED, name=self.name, path=paths[i], other=paths[j]))
 
     def _argument(self, array: object) -> int | None:
+        """Which of the arguments this is."""
         return next((i for i, (_, leaf) in enumerate(self.arguments) if leaf is array), None)
 
     def end(self, values: Sequence[object], names: tuple[str, ...], result: object) -> None:
-        """Refuses what still holds an array that was changed, and tells of what the caller may hold."""
+        """Raises MutationError for what still holds a changed array, and warns of changed arguments. The trace has ended.
+
+        Args:
+            values: the rebuilt roots.
+            names: of the roots.
+            result: of the function.
+        """
         if not self.changes:
             return
         self.forget()
+        # A changed array that is a root itself is the caller's, of which there is a warning.
         held = [*(None if isinstance(value, _NumpyArray) else value for value in values), result]
         names = *names[: len(values)], *(f"<root {i}>" for i in range(len(names), len(values))), "the result"
         leaves, graphdef = _core.record(tuple(held), names)
@@ -196,20 +215,20 @@ class NumpyWatch:
                 warnings.warn_explicit(text, LostChangeWarning, change.code.co_filename, change.line, change.module)
 
     def forget(self) -> None:
-        """Makes arrays of what was replaced: JAX looks at the arguments of a trace once more when it ends."""
+        """Makes changed arrays usable again: JAX looks at the arguments of a trace once more when it ends."""
         for change in self.changes:
             for array in (change.array, *(view for view, base in self.views if base is change.array)):
                 _become(array, _NumpyArray)
 
 
-class _Now(threading.local):
-    """The traces that run in this thread."""
+class _Thread(threading.local):
+    """The traces that run in this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.watches: tuple[NumpyWatch, ...] = ()
 
 
-_now = _Now()
+_now = _Thread()
 
 
 @contextmanager
@@ -223,13 +242,13 @@ def watching_numpy(
         paths: gives the path of each leaf.
         originals, leaves: the caller's leaves, and the tracers.
     """
-    watch, around = NumpyWatch(name, paths), _now.watches
+    watch, outer = NumpyWatch(name, paths), _now.watches
     watch.add(originals, leaves)
-    _now.watches = (*around, watch)
+    _now.watches = (*outer, watch)
     try:
         yield watch
     finally:
-        _now.watches = around
+        _now.watches = outer
         watch.forget()
 
 
@@ -238,6 +257,7 @@ def watching_numpy(
 
 @functools.cache
 def _class_of(mixin: type, tracer_class: type) -> type:
+    """The class of a mixin and a class of tracers, with the methods of what it stands for."""
     names: dict[str, Any] = {
         "__slots__": (),
         "__module__": tracer_class.__module__,
@@ -262,6 +282,7 @@ def _class_of(mixin: type, tracer_class: type) -> type:
 
 
 def _stand_in_for(original: object, leaf: object) -> None:
+    """Gives the tracer of a caller's leaf the class for what that leaf is."""
     if isinstance(leaf, Tracer):
         if isinstance(original, (np.ndarray, _NumpyArray)):
             _become(leaf, _NumpyArray)
@@ -272,32 +293,36 @@ def _stand_in_for(original: object, leaf: object) -> None:
 
 
 def _become(tracer: object, mixin: type) -> None:
+    """Gives a tracer the class of its own class and a mixin, in place of another mixin that it has."""
     tracer_class = type(tracer)
     if issubclass(tracer_class, _STOOD_IN):
         tracer_class = tracer_class.__bases__[1]
     stand_in = _class_of(mixin, tracer_class)
     tracer.__class__ = stand_in
-    if stand_in not in _known_to_core:  # an object that was recorded before is compared with its record afterwards
+    # The core has to know the class as one of leaves before it compares an object with its record.
+    if stand_in not in _known_to_core:
         _core.flatten(tracer)
         add_class_of_tracers(stand_in)
         _known_to_core.add(stand_in)
 
 
-_known_to_core: set[type] = set()  # classes that it knows as those of leaves
+_known_to_core: set[type] = set()
 
 
 def _is_asked_by_user(frame: types.FrameType) -> bool:
-    """Not by JAX, which computes with JAX's arrays whatever it was given."""
+    """Does code of the user's call, and not JAX, which computes with JAX's arrays whatever it gets?"""
     return bool(_now.watches) and not is_never_asked(frame.f_code.co_filename)
 
 
 def _is_numpys(value: object) -> bool:
+    """Does an operation of a NumPy array with this value give a NumPy array?"""
     return isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, _NumpyValue)) or is_symbol(value)
 
 
 def _note_result(result: object, array: object, is_view: bool) -> Any:
-    """Makes a value of NumPy's of what an operation of NumPy's has computed."""
-    if result is array and not is_view:  # `a.astype(a.dtype)`, of which NumPy makes another array
+    """Gives the result of an operation on a NumPy array the class of one of NumPy's."""
+    # NumPy makes another array of `a.astype(a.dtype)`, where JAX gives the same one.
+    if result is array and not is_view:
         return copy_of_tracer(result)
     if isinstance(result, Tracer) and not isinstance(result, _NumpyValue):
         _become(result, _NumpyArray if result.ndim or is_view else _NumpyValue)
@@ -306,10 +331,16 @@ def _note_result(result: object, array: object, is_view: bool) -> Any:
     return result
 
 
+# Each of the following gives a method for these classes. If JAX calls it, it is the method of the tracer.
+
+
 def _computing(method: Callable[..., object], is_view: bool) -> Callable[..., Any]:
+    """A method whose result is an array of its own, or a view."""
+
     @functools.wraps(method)
     def computing(self: Any, *args: object, **kwargs: object) -> Any:
         result = method(self, *args, **kwargs)
+        # An operator with a `jax.Array` gives a `jax.Array`.
         is_operator = method.__name__.startswith("__")
         is_noted = _is_asked_by_user(sys._getframe(1)) and (not is_operator or all(map(_is_numpys, args)))
         return _note_result(result, self, is_view) if is_noted else result
@@ -362,16 +393,17 @@ def _refusing(tracer_class: type, name: str, remedy: str) -> Any:
 
 
 def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
+    """An operator such as `__iadd__`, with NumPy's rules and error messages for shapes and dtypes."""
     plain_name = f"__{name}__"
 
-    def in_place(self: Any, other: object) -> Any:
+    def in_place(self: Any, operand: object) -> Any:
         frame = sys._getframe(1)
         if not _is_asked_by_user(frame):
             return NotImplemented
         _now.watches[-1].has_changes = True
-        if not _is_numpys(other):
+        if not _is_numpys(operand):
             return NotImplemented
-        result = getattr(self, plain_name)(other)
+        result = getattr(self, plain_name)(operand)
         if result is NotImplemented:
             return result
         if result.shape != self.shape:
@@ -388,7 +420,8 @@ def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
     return in_place
 
 
-def _noting_change(array: object, other: object) -> Any:
+def _noting_change(array: object, operand: object) -> Any:
+    """An operator such as `__iadd__` of an argument that is not NumPy's: Python computes `a = a + x` then."""
     if _is_asked_by_user(sys._getframe(1)):
         _now.watches[-1].has_changes = True
     return NotImplemented
@@ -405,6 +438,11 @@ def _noting(method: Callable[..., object]) -> Callable[..., Any]:
 
 
 def _refuse_use(array: object) -> Any:
+    """The `aval` of a changed array: whatever uses a tracer reads that first.
+
+    Raises:
+        MutationError: a trace that runs has changed it.
+    """
     for watch in reversed(_now.watches):
         for change in watch.changes:
             if change.array is array or watch.base(array) is change.array:

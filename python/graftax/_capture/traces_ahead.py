@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces that run ahead of the calls that they are for: they end before they do what only a call may do."""
+"""Traces that run ahead of the calls that they are for. They end before they do what only a call may do."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class NotAhead(BaseException):
 
 
 class _Thread(threading.local):
+    """Whether this thread runs such a trace."""
+
     is_ahead = False
-    has_given_up = False  # the code may have caught what was raised
+    has_given_up = False  # even if the code has caught `NotAhead`
     deadline = math.inf
 
 
@@ -29,10 +31,13 @@ _THREAD = _Thread()
 
 
 class _AllWarnings(type):
-    """Of a class that all warnings belong to that are about to be given by a trace which runs ahead. Not those of the
-    garbage collector, which comes when it likes."""
+    """The metaclass of a category to which all warnings belong that a trace ahead is about to give.
+
+    Python asks the category of a filter before it gives a warning, and before its registry counts the warning as given.
+    """
 
     def __subclasscheck__(cls, subclass: type) -> bool:
+        # A ResourceWarning comes from the garbage collector, which may run at any time.
         return is_ahead() and not issubclass(subclass, ResourceWarning) and give_up()
 
 
@@ -45,19 +50,21 @@ _FILTER: Any = ("error", None, _OfTraceAhead, None, 0)
 
 @contextlib.contextmanager
 def computing_only(seconds: float) -> Generator[None]:
-    """While entered, a trace of this thread ends with NotAhead where it may do more than to compute values: at a call
-    that does, at a warning, and when it has taken this time."""
-    before = _THREAD.is_ahead, _THREAD.has_given_up, _THREAD.deadline
+    """While entered, a trace of this thread ends with NotAhead where it may do more than compute values.
+
+    So it is at a call that does more, at a warning, and after this many seconds.
+    """
+    outer = _THREAD.is_ahead, _THREAD.has_given_up, _THREAD.deadline
     _THREAD.is_ahead, _THREAD.has_given_up, _THREAD.deadline = True, False, time.monotonic() + seconds
-    # Its place in the list alone decides: what was told of warnings that have been given is still right.
+    # Not by `warnings.filterwarnings`, after which Python forgets which warnings were given.
     filters: list[Any] = warnings.filters  # pyright: ignore[reportAssignmentType]
     filters.insert(0, _FILTER)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # a `catch_warnings` of another thread has put others there
+        with contextlib.suppress(ValueError):  # a `catch_warnings` of another thread may have replaced the filters
             filters.remove(_FILTER)
-        _THREAD.is_ahead, _THREAD.has_given_up, _THREAD.deadline = before
+        _THREAD.is_ahead, _THREAD.has_given_up, _THREAD.deadline = outer
 
 
 def is_ahead() -> bool:

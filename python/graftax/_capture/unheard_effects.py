@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May a call do what running it a second time would do again, although nobody hears it?
+"""May a call have effects outside of the program, which a second run would repeat although nobody hears of them?
 
-It is taken to do so unless it calls code that is watched itself, a function of values, or JAX: an `atexit.register`, a
-setting of NumPy's, a metrics logger. What code of the user's own does to objects is undone.
+An `atexit.register`, a setting of NumPy or a metrics logger has. Each call is taken to have some, unless it calls code
+that is watched itself, a function that only computes values, or JAX. What the user's code does to objects is undone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from graftax._capture.code_owner import (
 )
 from graftax._graph.structure import Op
 
+# Modules whose functions and classes only compute values.
 _OF_VALUES = frozenset((
     *("__future__", "_abc", "_bisect", "_collections", "_functools", "_heapq", "_operator", "_struct", "_weakref"),
     *("abc", "array", "base64", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses"),
@@ -36,9 +37,9 @@ _OF_VALUES = frozenset((
     *("unicodedata", "weakref", "zlib"),
     *("graftax", "jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "scipy"),
 ))  # fmt: skip
-_MAKE_MORE = (exec, eval, compile, __import__, __build_class__, open, input, print, weakref.proxy)
+_HAVE_EFFECTS = (exec, eval, compile, __import__, __build_class__, open, input, print, weakref.proxy)  # or run any code
 _READ = (getattr, hasattr, isinstance, issubclass, callable, id, hash, repr, dir)  # these leave a module as it is
-_CALL_LATER = (weakref.ref, weakref.finalize)  # what they are given, when an object is gone
+_CALL_LATER = (weakref.ref, weakref.finalize)  # these call a function when an object is gone
 _CHANGE = frozenset({"config", "monitoring", "profiler", "distributed"})  # parts of the names of modules of JAX
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _CACHED: Any = type(functools.cache(len))
@@ -51,10 +52,10 @@ _CALL_OTHERS = (types.FunctionType, types.MethodType, functools.partial, _CACHED
 
 
 def calls_others(function: object, first: object) -> bool:
-    """May this call have such an effect? Runs no code of the user's.
+    """May this call have such an effect? Finding that out runs no code of the user's.
 
     Args:
-        first: its first argument, which code in C may call.
+        first: the first argument of the call, which code in C may call.
     """
     function = _unbound(function)
     return _may_have_effects(function, first) or (
@@ -63,7 +64,7 @@ def calls_others(function: object, first: object) -> bool:
 
 
 def is_lasting_judgement(function: object, first: object) -> bool:
-    """Is what `calls_others` says true of each call of this function with a first argument of this class?"""
+    """Does `calls_others` say the same of each call of this function with a first argument of this class?"""
     if type(_unbound(function)) is types.FunctionType or not callable(first):
         return True
     if type(first) is types.BuiltinFunctionType:
@@ -72,29 +73,35 @@ def is_lasting_judgement(function: object, first: object) -> bool:
 
 
 def _unbound(function: Any) -> Any:
+    """The function of a method."""
     while type(function) is types.MethodType:
         function = function.__func__
     return function
 
 
 def _may_have_effects(function: Any, first: object) -> bool:
+    """May a call of this function, without those that its arguments lead to, have such an effect?"""
     while type(function) in (functools.partial, types.MethodType):
         function = function.func if type(function) is functools.partial else function.__func__
     kind = type(function)
+    # In Python: code that is not JAX's or the standard library's is watched itself.
     if kind is types.FunctionType:
         module = function.__globals__.get("__name__")  # a wrapper has the `__module__` of what it wraps
         return is_never_asked(function.__code__.co_filename) and _is_of_others(module, function.__name__)
+    # A class: making an instance.
     if issubclass(kind, type):
         if (issubclass(function, type) and type(first) is str) or issubclass(function, _CALL_LATER):
-            return True  # makes a class, or lets something be called later
+            return True  # makes a class, or has something called later
         return any("__del__" in vars(base) for base in type.mro(function)) or _is_others_class(function)
+    # A second run would find the result in the cache, and not call the function again.
     if kind is _CACHED:
         wrapped = function.__wrapped__
         return type(wrapped) is types.FunctionType and not is_never_asked(wrapped.__code__.co_filename)
+    # In C: a function of a module, or a method of an object. `setattr` and the like may change a module.
     if kind is types.BuiltinFunctionType:
-        if any(function is each for each in _MAKE_MORE):
+        if any(function is builtin for builtin in _HAVE_EFFECTS):
             return True
-        if issubclass(type(first), types.ModuleType) and not any(function is each for each in _READ):
+        if issubclass(type(first), types.ModuleType) and not any(function is builtin for builtin in _READ):
             return True
         owner = function.__self__
         if owner is None or type(owner) is types.ModuleType:
@@ -104,7 +111,7 @@ def _may_have_effects(function: Any, first: object) -> bool:
 
 
 def _is_others_class(cls: type) -> bool:
-    """Does a class do more than to hold values? Not one whose methods are watched when they run."""
+    """Is it a class of a module that does more than compute values, and whose methods are not watched as they run?"""
     module = MODULE_OF.__get__(cls)
     if not _is_of_others(module, ""):
         return False
@@ -113,21 +120,24 @@ def _is_others_class(cls: type) -> bool:
 
 
 def _is_of_others(module: object, name: str) -> bool:
-    """Does a function belong to a module that does more than to compute values?"""
-    package, _, rest = module.partition(".") if type(module) is str else ("builtins", "", "")
+    """Does a function of this name belong to a module that does more than compute values?"""
+    package, _, submodules = module.partition(".") if type(module) is str else ("builtins", "", "")
+    # JAX and NumPy compute values, except where they change settings, print, or draw random numbers.
     if package == "jax":
-        return name.startswith(("register", "print")) or not _CHANGE.isdisjoint(rest.split("."))
+        return name.startswith(("register", "print")) or not _CHANGE.isdisjoint(submodules.split("."))
     if package == "numpy":
-        return name.startswith(("set", "show", "info")) or "random" in rest
+        return name.startswith(("set", "show", "info")) or "random" in submodules
     return package not in _OF_VALUES
 
 
 def names_others(names: Names, value_of: Callable[[tuple[str, ...]], object]) -> bool:
-    """Does code of the user's name a module of the standard library that does more, or change one, an object of such a
-    module (`logger.disabled = True`), or a member of an enum?
+    """Does code of the user's name a module of the standard library that does more than compute values?
+
+    Or does it set an attribute of a library's module, of an object of such a module (`logger.disabled = True`), or of a
+    member of an enum?
 
     Args:
-        value_of: what a chain of names leads to, or the first object on its way that is no module.
+        value_of: gives what a chain of names leads to, or the first object on its way that is not a module.
     """
     for first, *attributes in names.chains:
         module = value_of((first,))
@@ -145,8 +155,7 @@ def names_others(names: Names, value_of: Callable[[tuple[str, ...]], object]) ->
 
 
 def attributes_of_others(rows: Iterable[_core.Row]) -> set[str]:
-    """The attributes of the objects of such classes in a graph. A trace has no copies of these, so what it stores there
-    would be seen at once."""
+    """The attributes of objects in a graph of which a trace has no copies: what it stores there is seen at once."""
     values = (row.value for row in rows if row.op is Op.static)
     objects = [value for value in values if type(value).__dictoffset__ and _is_others_class(type(value))]
     return {name for obj in objects for name in object.__getattribute__(obj, "__dict__")}
@@ -156,23 +165,24 @@ def loads_modules(imported: Iterable[tuple[str, str]], package: str) -> bool:
     """Does one of these import statements, of code in this package, run the code of a module that is not loaded yet?
 
     Args:
-        imported: (the module, with the dots of a relative import, and the name that is taken from it, if any).
+        imported: (the module, with the dots of a relative import; the name that is imported from it, or "").
     """
-    for name, part in imported:
+    for name, imported_name in imported:
         dots = len(name) - len(name.lstrip("."))
         parents = package.split(".") if dots else []
         module = sys.modules.get(".".join(filter(None, [*parents[: len(parents) - dots + 1], name[dots:]])))
-        if module is None or (part and part not in vars(module)):
+        if module is None or (imported_name and imported_name not in vars(module)):
             return True
     return False
 
 
 def keeps_state(code: types.CodeType) -> bool:
     """Does code of an installed package assign its globals, or count how often it is traced?"""
+    # "max_traces": a wrapper of `chex.assert_max_traces` fails when it is traced once more.
     return "max_traces" in code.co_qualname or _STORE_GLOBAL in code.co_code[::2]
 
 
 def holds_opaque_objects(rows: Iterable[_core.Row]) -> bool:
-    """Is there an object of a user's class among the statics? What is done to it is not undone."""
+    """Is there an object of a user's class among the static values? What a trace does to it is not undone."""
     values = (row.value for row in rows if row.op is Op.static)
     return any(is_users_class(type(value)) and not issubclass(type(value), (enum.Enum, type)) for value in values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said where the interpreter's frames are not known, so that code under a trace is not heard of."""
+"""The warning for an interpreter whose frames are unknown, so that code under a trace is not seen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _warned = False
 
 
 def unknown_interpreter() -> str:
-    """What is not seen on this interpreter, and why; empty where everything is."""
+    """The text of the warning; empty where the frames are known."""
     reason = _core.frames_unknown()
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return UNKNOWN.format(python=python, reason=reason, not_seen=NOT_SEEN) if reason else ""
