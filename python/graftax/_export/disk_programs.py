@@ -33,8 +33,8 @@ from graftax._export.structure_digest import digest, know_digests
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
 from graftax._jax.tracers import has_tracer
+from graftax._jit.flat_function import add_outcome
 from graftax._jit.number_policy import SymbolicNumbers
-from graftax._jit.trace import add_outcome
 
 NOTHING = "no program of this function"
 OTHER_STRUCTURE = "no program for arguments of this structure with these static values"

@@ -18,8 +18,8 @@ from graftax._jax.compilation import own_jit, pickling_avals
 from graftax._jax.settings import settings_of_traces
 from graftax._jax.tracers import has_tracer
 from graftax._jit.auto_donation import Donating
+from graftax._jit.flat_function import encode
 from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
-from graftax._jit.trace import encode
 
 Token = tuple[Any, ...]
 _JitFunction = type(own_jit(len))

@@ -17,12 +17,12 @@ from graftax._jit.auto_donation import Donor
 from graftax._jit.background import Background
 from graftax._jit.call_plan import Layout, Plan, RecordedCall, covered_leaves, refuse_unmatched_patterns
 from graftax._jit.equal_programs import reusing
+from graftax._jit.flat_function import Flat, definition_of, flat_function
 from graftax._jit.leaf_names import LeafNames
 from graftax._jit.multihost_check import CrossHostCheck
 from graftax._jit.multihost_comparison import compares_hosts
 from graftax._jit.output_shardings import OutputPlacement, may_use_mesh
 from graftax._jit.requested_donation import DonationWarnings, donated_leaves
-from graftax._jit.trace import Flat, definition_of, flat_function
 from graftax._sharding.leaf_shardings import Shardings
 
 _MANY = 32  # leaves

@@ -41,6 +41,7 @@ from graftax._jit.call_errors import explained_error
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.compile_progress import report_stages
 from graftax._jit.donation_report import DonationReport, report_of, warn_of_kept
+from graftax._jit.flat_function import definition_of
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.requested_donation import refuse_static_donation
@@ -50,7 +51,6 @@ from graftax._jit.same_function import keep
 from graftax._jit.slow_input_warnings import note_comparison
 from graftax._jit.stages import Lowered, Staging, Traced
 from graftax._jit.symbolic_call import with_symbols, would_be_symbolic
-from graftax._jit.trace import definition_of
 from graftax._jit.trace_growth import is_kept
 from graftax._jit.warm import warm
 from graftax.interop import refuse_around

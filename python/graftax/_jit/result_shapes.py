@@ -11,7 +11,8 @@ from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._jit.build_entry import leaf_options
 from graftax._jit.call_plan import RecordedCall
-from graftax._jit.trace import context_of, flat_function
+from graftax._jit.flat_function import flat_function
+from graftax._jit.trace import context_of
 
 if TYPE_CHECKING:
     from graftax._jit.jitted import Jitted

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trace: runs the function on its objects rebuilt around tracers, and records the effects as an Outcome."""
+"""One trace: runs the function on its objects rebuilt around tracers, and records the effects as an Outcome.
+
+`trace_call` traces the function of a call. `run_trace` is what it has in common with transforms and repeated parts: it
+rebuilds the objects, runs a function on them, and compares them with what was built.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import functools
-import inspect
-import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -16,7 +18,7 @@ import jax
 import numpy as np
 
 from graftax import _core
-from graftax._base.errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
+from graftax._base.errors import ConcurrentChangeError, MutationError, rename_leaves
 from graftax._base.given_warnings import count_warnings
 from graftax._capture.caches_in_traces import clear_caches, keeping_cached, refuse_cached
 from graftax._capture.caught_errors import tell_of_caught
@@ -29,9 +31,9 @@ from graftax._capture.left_out_fields import refuse_left_out
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.numpy_in_place import watching_numpy
+from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import GlobalAssigned
-from graftax._explain import compile_events, frozen
 from graftax._graph.array_aliases import alias_groups, recording_aliases
 from graftax._graph.types.ignored import refusing_uses
 from graftax._graph.types.opaque_values import allow_new_objects
@@ -43,18 +45,14 @@ from graftax._jax.nested_jit import caches_of, private_caches
 from graftax._jax.traces import equations
 from graftax._jit import program_store
 from graftax._jit.call_plan import Layout, Plan
-from graftax._jit.finite_check import FiniteCheck
 from graftax._jit.jax_results import as_jax_returns
 from graftax._jit.leaf_names import output_path
 from graftax._jit.lost_sharing import warn_of_lost_sharing
-from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.repeated_parts import RepeatedParts
-from graftax._jit.restarts import Restartable
-from graftax._jit.running_trace import enter_trace, leave_trace, running_traces
-from graftax._jit.symbolic_call import check_of_counters
+from graftax._jit.running_trace import enter_trace, leave_trace
 from graftax._jit.trace_effects import refuse_trace_effects
-from graftax._jit.trace_growth import Growth, TraceFinished, keep, take_finished
+from graftax._jit.trace_growth import Growth, TraceFinished, keep
 from graftax.interop import have_errors, raises_its_own
 
 MUTATION_FORBIDDEN = (
@@ -80,99 +78,17 @@ REF_KEPT = (
     "return the Ref, which it cannot do: leave it where it was."
 )
 
-_OUTCOME_LOCK = threading.Lock()
 
-Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
-
-
-def flat_function(
-    plan: Plan,
-    layout: Layout,
-    donated: Sequence[bool],
-    outcomes: list[_core.Outcome],
-    by_value: bool,
-    shapes: bool = False,
-    numbers: SymbolicNumbers | None = None,
-    grows: bool = True,
-) -> Callable[..., Flat]:
-    """The function that JAX traces: arrays to (result leaves, write-back leaves, number of the Outcome).
-
-    With `Options.finite` a scalar follows the number: are these results finite?
-
-    The arguments of the call are not parameters here: they come from the active call of this thread, so that the
-    function, which JAX keeps, holds no object of the user's.
-
-    Args:
-        plan, layout: of the function and of its calls.
-        donated: one flag a leaf.
-        outcomes: of the entry. Each trace appends one.
-        by_value: changes are not written back.
-        shapes: nothing will run, and the roots may hold `jax.ShapeDtypeStruct` instead of arrays.
-        numbers: symbolic ones. Two vectors that the host has computed then follow the leaves.
-        grows: a trace takes in what it turns out to read, where it can. Otherwise it begins anew.
-    """
-
-    def flat(*leaves: object) -> Flat:
-        active = _core.active_call(outcomes)
-        if active is None:
-            raise GraftaxError(f"{plan.name} was traced outside of a call")
-        caller, roots, recording, computed = active
-        recording = recording or plan.record(roots, layout, shapes, symbolic=numbers.places.keys() if numbers else ())
-        store = None if shapes or numbers else program_store.current()
-        if store is not None and store.add_program(caller, recording, outcomes):
-            raise NewReads
-        if caller._table.frozen and not shapes:
-            frozen.refuse(caller._table, plan.name, recording)
-        check = FiniteCheck(plan, recording, leaves) if plan.options.finite is not None and not shapes else None
-        warnings_before = count_warnings()
-        with Restartable(caller._table):
-            # The trace before this one took in roots that JAX had not asked for: its equations stand for the body.
-            finished = take_finished(caller._table, recording, leaves)
-            if finished is not None:
-                outcome, outputs = finished.outcome, finished.repeat(leaves)
-            else:
-                traced = _TracedCall(plan, caller, roots, recording, layout, leaves, donated, by_value)
-                if not (shapes or plan.options.check or running_traces()):
-                    traced = traced._replace(on_outcome=check_of_counters(plan, caller, recording, outcomes, numbers))
-                if numbers is not None:
-                    outcome, outputs = numbers.run(
-                        caller._table.reads,
-                        recording,
-                        leaves,
-                        computed,
-                        lambda values: _trace(traced._replace(leaves=values, has_symbols=True)),
-                    )
-                else:
-                    if grows and not running_traces() and Growth.is_possible(plan, caller._table):
-                        growth = Growth(plan, caller._table, roots, recording, layout, leaves, donated, shapes)
-                        traced = traced._replace(growth=growth)
-                    outcome, outputs = _trace(traced)
-        caller._table.has_warned |= count_warnings() != warnings_before
-        number = add_outcome(outcomes, outcome)
-        if not shapes:
-            repeated = caller._table.repeated_parts.pop(id(outcome), [])
-            changed = [] if numbers is None else numbers.family.take_changed()
-            compile_events.record_trace(caller._table, plan.name, recording, outcomes, repeated, changed)
-        # Symbolic numbers of the result are computed by the host: they are not outputs of the program.
-        n = outcome.result_leaves - sum(leaf < outcome.result_leaves for leaf, _ in outcome.numbers)
-        are_finite = () if check is None else check.result(outcome, outputs)
-        return tuple(outputs[:n]), tuple(outputs[n:]), (*encode(number), *are_finite)
-
-    flat.__name__ = flat.__qualname__ = plan.name
-    flat.__wrapped__ = plan.definition  # type: ignore[attr-defined]
-    return flat
-
-
-class _TracedCall(NamedTuple):
-    """What one trace runs, and on what.
+class TracedCall(NamedTuple):
+    """A call that is traced.
 
     Attributes:
-        leaves: what the objects of `recording` are rebuilt around.
-        donated: one flag a leaf.
-        by_value: changes are not written back.
+        leaves: the tracers, around which the objects of `recording` are rebuilt.
+        donated: one flag for each leaf.
+        by_value: the caller's objects stay as they are, so changes are not written back.
         has_symbols: some numbers among the leaves are symbolic.
-        growth: takes in what the trace turns out to read, if it can.
-        on_outcome: is told of the Outcome of a trace that may be repeated, and raises NewReads where it has to be.
+        growth: takes in the globals and captures that the trace turns out to read, if it can.
+        on_outcome: receives the Outcome of a trace that may be repeated. Raises NewReads if it has to be.
     """
 
     plan: Plan
@@ -187,32 +103,29 @@ class _TracedCall(NamedTuple):
     growth: Growth | None = None
     on_outcome: Callable[..., None] | None = None
 
-    @property
-    def recording_now(self) -> _core.Recording:
-        """The recording with what the trace has taken in."""
-        return self.growth.recording if self.growth else self.recording
+    def grown(self) -> TracedCall:
+        """The same call, with the roots that its trace has taken in so far."""
+        growth = self.growth
+        if growth is None:
+            return self
+        return self._replace(plan=growth.plan, recording=growth.recording, leaves=growth.leaves)
 
 
-def add_outcome(outcomes: list[_core.Outcome], outcome: _core.Outcome) -> int:
-    """Adds an Outcome to those of an entry. Returns its number."""
-    with _OUTCOME_LOCK:  # two threads may trace one entry at once
-        outcomes.append(outcome)
-        return len(outcomes) - 1
-
-
-def _trace(call: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
+def trace_call(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
     """Runs the caller's function on its objects rebuilt around the leaves. Returns the Outcome and its output leaves.
 
     Raises:
         NewReads: the function reads a global or capture that is not a root yet. It is raised even if the function's
             own code has caught it.
-        TraceFinished: it does, and has run to its end all the same. The next trace of the call repeats what it did.
+        TraceFinished: the same, but the trace has taken in these roots and run to its end. The next trace of the call
+            repeats what it did.
     """
     cast("Any", call.caller)._begin_trace()
     reads, recording = call.caller._table.reads, call.recording
     if reads is not None and not call.plan.signature.has_roots_of(reads):
-        raise NewReads  # a trace of this entry that failed found them; what it met is not heard of again
+        raise NewReads  # a trace of this entry that failed found more roots; it does not report again what it met
     locks = Locks(recording.instances(LOCKS))
+    # The body runs only here, so a write to an array that is a constant of the program would happen once.
     has_constants = call.plan.signature.numpy_is_constant or call.plan.options.static
     constants = recording.instances((np.ndarray,)) if has_constants else ()
     try:
@@ -225,166 +138,209 @@ def _trace(call: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
         keep(ending.args[0])
         raise
     except BaseException as error:
-        if call.has_symbols or isinstance(error, NewReads):  # this trace will be repeated
+        # The trace will be repeated, and would wait for ever for a lock that this one holds.
+        if call.has_symbols or isinstance(error, NewReads):
             locks.give_back()
         raise
 
 
-def _tell_of_locks(call: _TracedCall, locks: Locks) -> None:
+def _tell_of_locks(call: TracedCall, locks: Locks) -> None:
     plan, table = call.plan, cast("Any", call.caller)._table
     if plan.options.warns_impure and (left := locks.left()):
         (table.reads or table.impure_calls_only).impure.tell_of_locks(plan.name, call.caller._function, left)
 
 
 @keeping_cached
-def _trace_once(traced: _TracedCall) -> tuple[_core.Outcome, list[Any]]:
-    plan, caller, roots, recording, layout, leaves, donated, by_value, has_symbols, growth, on_outcome = traced
-    signature, options = plan.signature, plan.options
-    warnings_before = count_warnings()
-    attributes = dict(vars(caller))  # what the code sets on its own jitted function is put back, and refused
-    uses_up = options.mutation == "propagate"
-    graph = growth.rebuilt if growth is not None else Rebuilt(has_symbols)
-    equations_before, defaults = len(equations()), plan.defaults_among(roots, layout)
-    # What the caller gave: of the other NumPy arrays, code may ask for values, which are constants then.
-    given = {*range(signature.skip, signature.arguments(layout))} - defaults
-    parts, may_repeat = None, False
-    # Parts hold tracers until the trace ends: JAX would call that a leak.
-    is_searched = options.repeated == "auto" and jax.config.jax_check_tracer_leaks
-    if options.repeated and caller._table.reads is not None and not is_searched:
-        parts = RepeatedParts(options.repeated, caller._table, graph, lambda: traced.recording_now, run_trace)
-
-    def call(values: list[Any]) -> Any:
-        nonlocal may_repeat
-        reads, start, impure_calls = caller._table.reads, len(equations()), caller._table.impure_calls_only
-        signals_before = 0 if reads is None else reads.signals.count
-        if reads is not None:
-            reads.builtins.now.symbolic = has_symbols
-        call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
-        if reads is None or reads.has_inner_jit or program_store.current() is None:
-            caches = private_caches(reads is not None and reads.has_inner_jit)
-        else:  # a program outlives the process: what functions read that JAX has traced before this has to be heard of
-            caches = caches_of(reads.heard_since())
-
-        def make_numpy_constant() -> bool:
-            if caller._table.make_numpy_constant(traced.recording_now, given):
-                return True
-            current: Plan = cast("Any", caller)._plan
-            return caller._table.make_defaults_constant(recording, current.defaults_among(roots, layout) - defaults)
-
-        try:
-            heard = (reads or impure_calls).impure.named(
-                plan.name, not options.check, recording, options.warns_impure, on_outcome is not None
-            )
-            with caches, heard:
-                # Without a read set nobody watches the frames yet: watch them for impure calls alone.
-                if reads is not None or _core.is_watched() or not options.warns_impure:
-                    result = signature.call(*call_arguments)
-                    if reads is not None:
-                        reads.impure.tell_of_copies(reads.cached.lost())
-                        may_repeat = reads.impure.may_repeat()
-                        graph.note_keys(reads.cached.in_keys())
-                else:
-                    run = functools.partial(signature.call, *call_arguments)
-                    result = _core.run_watched(
-                        run, impure_calls.enter, impure_calls.known, [], [], inner_frames(), quiet=True
-                    )
-        except Exception as error:
-            graph.give_globals()
-            if asks_for_a_value(error) and make_numpy_constant():
-                raise NewReads from None
-            raise
-        hosts = host_codes(start) if reads is not None or graph.made else set[types.CodeType]()
-        graph.give_globals(hosts | rule_codes(start) if graph.made else ())
-        # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
-        if graph.raised and make_numpy_constant():
-            raise NewReads
-        if reads is not None and (
-            reads.signals.count != signals_before  # the code has caught NewReads: what it did to caches is undone
-            or reads.see_hosts(caller._function, hosts)
-            or not (growth.plan.signature if growth else signature).has_roots_of(reads)
-        ):
-            raise NewReads  # found in host callbacks of this trace, or meanwhile by a trace in another thread
-        if options.warns_impure:
-            tell_of_caught(plan.name, graph.raised)
-        if uses_up and not by_value:
-            refuse_left_out(plan.name, graph.left_out(), None if reads is None else reads.attributes.reads)
-        if options.captured and restore_attributes(caller, attributes):
-            raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
-        return as_jax_returns(result, growth.leaves if growth else leaves) if options.as_jax else result
-
+def _trace_once(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
+    table, options, growth = call.caller._table, call.plan.options, call.growth
+    warnings_before, equations_before = count_warnings(), len(equations())
+    graph = growth.rebuilt if growth is not None else Rebuilt(call.has_symbols)
+    parts = _repeated_parts(call, graph)
+    body = _Body(call, graph)
     # A forwarded input would keep its sharding whatever the options say, and each output may request another one.
     share = options.out_shardings is None
     forward = share and options.in_shardings is None
-    packages = (caller._table.reads or caller._table.impure_calls_only).impure.keeping_packages(
-        plan.name, options.warns_impure and not options.check
+    packages = (table.reads or table.impure_calls_only).impure.keeping_packages(
+        call.plan.name, options.warns_impure and not options.check
     )
-    with packages, recording_aliases(recording.leaves, leaves) as aliases:
+    # It ends after the trace: only when the objects are put back does it see what else was changed, in packages.
+    with packages, recording_aliases(call.recording.leaves, call.leaves) as aliases:
         if growth is not None:
             growth.aliases = aliases
         outcome, outputs, changed, lost = run_trace(
-            plan.name,
-            recording,
-            roots,
-            leaves,
-            call,
+            call.plan.name,
+            call.recording,
+            call.roots,
+            call.leaves,
+            body.run,
             options.mutation,
-            by_value=by_value,
+            by_value=call.by_value,
             forward=forward,
             share=share,
-            donated=() if options.as_jax else donated,  # under `jax.jit` the caller's objects hold deleted arrays
+            donated=() if options.as_jax else call.donated,  # under `jax.jit` the caller's objects hold deleted arrays
             arrays=not options.captured,
-            numbers=has_symbols,
+            numbers=call.has_symbols,
             graph=graph,
             keeps=not options.captured,
             growth=growth,
         )
         if share:
             outcome.alike = alias_groups(aliases.sources(outputs))
+    # The entry is not known here, so findings wait for it in the table, under the id of the Outcome (`note_traced`).
     if parts is not None:
-        caller._table.repeated_parts[id(outcome)] = parts.end()
+        table.repeated_parts[id(outcome)] = parts.end()
     if aliases.alike:
-        caller._table.alike[id(outcome)] = aliases.alike
-    if growth is not None:
-        plan, recording, leaves = growth.plan, growth.recording, growth.leaves
-    if on_outcome is not None and may_repeat and count_warnings() == warnings_before:
-        on_outcome(plan, layout, recording, outcome, outputs)
+        table.alike[id(outcome)] = aliases.alike
+    call = call.grown()
+    plan, recording, leaves = call.plan, call.recording, call.leaves
+    # Raises NewReads if a counter has changed. So it comes before anything is noted or warned of, as that would happen
+    # twice; a trace that has warned already is not repeated.
+    if call.on_outcome is not None and body.may_repeat and count_warnings() == warnings_before:
+        call.on_outcome(plan, call.layout, recording, outcome, outputs)
     if options.replaces:
-        refuse_trace_effects(plan.name, recording, outcome, signature.arguments(layout), leaves, outputs)
-    _note_trace(plan, caller, recording, graph, equations_before, outcome, leaves, outputs)
-    if not (by_value or caller._table.warned_of_lost_sharing):
-        caller._table.warned_of_lost_sharing = warn_of_lost_sharing(plan.name, recording, outcome, leaves, outputs)
-    plan.on_trace(caller._table, changed if lost else [])
+        refuse_trace_effects(plan.name, recording, outcome, plan.signature.arguments(call.layout), leaves, outputs)
+    _note_trace(call, graph, equations_before, outcome, outputs)
+    if not (call.by_value or table.warned_of_lost_sharing):
+        table.warned_of_lost_sharing = warn_of_lost_sharing(plan.name, recording, outcome, leaves, outputs)
+    plan.on_trace(table, changed if lost else [])
     if growth is not None and growth.is_used:
         raise TraceFinished(growth.finished(outcome, outputs))
     return outcome, outputs
 
 
+def _repeated_parts(call: TracedCall, graph: Rebuilt) -> RepeatedParts | None:
+    """What answers calls that repeat within the trace; None if the options, or JAX's, forbid that."""
+    options, table = call.plan.options, call.caller._table
+    # Parts hold tracers until the trace ends: JAX would call that a leak.
+    is_leak_checked = options.repeated == "auto" and jax.config.jax_check_tracer_leaks
+    if not options.repeated or table.reads is None or is_leak_checked:
+        return None
+    return RepeatedParts(options.repeated, table, graph, lambda: call.grown().recording, run_trace)
+
+
+class _Body:
+    """The run of the user's function in one trace, and what has to hold when it returns."""
+
+    def __init__(self, call: TracedCall, graph: Rebuilt) -> None:
+        self.may_repeat = False  # may what the function did be done again?
+        self._call, self._graph = call, graph
+        # Code may set attributes of its own jitted function, which is not part of the graph.
+        self._attributes = dict(vars(call.caller))
+        self._defaults = call.plan.defaults_among(call.roots, call.layout)
+
+    def run(self, values: list[Any]) -> Any:
+        """Calls the function with these rebuilt roots.
+
+        Raises:
+            NewReads: the trace has to be repeated, with more roots or with constants.
+            MutationError: the function has changed something that a compiled call cannot change.
+        """
+        call, graph, options = self._call, self._graph, self._call.plan.options
+        reads, equations_before = call.caller._table.reads, len(equations())
+        signals_before = 0 if reads is None else reads.signals.count
+        try:
+            result = self._run_observed(values, reads)
+        except Exception as error:
+            graph.give_globals()
+            if asks_for_a_value(error) and self._make_numpy_constant():
+                raise NewReads from None
+            raise
+        # Functions that the trace has made, and that outlive it, get their own globals back. Those that JAX runs later
+        # are left to `_see_to_hosts`, which also gives them the caller's captures.
+        hosts = host_codes(equations_before) if reads is not None or graph.made else set[types.CodeType]()
+        graph.give_globals(hosts | rule_codes(equations_before) if graph.made else ())
+        # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
+        if graph.raised and self._make_numpy_constant():
+            raise NewReads
+        if reads is not None and self._has_stale_roots(reads, hosts, signals_before):
+            raise NewReads
+        if options.warns_impure:
+            tell_of_caught(call.plan.name, graph.raised)
+        if options.mutation == "propagate" and not call.by_value:
+            read_attributes = None if reads is None else reads.attributes.reads
+            refuse_left_out(call.plan.name, graph.left_out(), read_attributes)
+        if options.captured and restore_attributes(call.caller, self._attributes):
+            raise MutationError(ATTRIBUTE_SET.format(name=call.plan.name))
+        return as_jax_returns(result, call.grown().leaves) if options.as_jax else result
+
+    def _run_observed(self, values: list[Any], reads: ReadSet | None) -> Any:
+        """Calls the function while its frames, and the calls that a program cannot repeat, are observed."""
+        call, options, graph = self._call, self._call.plan.options, self._graph
+        caller, name, uses_up = call.caller, call.plan.name, options.mutation == "propagate"
+        impure_calls = caller._table.impure_calls_only
+        call_arguments = caller._function, call.roots, values, call.layout, name, uses_up, reads, graph
+        if reads is not None:
+            reads.builtins.now.symbolic = call.has_symbols
+        if reads is None or reads.has_inner_jit or program_store.current() is None:
+            caches = private_caches(reads is not None and reads.has_inner_jit)
+        else:  # a program outlives the process: what functions read that JAX has traced before this has to be heard of
+            caches = caches_of(reads.heard_since())
+        with (
+            caches,
+            (reads or impure_calls).impure.named(
+                name, not options.check, call.recording, options.warns_impure, call.on_outcome is not None
+            ),
+        ):
+            # Without a read set nobody watches the frames yet: watch them for impure calls alone.
+            if reads is None and not _core.is_watched() and options.warns_impure:
+                run = functools.partial(call.plan.signature.call, *call_arguments)
+                return _core.run_watched(
+                    run, impure_calls.enter, impure_calls.known, [], [], inner_frames(), quiet=True
+                )
+            result = call.plan.signature.call(*call_arguments)
+            if reads is not None:
+                reads.impure.tell_of_copies(reads.cached.lost())
+                self.may_repeat = reads.impure.may_repeat()
+                graph.note_keys(reads.cached.in_keys())
+            return result
+
+    def _make_numpy_constant(self) -> bool:
+        """Makes NumPy arrays that the caller did not pass constants of the program. False if there are none to make so.
+
+        Code may ask these for values, as those of a captured table. The arguments of a call change, so they are traced.
+        """
+        call, defaults = self._call, self._defaults
+        table, signature = call.caller._table, call.plan.signature
+        passed = {*range(signature.skip, signature.arguments(call.layout))} - defaults
+        if table.make_numpy_constant(call.grown().recording, passed):
+            return True
+        # The entry was made for a call that passed an array where this one has the default.
+        current: Plan = cast("Any", call.caller)._plan
+        defaults_now = current.defaults_among(call.roots, call.layout)
+        return table.make_defaults_constant(call.recording, defaults_now - defaults)
+
+    def _has_stale_roots(self, reads: ReadSet, hosts: set[types.CodeType], signals_before: int) -> bool:
+        """Does the trace lack roots that its code turned out to read?"""
+        growth, signature = self._call.growth, self._call.plan.signature
+        return (
+            reads.signals.count != signals_before  # the code has caught NewReads: what it did to caches is undone
+            or reads.see_hosts(self._call.caller._function, hosts)
+            # Found in host callbacks of this trace, or meanwhile by a trace in another thread.
+            or not (growth.plan.signature if growth else signature).has_roots_of(reads)
+        )
+
+
 def _note_trace(
-    plan: Plan,
-    caller: _core.Caller,
-    recording: _core.Recording,
-    graph: Rebuilt,
-    equations_before: int,
-    outcome: _core.Outcome,
-    leaves: Sequence[object],
-    outputs: list[Any],
+    call: TracedCall, graph: Rebuilt, equations_before: int, outcome: _core.Outcome, outputs: list[Any]
 ) -> None:
     """Records what a trace that succeeded found, besides its Outcome, and replaces new Refs in `outputs`."""
-    table = caller._table
+    table, recording = call.caller._table, call.recording
     # The computation may raise a library's error, such as equinox.error_if: the call has to wait for the result, so
     # that the error is raised here and not at a later use.
     if have_errors() and any(map(raises_its_own, host_functions(equations_before, pure=True))):
         table.blocking_outcomes.add(id(outcome))
         silence_callback_logging()
-    _read_new_refs(plan.name, recording, outcome, leaves, outputs)
-    if plan.options.out_shardings is not None:
+    _read_new_refs(call.plan.name, recording, outcome, call.leaves, outputs)
+    if call.plan.options.out_shardings is not None:
         outcome.ties = _ties(outcome, outputs)
+    # `x += 1` changes a NumPy array, and makes a new JAX array. So the entry will not serve a call that has a NumPy
+    # array where this call has none (`LeafGuards`).
     if graph.changes_in_place:
         table.numpy_leaves[id(outcome)] = [isinstance(leaf, (np.ndarray, np.generic)) for leaf in recording.leaves]
     # Most ids that code reads serve one walk of a graph. They matter later only if an argument or a result holds them.
-    asked = graph.asked if recording.holds_ids or outcome.holds_ids else {}
-    if asked or graph.in_keys:
-        table.requested_ids[id(outcome)] = asked | graph.in_keys
+    requested_ids = graph.asked if recording.holds_ids or outcome.holds_ids else {}
+    if requested_ids or graph.in_keys:
+        table.requested_ids[id(outcome)] = requested_ids | graph.in_keys
 
 
 def _see_to_hosts(
@@ -443,10 +399,11 @@ def run_trace(
     if growth is not None:
         growth.running = running
     try:
+        # Rebuild the objects around the tracers, and run the function on them.
         values = within(tracing.rebuild, leaves)
         if graph is not None:
             graph.begin(tracing)
-        start = len(equations())
+        equations_before = len(equations())
         try:
             with refusing_uses(), watching_numpy(name, tracing.leaf_names, recording.leaves, leaves) as running.numpy:
                 result = within(_core.run_rebuilt, call, values)
@@ -455,34 +412,34 @@ def run_trace(
                     graph.changes_in_place = running.numpy.has_changes
                 elif mutation == "propagate":  # a transform, which hears of no reads: what is only set goes back
                     refuse_left_out(name, tracing.left_out(), lambda field: False)
+            # A transform within this trace made copies, which it does not write back.
             for changes in running.copies:
                 text = changes()
                 if text:
                     raise MutationError(text)
+            # Compare the objects with what was built: that is the Outcome.
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
                 outcome, outputs, changed, lost = within(tracing.finish, result, *finish_options)
+            # Refuse tracers that would outlive the trace: in the Outcome, in classes, in texts, in caches.
             path = functools.partial(output_path, running.recording or recording, outcome.inputs()[2])
             refuse_ended(name, outcome, outputs, path, running.inner)
             refuse_tracers_in_classes(name, outcome)
             refuse_text(name, running.recording or recording, outcome, path)
             refuse_cached(name)
-            _see_to_hosts(name, graph, running.recording or recording, outcome, (roots, values), start)
-        except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
-            give_own_objects(error, tracing.original)
-            if is_unexpected(error):  # an ended transform left a tracer in the arguments
-                leak_error = ended_among(name, values, recording.names)
-                if leak_error is not None:
-                    raise leak_error from error
-            if is_concretization_error(error):
-                rename_leaves(error, tracing.leaf_names())
-            clarify(error, running.leaves, tracing.leaf_names)
-            raise
+            _see_to_hosts(name, graph, running.recording or recording, outcome, (roots, values), equations_before)
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
             raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
         except Exception as error:
             give_own_objects(error, tracing.original)
+            if is_unexpected(error):  # an ended transform left a tracer in the arguments
+                leak_error = ended_among(name, values, recording.names)
+                if leak_error is not None:
+                    raise leak_error from error
+            # JAX's errors are of these classes. The text of any other one is made by the user's code.
+            if isinstance(error, TypeError | ValueError | IndexError) and is_concretization_error(error):
+                rename_leaves(error, tracing.leaf_names())
             clarify(error, running.leaves, tracing.leaf_names)
             raise
         finally:
@@ -491,6 +448,7 @@ def run_trace(
         if mutation == "error" and changed:
             raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
         # Now the caller's objects have to be as recorded. If not, a helper reached them by a path that is not a root.
+        # Below a registered class values are compared, and its flatten may compute. Neither belongs to the program.
         with jax.ensure_compile_time_eval():
             is_unchanged = tracing.verify(running.roots)
         if not is_unchanged:
@@ -499,6 +457,7 @@ def run_trace(
             )
         return outcome, outputs, changed, lost
     finally:
+        # A derivative rule runs later, and may still refer to the trace: from now on that holds nothing.
         clear_caches()
         leave_trace(running)
         if graph is not None:
@@ -564,38 +523,3 @@ def restore_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool
     current.clear()
     current.update(attributes)
     return True
-
-
-def definition_of(function: types.FunctionType, tupled: bool = False) -> types.FunctionType:
-    """An empty function of leaves with the name, file and line of `function`, which JAX shows in its messages.
-
-    It refers to no object of the user's. As in JAX, a wrapper counts as the function that it wraps.
-    """
-
-    def nothing(*leaves: object) -> None:
-        del leaves
-
-    def nothing_tupled(leaves: object) -> None:
-        del leaves
-
-    with contextlib.suppress(ValueError):  # a cycle of __wrapped__
-        inner = inspect.unwrap(function)
-        function = inner if isinstance(inner, types.FunctionType) else function
-    return in_place_of(function, nothing_tupled if tupled else nothing)
-
-
-def in_place_of(function: types.FunctionType, stub: types.FunctionType) -> types.FunctionType:
-    """A function with the code of `stub`, and the name, file and line of `function`."""
-    code = function.__code__
-    located_code = stub.__code__.replace(
-        co_filename=code.co_filename,
-        co_firstlineno=code.co_firstlineno,
-        co_name=code.co_name,
-        co_qualname=code.co_qualname,
-    )
-    return types.FunctionType(located_code, {}, code.co_name)
-
-
-def encode(number: int) -> tuple[Any, ...]:
-    """An Outcome's number as an array-free pytree of tuples and None; `_core.decode` reads it."""
-    return tuple(() if bit == "1" else None for bit in reversed(f"{number:b}")) if number else ()

@@ -15,7 +15,7 @@ from graftax._base.errors import MutationError, StructureError, rename_leaves
 from graftax._graph.array_aliases import Source
 from graftax._graph.structure_diff import differences, differences_text
 from graftax._jax.arrays import ref_types
-from graftax._jit.trace import in_place_of
+from graftax._jit.flat_function import in_place_of
 from graftax.transforms._engine.loop_state import (
     StateAfter,
     elements,

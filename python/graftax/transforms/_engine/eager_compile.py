@@ -24,9 +24,9 @@ from graftax._jax.compilation import own_jit
 from graftax._jax.traces import equations, outside_of_traces
 from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import RecordedCall
+from graftax._jit.flat_function import Flat, definition_of, flat_function
 from graftax._jit.jitted import Jitted
 from graftax._jit.options import Options
-from graftax._jit.trace import Flat, definition_of, flat_function
 
 Run = Callable[[Sequence[Callable[..., Any]], Sequence[Any], Sequence[Any]], Any]
 

@@ -22,7 +22,8 @@ from graftax._graph.array_aliases import Source, merge_aliases, recording_aliase
 from graftax._graph.structure import Structure, place_name
 from graftax._graph.structure_diff import differences
 from graftax._jax.tracebacks import caller_level
-from graftax._jit.trace import definition_of, run_trace
+from graftax._jit.flat_function import definition_of
+from graftax._jit.trace import run_trace
 from graftax.transforms._engine.deferred_rules import rules_run
 
 CHANGED_WHILE = (
