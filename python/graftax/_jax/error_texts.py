@@ -39,6 +39,8 @@ def is_concretization_error(error: BaseException) -> bool:
 
 def asks_for_a_value(error: BaseException) -> bool:
     """Was it raised because a tracer has no value: where one was to be an index, a parameter, a key, or a text?"""
+    if not isinstance(error, TypeError | ValueError | IndexError):  # the text may be made by the user's code
+        return False
     if is_concretization_error(error) or isinstance(error, jax.errors.NonConcreteBooleanIndexError):
         return True
     return isinstance(error, TypeError) and re.search(r"\b[A-Za-z]*Tracer\b", str(error)) is not None

@@ -88,6 +88,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         is_function = isinstance(function, types.FunctionType)
         functools.update_wrapper(self, function, updated=("__dict__",) if is_function else ())
         remove_copied_table(self.__dict__)
+        # Unpickling returns this object (`_from_pickle`). A partial or a bound method shares its table with others.
         table = self._table
         if not self._prefix and (table.original is None or table.original() is None):
             table.original = weakref.ref(self)
@@ -125,14 +126,15 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
-        table.check_sharing()
+        table.check_sharing()  # first, since it may give the table another read set
         reads = table.reads
         if reads is None:
             return Signature.of(plain, skip, options.captured, table.origins)
-        if options.captured:
+        if options.captured:  # the globals that the function itself names are roots of their own, and not origins
             reads.names.set_own_globals(plain.__globals__, *global_names(plain))
         hidden, assigned = frozenset(reads.names.hidden), frozenset(reads.names.assigned_own)
         signature = Signature.of(plain, skip, options.captured, table.origins, hidden, assigned)
+        # With an older generation the core binds again, since entries for these roots have been dropped meanwhile.
         signature.binding.generation = table.generation
         return dataclasses.replace(signature, numpy_is_constant=table.numpy_is_constant)
 
@@ -151,7 +153,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             self._method_of._rebind()  # the next attribute access binds the method of the class
         plan, plain = self._plan, self._function
         if self._table.reads is not None:
-            self._table.reads.run_before()
+            self._table.reads.run_before()  # what the last trace wants done in plain Python, such as imports
         if self._method is not None and resolve(self.__wrapped__)[0] is not plain:
             self._resolve(self.__wrapped__, plan.name, self._options)  # the `__call__` of its class was replaced
             return
@@ -184,6 +186,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             binding = Signature.of(self._function, *signature_options).binding
         bound = binding.bind(args, kwargs, self._prefix)
         if bound is None:
+            # Python itself says best what is wrong with the arguments. The body does not run.
             self._function(*self._prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
         return bound
@@ -213,7 +216,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     # ---- a miss
 
     def _begin_trace(self) -> None:
-        """A recorder notes the random states that a trace begins with, and a replay restores them."""
+        """Called before each trace. A recorder notes the random states here, and a replay restores them."""
 
     @boundary
     def _entry(
@@ -234,6 +237,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         if plan.signature.binding is not binding:
             raise NewReads  # another thread has read the signature again since these roots were bound
         refuse_around(plan.name)
+        # Programs of other processes: with these the table has a new entry or new roots, so the core looks again.
         if table.loaded is not None and table.loaded.make_entry(roots, layout, context):
             raise NewReads
         store = program_store.current()
@@ -243,6 +247,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         try:
             recording = plan.record(roots, layout, opened=opened)
         except UnsupportedValueError:
+            # A file or an iterator is no problem if only host functions use it: then it is not a root.
             if table.reads is not None and table.reads.hide_inner(self._function.__code__):
                 raise NewReads from None
             raise
@@ -257,6 +262,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         """The cache entry that a call runs. Builds and stores one if there is none."""
         table, name, recording = self._table, call.plan.name, call.recording
         context, numbers = call.context, call.numbers
+        # An entry of this table: one that was not among the few that the core has tried.
         try:
             entry, key = table.find(recording, context)
         except Exception as error:  # raised by the `__eq__` of a static value
@@ -270,9 +276,11 @@ class Jitted(_core.Caller, Generic[P, R]):
             table.slow_hits += table.begins_call()
             table.ahead.use(self, entry)
             return entry
+        # An entry of an equal function.
         entry = table.share(recording, context, name)
         if entry is not None:
             return entry
+        # A new one, which runs a loaded program where there is one. A frozen function may take only that.
         table.misses += table.begins_call()
         loaded = table.loaded_for(recording, context, name, numbers)
         if table.frozen and loaded is None:
@@ -312,11 +320,12 @@ class Jitted(_core.Caller, Generic[P, R]):
             return None
         try:
             return call.plan.record(call.roots, call.layout, symbolic=numbers.places.keys())
-        except GraftaxError:
+        except GraftaxError:  # such as for a number that is a key, too: it cannot be a leaf
             return None
 
     def _restart_if_reads_changed(self, recording: _core.Recording, plan: Plan) -> None:
         """Raises NewReads if the function's code or what it reads has changed since its signature was read."""
+        # Code that makes classes for each call would let the read set grow without end.
         if self._table.reads is not None and self._table.reads.is_large:
             self._table.clear()
         reads, signature = self._table.reads, plan.signature
@@ -334,16 +343,18 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
         """The reads that an entry which was just traced depends on. The core calls this after a trace."""
-        self._table.note_traced(entry)
-        self._table.outgrown = []
-        compile_events.finish_trace(self._table)
+        table = self._table
+        table.note_traced(entry)
+        table.outgrown = []  # this trace has been compared with them
+        compile_events.finish_trace(table)
         if entry.host is None:
-            self._table.numbers.settle()
-        else:
+            table.numbers.settle()
+        else:  # the host's part of the program has grown with the trace
             entry.evaluate = entry.host.compiled(len(entry.outcomes))
-        reads = self._table.reads and self._table.reads.reads()
+        # The values of now: with these the program was traced.
+        reads = table.reads and table.reads.reads()
         if reads is not None:
-            keep(self._table.sharing, entry, reads)
+            keep(table.sharing, entry, reads)
         if (store := program_store.current()) is not None:
             store.keep(self, entry)
         return reads
@@ -353,6 +364,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         """Calls the plain function under `jax.disable_jit` or inside another trace, with objects instead of handles."""
         if self._method is not None and self._has_changed():
             self._rebind()
+        # In the trace of another call the function reads what that trace shows, and its mode decides about changes.
         if self._options.mutation != "propagate" and _core.is_watched():
             bound = functools.partial(self._function, *self._prefix) if self._prefix else self._function
             from graftax.transforms._engine.lift import run  # circular: it imports this class
@@ -452,9 +464,9 @@ class Jitted(_core.Caller, Generic[P, R]):
             call = self._with_symbols(call, _core.Opened(), shapes=True)
         plan, recording, entry = call.plan, call.recording, self._find_or_build_entry(call)
         staged = self._run_stage(call, entry, getattr(entry.compiled, stage))
-        count, given = len(self._prefix), (len(args), tuple(kwargs))
+        count, spelling = len(self._prefix), (len(args), tuple(kwargs))
         static = plan.static_arguments(args, kwargs, count, call.layout)
-        staging = Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, count, given, static)
+        staging = Staging(self, plan, recording.graphdef, call.layout, recording.names, entry, count, spelling, static)
         return staging, staged
 
     def _run_stage(self, call: RecordedCall, entry: _core.Entry, run: Callable[..., object]) -> Any:
@@ -537,8 +549,8 @@ class Jitted(_core.Caller, Generic[P, R]):
     def cache_info(self) -> CacheInfo:
         """The number of hits and misses, the maximal and the current number of structures, and the number of traces."""
         t = self._table
-        compiling = sum(getattr(entry.compiled, "compiling", 0) for entry in list(t.entries.values()))
-        compiling += t.ahead.compiling
+        entries = list(t.entries.values())  # other threads add and drop meanwhile
+        compiling = sum(getattr(entry.compiled, "compiling", 0) for entry in entries) + t.ahead.compiling
         hits = t.hits + t.slow_hits
         return CacheInfo(hits, t.misses, t.maxsize, len(t.entries), t.traces, t.shared, t.disk, compiling)
 
@@ -636,19 +648,21 @@ class Jitted(_core.Caller, Generic[P, R]):
         if self._is_bound:
             return (_bind_to, (self._method_of, self.__self__))
         module, name = getattr(self, "__module__", None), getattr(self, "__qualname__", "")
+        # A name suffices for a function that its module has under that name, as it does for a plain one.
         target: Any = sys.modules.get(module or "")
-        for part in name.split("."):
-            target = getattr(target, part, None)
+        for attribute in name.split("."):
+            target = getattr(target, attribute, None)
         if target is self:
             return name
         return (_from_pickle, (type(self), self.__wrapped__, self._options))
 
-    def __copy__(self) -> Jitted[P, R]:
+    def __copy__(self) -> Jitted[P, R]:  # as plain Python: functions are not copied
         return self
 
     def __deepcopy__(self, memo: Any) -> Jitted[P, R]:
         if not self._prefix:
             return self
+        # What it is bound to is an object like any other: a method's `self`, the parts of a partial, a callable.
         if self._is_bound:
             return self._method_of.__get__(copy.deepcopy(self.__self__, memo))
         return type(self)(copy.deepcopy(self.__wrapped__, memo), self._options)
@@ -658,10 +672,10 @@ class Jitted(_core.Caller, Generic[P, R]):
 class PytreeMethod(Jitted[P, R]):
     """A method compiled by `filter_jit` of an object that is a pytree: its leaves are those of the object."""
 
-    def tree_flatten(self) -> tuple[tuple[Any], Jitted[Any, R]]:
+    def tree_flatten(self) -> tuple[tuple[object], Jitted[Any, R]]:
         return (self.__self__,), self._method_of
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], Jitted[Any, R]]:
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, object]], Jitted[Any, R]]:
         return ((jax.tree_util.GetAttrKey("__self__"), self.__self__),), self._method_of
 
     @classmethod
@@ -701,5 +715,5 @@ def _bind_to(jitted: Jitted[P, R], instance: object) -> Jitted[Any, R]:
 def _on_trace(name: str, options: Options, table: FunctionTable, lost: list[str]) -> None:
     table.traces += 1
     if lost and options.warn_lost:
-        note_warning()
+        note_warning()  # a trace that has warned is not repeated for its counters
         warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

@@ -34,6 +34,7 @@ def info(staging: Staging, stage: object, name: str) -> Any:
     flat: Callable[[str], list[Any]] = lambda attribute: flat_arguments(staging, getattr(stage, attribute))  # noqa: E731
     if name in OF_ARGUMENTS:
         return _of_arguments(staging, flat(name))
+    # What the function returns untouched is not an output of the program: it has what the argument has.
     forwarded: list[Any] = flat(_OF_RESULT[name])
     if name == "out_info":
         forwarded = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in forwarded]
@@ -51,7 +52,7 @@ def _of_arguments(staging: Staging, leaves: list[Any]) -> tuple[tuple[Any, ...],
     As in JAX, arguments that are declared static are left out.
     """
     roots = _core.unflatten_roots(staging.graphdef, leaves, True)
-    positional, named = staging.given
+    positional, named = staging.spelling
     names, static = staging.plan.signature.root_names(staging.layout), staging.static
     args = tuple(roots[staging.bound_count + i] for i in range(positional) if i not in static)
     return args, {name: roots[names.index(name)] for name in named if name not in static}
@@ -62,6 +63,7 @@ def _of_result(staging: Staging, arguments: list[Any], forwarded: list[Any], fla
     outcome = staging.entry.outcomes[_core.decode(code)]
     avals = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arguments]
     _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
+    # The Outcome writes to a copy of the arguments. An object that two copies share is none: it is the user's own.
     copies = [_core.walk(staging.graphdef, _core.unflatten_roots(staging.graphdef, avals)) for _ in range(2)]
     (_, first_nodes), (_, second_nodes) = [copy or ([], []) for copy in copies]
     if None in copies or any(first_nodes[i] is second_nodes[i] for i in outcome.inputs()[2]):

@@ -40,9 +40,9 @@ T = TypeVar("T")
 class Matched(NamedTuple):
     """The arguments of a call, as its roots."""
 
-    roots: tuple[Any, ...]
-    layout: tuple[Any, ...]
-    captures: list[Any]  # what the assigned names among them held
+    roots: tuple[object, ...]
+    layout: tuple[object, ...]
+    captures: list[Any]  # the assigned names among the roots, with their cells and what they held
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,8 +56,8 @@ class Staging:
     names: tuple[str, ...]  # of the roots
     entry: _core.Entry  # the one that a call would run
     bound_count: int  # how many roots the bound method provides
-    given: tuple[int, tuple[str, ...]]  # how many arguments were given by position, and the names of the others
-    static: dict[int | str, Any]  # those that are declared static
+    spelling: tuple[int, tuple[str, ...]]  # how many arguments were given by position, and the names of the others
+    static: dict[int | str, Any]  # the arguments that are declared static
 
     def match(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
         """(leaves, nodes, arguments) of a call. As in JAX, what is declared static may be left out."""
@@ -66,11 +66,13 @@ class Staging:
         except (StructureError, TypeError):
             if not self.static:
                 raise
-            given, named = list(args), {name: value for name, value in self.static.items() if isinstance(name, str)}
+            # Once more with the static arguments in their places. If that does not fit either, the first error counts.
+            with_static = list(args)
             for i in sorted(i for i in self.static if isinstance(i, int)):
-                given.insert(i, self.static[i])
+                with_static.insert(i, self.static[i])
+            named = {name: value for name, value in self.static.items() if isinstance(name, str)}
             try:
-                return self._match(tuple(given), {**kwargs, **named})
+                return self._match(tuple(with_static), {**kwargs, **named})
             except (StructureError, TypeError):
                 pass
             raise
@@ -156,6 +158,7 @@ class Compiled(_Stage[P, R]):
         """
         staging = self._staging
         leaves, nodes, (roots, layout, captures) = staging.match(args, kwargs)
+        # The flat program runs as in a call. Its errors name flat leaves, and get key paths.
         try:
             arguments = copy_numpy_leaves(leaves)
             result, written, code = self._stage(tuple(arguments)) if staging.entry.tupled else self._stage(*arguments)
@@ -164,6 +167,7 @@ class Compiled(_Stage[P, R]):
             raise
         except RuntimeError as error:
             raise staging.caller._explain(error, roots, layout) from error.__cause__  # pyright: ignore[reportPrivateUsage]
+        # JAX returns the number of the Outcome with the outputs: that one builds the result and writes back.
         outcome = staging.entry.outcomes[_core.decode(code)]
         value = outcome.apply([*result, *written], leaves, nodes)
         give_back(captures)
@@ -199,6 +203,7 @@ def match_structure(
     walked = _core.walk(graphdef, roots, in_order=in_order) if layout_given == layout else None
     if walked is not None:
         return walked
+    # From here on the call fails, unless the walk lacked a class: find the difference for the message.
     if layout_given != layout:
         extra = [layout[0] if layout else 0, layout_given[0] if layout_given else 0]
         named = [", ".join(map(repr, names[1:])) or "none" for names in (layout, layout_given)]
@@ -209,12 +214,12 @@ def match_structure(
         text = "\n".join("  " + difference.line() for difference in differing if difference.one != difference.other)
     else:
         recorded = record(roots, layout).graphdef
-        walked = _core.walk(
-            graphdef, roots, in_order=in_order
-        )  # the recording has described classes that the walk did not know
+        # The recording has described classes that the walk did not know.
+        walked = _core.walk(graphdef, roots, in_order=in_order)
         if walked is not None:
             return walked
         text = OTHER_ORDER if in_order and graphdef == recorded else differences_text(graphdef, recorded, names)
+        # If a number differs, a program that takes any number is most likely what is wanted.
         numbers = (d.path for d in differences(graphdef, recorded, names) if _is_number(d.one) and _is_number(d.other))
         if (path := next(numbers, None)) is not None:
             remedy = ANY_NUMBER.format(path=path, otherwise=remedy[0].lower() + remedy[1:])
