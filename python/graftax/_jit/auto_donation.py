@@ -69,34 +69,38 @@ class Donor:
     ) -> tuple[Any, list[tuple[int, tuple[int, int]]]] | None:
         """The Outcome of a call, and the leaves that it replaces and may donate: their bytes, and on how many devices.
 
-        Traces where need be. None where it is not known who else uses a buffer.
+        Traces if there is no trace yet. None if it is not known who else uses a buffer.
         """
         if not (counts_buffer_users() and _are_together(leaves)):
             return None
         number, result_types = self._results(leaves)
         outcome = entry.outcomes[number]
-        found = [(i, is_passed) for i, is_passed in _core.replaced_leaves(entry, outcome) if _may_be_donated(leaves[i])]
-        # An argument is of use where a result takes its memory, which one that is replaced does not.
+        replaced = [(i, is_passed) for i, is_passed in _core.replaced_leaves(entry, outcome) if _can_donate(leaves[i])]
+        # An array in whose place another one is written is donated in any case. One that goes with its argument is
+        # donated only if a result of its shape and dtype is left, which can take its memory.
         free = collections.Counter(result_types)
-        free.subtract(_type_of(leaves[i]) for i, is_passed in found if not is_passed)
-        taken: list[int] = []
-        for i, is_passed in found:
+        free.subtract(_type_of(leaves[i]) for i, is_passed in replaced if not is_passed)
+        donated: list[int] = []
+        for i, is_passed in replaced:
             if not is_passed or free[_type_of(leaves[i])] > 0:
-                taken.append(i)
+                donated.append(i)
                 free[_type_of(leaves[i])] -= is_passed
-        return outcome, [(i, (leaves[i].nbytes, len(leaves[i].sharding.device_set))) for i in taken]
+        return outcome, [(i, (leaves[i].nbytes, len(leaves[i].sharding.device_set))) for i in donated]
 
     def _results(self, leaves: tuple[Any, ...]) -> tuple[int, list[tuple[Any, ...]]]:
         """(number of the Outcome, types of the results) of a call."""
-        if self.loaded is not None and (known := self.loaded.program_of(leaves, None)) is not None:
-            return known[1], list(map(_type_of, jax.tree.leaves(known[0].out_info)))
+        if self.loaded is not None and (program := self.loaded.program_of(leaves, None)) is not None:
+            stage, number = program
+            return number, list(map(_type_of, jax.tree.leaves(stage.out_info)))
         traced = self._trace(leaves)
         return _number(traced), list(map(_type_of, traced.jaxpr.out_avals))
 
     def program(self, leaves: tuple[Any, ...], donated: list[int], inputs: int) -> tuple[Any, ...] | None:
         """The program with these leaves donated, as `fast_dispatch.capture` returns it; None if there is none."""
-        if self.loaded is not None and (known := self.loaded.program_of(leaves, tuple(donated))) is not None:
-            return capture_donating(known[0], leaves, known[1], inputs)
+        if self.loaded is not None and (program := self.loaded.program_of(leaves, tuple(donated))) is not None:
+            stage, number = program
+            return capture_donating(stage, leaves, number, inputs)
+        # The program is made from the Jaxpr that the entry's calls use, so the function does not run again.
         traced = self._trace(leaves)
         run = jax.extend.core.jaxpr_as_fun(traced.jaxpr)
 
@@ -109,15 +113,16 @@ class Donor:
                 warnings.simplefilter("ignore")  # XLA need not find a use for each of them
                 donating = own_jit(flat, donate_argnums=tuple(donated), **self._options_for(leaves)).trace(*leaves)
                 if _types(donating.jaxpr) != _types(traced.jaxpr):
-                    return None
+                    return None  # the call would get results of other types
                 stage = donating.lower().compile()
             number, settings = _number(traced), settings_of_traces()
             self.made.append(Donating(array_signatures(leaves), settings, tuple(donated), number, stage))
             return capture_donating(stage, leaves, number, inputs)
-        except Exception:  # what cannot be compiled like this runs as it is
+        except Exception:  # a call that cannot be compiled with donation runs without
             return None
 
     def _options_for(self, leaves: tuple[object, ...]) -> dict[str, Any]:
+        # As `OutputPlacement` has chosen for the program that does not donate: both have to place arrays alike.
         shardings = self._out_shardings(*self._arguments(leaves))
         return self._jit_options if shardings is None else self._jit_options | {"out_shardings": list(shardings)}
 
@@ -147,7 +152,7 @@ def _are_together(leaves: Sequence[Any]) -> bool:
     return all(place == places[0] for place in places)
 
 
-def _may_be_donated(leaf: Any) -> bool:
+def _can_donate(leaf: Any) -> bool:
     # One number is a loss or a count, which callers keep; a program that does without it is not worth compiling.
     if type(leaf) is not array_class() or leaf.size <= 1:
         return False

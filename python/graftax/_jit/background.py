@@ -30,16 +30,18 @@ _DEBUGS = ("jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks", "jax_no
 
 
 class _Compilation:
-    """One program that a thread compiles: the leaves and settings of JAX that it is for, and how that ended."""
+    """One program that a thread compiles, the leaves and settings of JAX that it is for, and how the compiler ended."""
 
     def __init__(self, signatures: tuple[ArraySignature, ...], settings: dict[str, Any]) -> None:
         self.signatures, self.settings = signatures, settings
         self.has_ended = threading.Event()
         self.error: BaseException | None = None
-        self.is_used = self.has_raised = False  # by a call, which has learnt how it ended
+        # A call has learnt how it ended: it has used the program, or has raised the compiler's error.
+        self.is_used = self.has_raised = False
 
     def start(self, name: str, lowered: Any) -> None:
-        """Starts the thread, for which Python waits at its end. At its end already, the call compiles itself."""
+        """Starts the thread. Python waits for it at its end; if Python is ending already, the call compiles."""
+        # These belong to the thread of the call: events of JAX in the other thread are to count for this call.
         variant, report = compile_events.take_pending(), take_report(name)
 
         def run() -> None:
@@ -65,7 +67,7 @@ class Background:
 
     Args:
         name: of the function.
-        compiled: the `jax.jit` object. Its interface is this one's.
+        compiled: the `jax.jit` object. `Background` has its interface.
         tupled: it takes its leaves as one tuple.
     """
 
@@ -75,13 +77,14 @@ class Background:
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_compiled":  # before __init__
+        if name == "_compiled":  # in a copy, before __init__: this would call itself without end
             raise AttributeError(name)
         return getattr(self._compiled, name)
 
     @boundary
     def __call__(self, *arguments: Any) -> Any:
         leaves = arguments[0] if self._tupled else arguments
+        # Under JAX's debug flags a program does more than its equations.
         if not _are_on_one_device(leaves) or any(getattr(jax.config, debug, False) for debug in _DEBUGS):
             return self._compiled(*arguments)
         compilation = self._find(leaves)
@@ -90,6 +93,7 @@ class Background:
         traced = self._compiled.trace(*arguments)  # the compiled call uses this trace, too
         if compilation is None or compilation.has_raised:
             compilation = self._start(leaves, traced)
+        # The program, if it comes soon; the equations until then.
         if compilation.has_ended.wait(_SECONDS_TO_WAIT):
             return self._end(compilation, arguments)
         outputs = evaluate(traced.jaxpr, leaves, compilation.has_ended.is_set)
@@ -103,7 +107,7 @@ class Background:
         return next((c for c in running if c.signatures == signatures and c.settings == settings), None)
 
     def _start(self, leaves: Sequence[Any], traced: Any) -> _Compilation:
-        """The compilation of a trace, which this or another thread has started, or which the call will do itself."""
+        """The compilation of a trace, started here or by another thread. If it `is_used`, the call itself compiles."""
         is_foreign = runs_foreign_code(traced.jaxpr)  # evaluated in part and then run, it would do things twice
         lowered = None if is_foreign else traced.lower()
         with self._lock:
@@ -122,7 +126,7 @@ class Background:
         return compilation
 
     def _end(self, compilation: _Compilation, arguments: tuple[Any, ...]) -> Any:
-        """Runs what was compiled. Raises what the compiler has raised; the call after that compiles anew."""
+        """Runs the program. Raises the compiler's error if there is one; the call after that compiles again."""
         if compilation.error is not None:
             compilation.has_raised = True
             raise compilation.error
@@ -131,7 +135,7 @@ class Background:
             _keep_on_disk()
         return self._compiled(*arguments)
 
-    # ---- told to others
+    # ---- what others ask
 
     @property
     def compiling(self) -> int:
@@ -157,11 +161,12 @@ def evaluate(jaxpr: Any, leaves: Sequence[Any], is_compiled: Callable[[], bool])
     outputs = _evaluate(jaxpr.jaxpr, jaxpr.consts, leaves, is_compiled)
     if outputs is None:
         return None
+    # The next call has to find the signature that the program's results would have given it.
     place = next((leaf.sharding for leaf in leaves if getattr(leaf, "committed", False)), None)
-    given, results = {id(leaf) for leaf in leaves}, list[Any]()
+    owned, results = {id(leaf) for leaf in leaves}, list[Any]()
     for output, aval in zip(outputs, jaxpr.out_avals, strict=True):
-        array = jax.numpy.copy(output) if id(output) in given else jax.numpy.asarray(output)
-        given.add(id(output))
+        array = jax.numpy.copy(output) if id(output) in owned else jax.numpy.asarray(output)
+        owned.add(id(output))
         if array.dtype != aval.dtype:
             array = array.astype(aval.dtype)
         if aval.weak_type:
@@ -177,11 +182,13 @@ def _evaluate(
         **dict(zip(jaxpr.invars, inputs, strict=True)),
         **dict(zip(jaxpr.constvars, constants, strict=True)),
     }
-    kept = {v for v in jaxpr.outvars if not is_literal(v)}
+    # A value is dropped after its last use, or a deep model would hold all of its activations.
+    outputs_of_jaxpr = {v for v in jaxpr.outvars if not is_literal(v)}
     last_use = {v: i for i, equation in enumerate(jaxpr.eqns) for v in equation.invars if not is_literal(v)}
     for i, equation in enumerate(jaxpr.eqns):
         if is_compiled():
             return None
+        # An inner `jit` is gone over as well: JAX would compile it as a whole, which may take as long as the program.
         operands = [v.val if is_literal(v) else values[v] for v in equation.invars]
         inner = equation.params.get("jaxpr") if equation.primitive.name in ("jit", "pjit") else None
         outputs = (
@@ -193,13 +200,13 @@ def _evaluate(
             return None
         values.update(zip(equation.outvars, outputs, strict=True))
         for v in equation.invars:
-            if not is_literal(v) and last_use[v] == i and v not in kept:
+            if not is_literal(v) and last_use[v] == i and v not in outputs_of_jaxpr:
                 values.pop(v, None)
     return [v.val if is_literal(v) else values[v] for v in jaxpr.outvars]
 
 
 def _are_on_one_device(leaves: Sequence[Any]) -> bool:
-    """Are there no tracers, and no arrays on a mesh, on several devices or in another memory than computations use?"""
+    """Are all arrays on one device, in the memory that computations use, and none of them tracers or on a mesh?"""
     devices = set[Any]()
     for leaf in leaves:
         if isinstance(leaf, jax.core.Tracer):

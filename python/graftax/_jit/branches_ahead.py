@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _MOST_PROGRAMS = 8  # that are made behind one call
-_LEAST_SECONDS, _LONGEST = 1, 10  # a trace may take so long, and so many times as long as that of the call
+# A trace may take ten times as long as those of calls have taken, and a second: code may run far longer for values that
+# no call has.
+_LEAST_SECONDS, _LONGEST = 1, 10
 
 _Assumed = Mapping[RootPath, Number]
 
@@ -74,26 +76,26 @@ def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: d
         return
     waiting = collections.deque[_Assumed]([{}])  # the call itself, once more: its numbers may have changed
     pool = ThreadPoolExecutor(1, f"graftax compiles {caller._plan.name}")
-    made, seconds = 0, _LEAST_SECONDS + _LONGEST * caller._table.history.longest("traced")
-    while waiting and made < _MOST_PROGRAMS:
+    program_count, seconds = 0, _LEAST_SECONDS + _LONGEST * caller._table.history.longest("traced")
+    while waiting and program_count < _MOST_PROGRAMS:
         branch = _Branch(caller, pool, waiting.popleft())
         try:
             with compile_events.expected(), computing_only(seconds), _no_collections():
                 caller._retry_with_new_roots(functools.partial(branch.trace, args, kwargs))
-        except BaseException as error:
+        except BaseException as error:  # code that no call has reached yet may raise anything
             if isinstance(error, KeyboardInterrupt) and not _is_raised_by_code(error):
-                raise  # the user's
+                raise  # the user has interrupted
             continue
         finally:
-            caller._table.restarting.discard(threading.get_ident())  # this was no call
-        made += branch.is_new
-        waiting += branch.others
+            caller._table.restarting.discard(threading.get_ident())  # the next call is counted
+        program_count += branch.is_new
+        waiting += branch.alternatives
     pool.shutdown(wait=False)
 
 
 @contextlib.contextmanager
 def _no_collections() -> Generator[None]:
-    """While entered, no finalizer of an object elsewhere runs in the trace, which would seem to be a part of it."""
+    """While entered, the garbage collector is off: a finalizer that runs in the trace would seem to be a part of it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -105,26 +107,27 @@ def _no_collections() -> Generator[None]:
 
 def _is_raised_by_code(error: BaseException) -> bool:
     """Has a `raise` statement raised it?"""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return at is not None and at.tb_frame.f_code.co_code[at.tb_lasti] == _RAISE
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == _RAISE
 
 
 class _Branch:
-    """What the function does with some numbers of a call assumed to be others."""
+    """A trace with other values assumed for some numbers of a call."""
 
     def __init__(self, caller: Jitted[..., Any], pool: ThreadPoolExecutor, assumed: _Assumed) -> None:
         self._caller, self._pool, self._assumed = caller, pool, assumed
         self.is_new = self._has_begun = False
-        self.others: list[_Assumed] = []  # for which it does something else
+        self.alternatives: list[_Assumed] = []  # values for which the function takes other decisions
 
     def trace(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
-        """Traces it, if no call was, and has it compiled. Finds `others`."""
+        """Traces and compiles the program, if no call has done so. Finds `alternatives`."""
         caller, table = self._caller, self._caller._table
         call = caller._with_symbols(caller._record_arguments(args, kwargs), _core.Opened(), shapes=True)
         numbers = call.numbers
-        is_retry, self._has_begun = self._has_begun, True  # with what it was found to read: there are no entries then
+        # A retry, with new roots, finds the table without entries: they have been dropped.
+        is_retry, self._has_begun = self._has_begun, True
         if numbers is None or not (is_retry or (call.recording.graphdef, call.context) in table.entries):
             return  # the call has left another structure, which may change again before the next one
         call = _assuming(call, numbers, self._assumed)
@@ -132,10 +135,11 @@ class _Branch:
         if not entry.outcomes:
             self._compile(call, entry, numbers.family.forgetting())
             self.is_new = True
+        # Ask for other values only once for each program: when it is new, or for the call itself.
         if entry.host is not None and (self.is_new or not self._assumed):
             values = [call.recording.leaves[leaf] for leaf in numbers.leaves]
             for changed in other_answers(entry.host, values, numbers.ways):
-                self.others.append(dict(zip(numbers.paths, changed, strict=True)))
+                self.alternatives.append(dict(zip(numbers.paths, changed, strict=True)))
 
     def _compile(self, call: RecordedCall, entry: _core.Entry, forget: Callable[[], None]) -> None:
         """Compiles an entry. If it cannot be traced, that says nothing about the numbers of real calls."""
@@ -160,14 +164,14 @@ class _Branch:
 
 
 def _assuming(call: RecordedCall, numbers: SymbolicNumbers, assumed: _Assumed) -> RecordedCall:
-    """The call with symbols, as if these numbers were others."""
-    others = {
+    """The call with symbols, with these values assumed for its numbers."""
+    replaced = {
         i: (leaf, assumed[path])
         for i, (leaf, path) in enumerate(zip(numbers.leaves, numbers.paths, strict=True))
         if path in assumed and not same(assumed[path], call.recording.leaves[leaf])
     }
-    numbers.assumed = frozenset(others)
-    return dataclasses.replace(call, recording=call.recording.with_numbers(list(others.values())))
+    numbers.assumed = frozenset(replaced)
+    return dataclasses.replace(call, recording=call.recording.with_numbers(list(replaced.values())))
 
 
 def _compile(lowered: Any, variant: Variant | None) -> None:

@@ -90,26 +90,27 @@ class FunctionTable(_core.Table):
         super().__init__()
         self.maxsize = options.cache_size
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
-        self.outgrown: list[_core.Entry] = []  # of fewer roots, until the next trace has been compared with them
+        self.outgrown: list[_core.Entry] = []  # with fewer roots, until the next trace has been compared with them
         self.advice = Advice()
-        self.history = History()
+        self.history = History()  # what was compiled and why, for `explain`
         self.ahead = ProgramsAhead()
         self.loaded: LoadedPrograms | None = None  # from `load_compiled`, or from the cache on disk
         self.frozen = False  # a call that would compile raises instead
         self.numpy_is_constant = False  # of captured arrays: the code asks for their values
         self.warned_of_lost_sharing = False
-        self.has_warned = False  # a trace has warned of what the code does
+        self.has_warned = False  # a trace has warned about the code
         self.unrepeated = CodeSet()  # of functions whose calls cannot share a program
-        self.unrepeated_reasons: dict[str, str] = {}  # why, by their names
+        self.unrepeated_reasons: dict[str, str] = {}  # the reasons, by the names of the functions
         self.repeated_parts: dict[int, list[str]] = {}  # what a trace has shared, by id(Outcome)
         self._make_read_set = read_set_factory(options)
         self._join(sharing_of(function, options, self._make_read_set))
         self.before_edit = entries_before_edit(function, options)
         self.impure_calls_only = Overheard()
-        named = bool(options.static or options.dynamic) and options.mutation != "propagate"
-        self.as_plain = options.captured and not options.shards and not named
+        # Within another trace the plain function runs, as a part of that trace, if the options ask for nothing else.
+        names_arguments = bool(options.static or options.dynamic) and options.mutation != "propagate"
+        self.as_plain = options.captured and not options.shards and not names_arguments
         self.misses = self.slow_hits = self.traces = self.shared = self.disk = 0
-        self.restarting: set[int] = set()  # threads whose call begins anew: it was counted
+        self.restarting: set[int] = set()  # threads whose call begins anew: it has been counted already
         self.requested_ids: dict[int, dict[int, int]] = {}  # ids that user code read in a trace, by id(Outcome)
         self.alike: dict[int, list[list[list[int]]]] = {}  # leaves that code found to be one array, by id(Outcome)
         self.numpy_leaves: dict[int, list[bool]] = {}  # of traces that changed arrays in place, by id(Outcome)
@@ -119,7 +120,7 @@ class FunctionTable(_core.Table):
 
     def _join(self, sharing: Sharing) -> None:
         self.sharing, self.reads, self.numbers = sharing, sharing.reads, sharing.numbers
-        # A function that replaces an equal one runs what that has compiled.
+        # A function that replaces an equal one, such as one in a cell that is run again, runs what that has compiled.
         tables, self.inherited = sharing.join(self)
         self.numpy_is_constant = any(table.numpy_is_constant for table in tables)
 
@@ -130,11 +131,11 @@ class FunctionTable(_core.Table):
         self._join(Sharing(self._make_read_set))
 
     def check_sharing(self) -> None:
-        """Leaves what it shares, in which variables were found that are compared for one function alone."""
+        """Leaves the sharing if variables were found in it that are compared for one function alone."""
         if self.sharing.is_shareable or self.reads is None:
             return
         leave(self.sharing)
-        if self.sharing.has_several:
+        if self.sharing.has_several:  # a table that has it for itself may go on with it
             self.generation += 1
             self.clear_entries()
             self.stop_sharing()
@@ -187,31 +188,34 @@ class FunctionTable(_core.Table):
 
     def store(self, key: tuple[object, ...], entry: _core.Entry) -> _core.Entry:
         entries = self.entries.copy()  # other threads add and drop meanwhile
+        # A structure with an object that is gone cannot come again.
         for dead in [k for k in entries if not k[0]._alive()]:
             self.drop(dead, IDENTITY_COLLECTED)
             del entries[dead]
         too_many = len(entries) + 1 - self.maxsize
         for oldest in sorted(entries, key=lambda k: entries[k].used)[:too_many] if too_many > 0 else ():
             self.drop(oldest, CACHE_FULL.format(size=self.maxsize))
+        # Another thread may have stored one: the first remains. One that cannot compile is not for equal functions.
         stored = self.entries.setdefault(key, entry)
         if self.loaded is None or not self.loaded.runs_only(stored):
             self.sharing.add(key, stored)
         return stored
 
     def note_traced(self, entry: _core.Entry) -> None:
-        """Tells an entry what its traces have left for it, under the ids of their Outcomes."""
+        """Hands an entry what its traces have left for it in this table, under the ids of their Outcomes."""
         for outcome in entry.outcomes:
             entry.waits = entry.waits or id(outcome) in self.blocking_outcomes
             self.blocking_outcomes.discard(id(outcome))
             entry.note_identities(self.requested_ids.pop(id(outcome), {}))
             if id(outcome) in self.alike:
-                found, known = self.alike.pop(id(outcome)), entry.alike
-                entry.alike = [*known, *(groups for groups in found if groups not in known)]
+                known_groups, new_groups = entry.alike, self.alike.pop(id(outcome))
+                entry.alike = [*known_groups, *(groups for groups in new_groups if groups not in known_groups)]
             if id(outcome) in self.numpy_leaves:
                 entry.numpy_leaves = self.numpy_leaves.pop(id(outcome))
 
     def find(self, recording: _core.Recording, context: object) -> tuple[_core.Entry | None, tuple[Any, ...]]:
         """(entry, key): the entry that serves this recording, or None and the key to store a new one under."""
+        # Entries of one structure are numbered: they may differ in what else they depend on, such as globals.
         graphdef = recording.graphdef
         key: tuple[Any, ...] = (graphdef, context)
         for number in range(1, _MAX_VARIANTS):
@@ -219,6 +223,7 @@ class FunctionTable(_core.Table):
             if entry is None or entry.serves(recording):
                 return entry, key
             key = (graphdef, context, number)
+        # A value that is another one at each call would fill the table: begin once more with the first.
         for number in range(1, _MAX_VARIANTS):
             self.drop((graphdef, context, number), TOO_MANY_VARIANTS)
         return None, (graphdef, context, 1)
@@ -247,7 +252,7 @@ class FunctionTable(_core.Table):
         if entry is not None:
             self.history.dropped(entry, reason)
             self.sharing.discard(entry)
-            self.inherited = [known for known in self.inherited if known is not entry]
+            self.inherited = [other for other in self.inherited if other is not entry]
             self._forget(entry)
 
     def clear_entries(self, reason: str = NEW_READS_FOUND) -> None:
@@ -261,15 +266,15 @@ class FunctionTable(_core.Table):
         self._forget_all()
 
     def earlier_entries(self) -> list[_core.Entry]:
-        """What was traced for this function, or an equal one: programs that a new entry may come to, too."""
+        """The entries whose program a new one may turn out to have: of this function, of equal ones, before an edit."""
         return [*self.entries.values(), *self.outgrown, *self.inherited, *self.sharing.entries(), *self.before_edit]
 
     def make_numpy_constant(self, recording: _core.Recording, arguments: Set[int]) -> bool:
-        """From now on captured NumPy arrays, and defaults, are constants. False: they are, or there are none.
+        """From now on captured NumPy arrays, and defaults, are constants. False if they are already, or there are none.
 
         Args:
             recording: of the call.
-            arguments: the roots that the caller gave. Defaults, and what a bound method is bound to, are none of these.
+            arguments: the roots that the caller passed: neither defaults nor what a bound method is bound to.
         """
         if self.numpy_is_constant or not _has_numpy(recording, set(range(len(recording.names))) - arguments):
             return False
@@ -279,7 +284,7 @@ class FunctionTable(_core.Table):
         return True
 
     def make_defaults_constant(self, recording: _core.Recording, defaults: Set[int]) -> bool:
-        """Drops the entry of a call with these defaults, which was made where others were given and traced."""
+        """Drops the entry of a call with these defaults if they are NumPy arrays: it traces arrays in their places."""
         if not _has_numpy(recording, defaults):
             return False
         for key in [key for key in self.entries if key[0] == recording.graphdef]:
@@ -332,6 +337,8 @@ class _Tables:
         self.tables: dict[tuple[Options, Any], FunctionTable] = {}  # by the options, and what a transform was given
         self.transform_of: tuple[types.FunctionType, tuple[Any, ...]] | None = None  # (source function, options)
 
+    # The attributes of a function may be copied or pickled: the copy has no tables.
+
     def __deepcopy__(self, memo: object) -> None:
         return None
 
@@ -346,18 +353,17 @@ def table_of(callable_: object, function: types.FunctionType, can_hold_table: bo
         if not isinstance(func, types.FunctionType):
             return FunctionTable(options)
         # What a partial holds are arguments of each call, so that all partials of a function have one table.
-        return _made_once(_tables_of(func), (options, functools.partial), lambda: FunctionTable(options))
+        return _get_or_make(_tables_of(func), (options, functools.partial), lambda: FunctionTable(options))
     # The function that a transform returns is new on each use. Its tables are found under the function it was made of.
+    # With captures its closure would be part of the key, too.
     tables, key = _tables_of(function), ()
-    while (
-        tables.transform_of is not None and not options.captured
-    ):  # with captures, its closure would be part of the key
+    while tables.transform_of is not None and not options.captured:
         source, transform = tables.transform_of
         tables, key = _tables_of(source), (*transform, *key)
-    return _made_once(tables, (options, key), lambda: FunctionTable(options, function))
+    return _get_or_make(tables, (options, key), lambda: FunctionTable(options, function))
 
 
-def _made_once(tables: _Tables, key: Any, make: Callable[[], FunctionTable]) -> FunctionTable:
+def _get_or_make(tables: _Tables, key: Any, make: Callable[[], FunctionTable]) -> FunctionTable:
     try:
         return tables.tables.get(key) or tables.tables.setdefault(key, make())
     except TypeError:  # an unhashable option

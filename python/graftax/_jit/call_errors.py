@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from graftax import _core
@@ -38,16 +36,18 @@ def explained_error(
     An error that a library such as Equinox raised inside the computation is returned as that library's own. If a
     program with symbolic numbers cannot be compiled, the call is retried with static numbers.
     """
+    # A library's own error, such as that of equinox.error_if, which JAX has wrapped.
     library_error = own_error(error)
     if library_error is not None:
         library_error.__suppress_context__ = True
         return library_error
+    # An error from before the program ran may be due to the symbols: `give_up` raises, and the call begins anew.
     has_run = isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
     if traced is not None and traced.host is not None and isinstance(error, Exception) and not has_run:
         traced.host.give_up(error)
     if is_unexpected(error):
         return ended_among(plan.name, roots, plan.signature.root_names(layout)) or error
-    # The arguments are recorded once more, in the cases that need it: a call that succeeds keeps no names of leaves.
+    # The arguments are recorded once more, in the cases that need it: a call that succeeds needs no names of leaves.
     if is_deleted_array_error(error):
         for leaf, path in _named_leaves(plan, roots, layout):
             if is_deleted(leaf):
@@ -66,6 +66,6 @@ def explained_error(
     return error
 
 
-def _named_leaves(plan: Plan, roots: tuple[object, ...], layout: tuple[object, ...]) -> list[tuple[Any, str]]:
+def _named_leaves(plan: Plan, roots: tuple[object, ...], layout: tuple[object, ...]) -> list[tuple[object, str]]:
     recording = plan.record(roots, layout)
     return list(zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True))

@@ -59,9 +59,10 @@ class Plan:
         self._defaults: frozenset[int] | None = None
 
     def without_objects(self, roots: tuple[object, ...], layout: Layout) -> Plan:
-        """The same for a program that other functions run too: it does not hold what this one captures.
+        """The plan for a program that other functions run too: it does not hold what this one captures.
 
-        In all its calls those roots count as defaults that are defaults among these.
+        Without the defaults it cannot tell which roots have their default. Those of `roots` that have it now count as
+        defaults in each of its calls.
         """
         signature = dataclasses.replace(self.signature, binding=Signature.nothing().binding, defaults=(), code=None)
         return self.with_signature(signature, self.defaults_among(roots, layout))
@@ -94,42 +95,42 @@ class Plan:
         opened = opened or _core.Opened()
         names, flags = self._names_and_flags(roots, layout)
         ignored = self.ignoring.test(names)
-        named = number_test(self.dynamic_patterns, roots, names, flags, shapes, opened, ignored)
-
-        donates = self.donates(roots, layout)
+        dynamic = number_test(self.dynamic_patterns, roots, names, flags, shapes, opened, ignored)
+        donates = self.donates(roots, layout)  # then one array at two paths is one leaf: it can be given away only once
         symbols = symbolic or None
-        return _core.Recording(roots, names, flags, layout, donates, shapes, named, opened, ignored, symbols, True)
+        return _core.Recording(roots, names, flags, layout, donates, shapes, dynamic, opened, ignored, symbols, True)
 
     def _names_and_flags(self, roots: tuple[object, ...], layout: Layout) -> tuple[tuple[str, ...], list[int]]:
-        """(names, flags) of the roots of a call."""
-        asks_for_defaults = self.signature.numpy_is_constant or self.options.as_jax
-        defaults = self.defaults_among(roots, layout) if asks_for_defaults else frozenset[int]()
-        spelled = self._layouts.get((layout, defaults))
-        if spelled is None:
+        """(names, flags) of the roots of a call, from `RootFlag`."""
+        # Only these options treat a default otherwise than the same value from the caller.
+        needs_defaults = self.signature.numpy_is_constant or self.options.as_jax
+        defaults = self.defaults_among(roots, layout) if needs_defaults else frozenset[int]()
+        names_and_flags = self._layouts.get((layout, defaults))
+        if names_and_flags is None:
             flags = self.signature.root_flags(layout, self.options.static, self.dynamic, defaults)
-            if self.options.as_jax:
+            if self.options.as_jax:  # `jax.jit` traces the numbers that a caller passes, and not those of defaults
                 for i in range(self.signature.skip, self.signature.arguments(layout)):
                     if i not in defaults and not flags[i] & _core.RootFlag.static:
                         flags[i] |= _core.RootFlag.dynamic
             if not self.options.captured:  # functions are compared by identity, also those in a callable object
                 for i in range(self.signature.skip):
                     flags[i] |= _core.RootFlag.target
-            spelled = self.signature.root_names(layout), flags
+            names_and_flags = self.signature.root_names(layout), flags
             if len(self._layouts) < _MAX_LAYOUTS:
-                self._layouts[layout, defaults] = spelled
-        return spelled
+                self._layouts[layout, defaults] = names_and_flags
+        return names_and_flags
 
     def static_arguments(
         self, args: tuple[object, ...], kwargs: dict[str, Any], bound_count: int, layout: Layout
     ) -> dict[int | str, Any]:
-        """The arguments of a call that are declared static, by position or, where they were given so, by name."""
-        static = {self.signature.root_index(layout, which) for which in self.options.static}
+        """The arguments of a call that are declared static, by position, or by name if they were passed by name."""
+        static = {self.signature.root_index(layout, argument) for argument in self.options.static}
         names = self.signature.root_names(layout)
         by_position = {i: value for i, value in enumerate(args) if i + bound_count in static}
         return {**by_position, **{name: value for name, value in kwargs.items() if names.index(name) in static}}
 
     def handles(self, roots: tuple[object, ...], layout: Layout) -> list[bool]:
-        """One flag a root: is it a handle whose memory the call may reuse?"""
+        """One flag for each root: is it a handle whose memory the call may reuse?"""
         arguments = self.signature.arguments(layout) if self.options.mutation == "propagate" else 0
         return [i < arguments and is_donated(root) for i, root in enumerate(roots)]
 
@@ -139,13 +140,13 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """A call whose roots have been recorded: what its entry is found by, or made for. It ends with the call."""
+    """A call whose roots have been recorded: its entry is found by it, or made for it. It lives as long as the call."""
 
     plan: Plan
-    roots: tuple[Any, ...]
+    roots: tuple[object, ...]
     layout: Layout
     recording: _core.Recording
-    context: Any  # the settings of JAX that are part of the cache key
+    context: object  # the settings of JAX that are part of the cache key
     numbers: SymbolicNumbers | None = None  # the Python numbers that are symbolic
 
     @property
@@ -179,6 +180,7 @@ def number_test(
     test = coverage_test(patterns, names)
     if test is None:
         return None
+    # A first recording tells whether any object is shared. If none is, each number has one path: `test` is enough.
     graphdef = _core.Recording(roots, names, flags, None, False, shapes, test, opened, ignored, stand_ins=True).graphdef
     if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         return test
@@ -212,7 +214,7 @@ def covered_leaves(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
                 PATTERN_UNMATCHED.format(name=plan.name, option=option, pattern=pattern.text, paths=paths)
             )
         covered |= cover.leaves
-    return [pc in covered for pc in finder.leaves]
+    return [row in covered for row in finder.leaves]
 
 
 def refuse_unmatched_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
@@ -223,8 +225,8 @@ def refuse_unmatched_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple
     options = [("ignore=", pattern) for pattern in plan.ignoring.patterns]
     options += [("numbers=", pattern) for pattern, _ in plan.number_rules]
     options = [(option, pattern) for option, pattern in options if pattern.root in names]
-    rows = Structure(graphdef) if options else None
-    paths = [rows.root_path(row) for row in rows.rows] if rows else []
+    structure = Structure(graphdef) if options else None
+    paths = [structure.root_path(row) for row in structure.rows] if structure else []
     for option, pattern in options:
         covers = argument_coverage_test([pattern], names)
         if covers is None or not any(map(covers, paths)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which numbers of a call its trace has changed: in objects that it writes, and in results that are like arguments."""
+"""Which numbers of a call its trace has changed: in objects that it writes, and in results built like arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graftax._graph.structure import Op, RootPath, Row, Structure, written_path
 def changed_numbers(
     recording: _core.Recording, outcome: _core.Outcome, outputs: Sequence[object], arguments: int
 ) -> tuple[set[RootPath], list[int | float]]:
-    """(where numbers of a call are that its trace has changed, all numbers among its results).
+    """(the places of the numbers of a call that its trace has changed, all numbers among its results).
 
     Most likely the next call will have the new ones.
 
@@ -27,15 +27,18 @@ def changed_numbers(
     written = outcome.inputs()[2]
     places = {before.root_path(row): row for row in before.rows if _is_number(row)}
     changed = set[RootPath]()
+    # Numbers in objects that the function writes. Root 0 of an Outcome is the result, the others are written nodes.
     for row in after.rows if written else ():
         if row.root > 0 and row.op in (Op.static, Op.leaf):
             place = written_path(recording.graphdef, written, after.root_path(row))
             if place in places and comparison.differ(places[place], row):
                 changed.add(place)
+    # Numbers in a new object that is returned for an argument, as in `state = step(state)`: the result, or an item of
+    # it.
     result = after.roots[0]
-    for one in (result, *after.children(result)):
+    for candidate in (result, *after.children(result)):
         for root in before.roots[:arguments]:
-            changed.update(map(before.root_path, comparison.changed_below(root, one)))
+            changed.update(map(before.root_path, comparison.changed_below(root, candidate)))
     return changed, [row.value for row in after.rows if _is_number(row)]
 
 
@@ -44,25 +47,28 @@ class _Comparison(NamedTuple):
     after: Structure
     outputs: Sequence[object]
 
-    def changed_below(self, one: Row, other: Row) -> Iterator[Row]:
+    def changed_below(self, node: Row, new_node: Row) -> Iterator[Row]:
         """The numbers that differ between two graphs, where their nodes are of the same classes with the same keys."""
-        waiting, visited = [(one, other)], set[int]()
+        waiting, visited = [(node, new_node)], set[int]()
         while waiting:
-            one, other = waiting.pop()
-            one, other = self.before.target(one), self.after.target(other) if other.op is Op.ref else other
-            if one.op is not Op.node or other.op is not Op.node or one.type is not other.type or one.number in visited:
+            node, new_node = waiting.pop()
+            node = self.before.target(node)
+            new_node = self.after.target(new_node) if new_node.op is Op.ref else new_node
+            is_alike = node.op is Op.node and new_node.op is Op.node and node.type is new_node.type
+            if not is_alike or node.number in visited:
                 continue
-            visited.add(one.number)
-            ones, others = list(self.before.children(one)), list(self.after.children(other))
-            if [row.key_entry for row in ones] == [row.key_entry for row in others]:
-                pairs = list(zip(ones, others, strict=True))
+            visited.add(node.number)
+            children, new_children = list(self.before.children(node)), list(self.after.children(new_node))
+            if [row.key_entry for row in children] == [row.key_entry for row in new_children]:
+                pairs = list(zip(children, new_children, strict=True))
                 waiting += pairs
-                yield from (a for a, b in pairs if _is_number(a) and self.differ(a, b))
+                yield from (row for row, new_row in pairs if _is_number(row) and self.differ(row, new_row))
 
     def differ(self, number: Row, row: Row) -> bool:
-        """Is there another number in this row of the result, or one that is computed of symbols?"""
+        """Does this row of the result hold another number, or one that the host computes from symbols?"""
         if row.op is Op.leaf:
             return is_symbol(self.outputs[row.leaf])
+        # By `repr`: a nan equals itself, and 0.0 differs from -0.0.
         return row.op is Op.static and type(row.value) is type(number.value) and repr(row.value) != repr(number.value)
 
 

@@ -57,12 +57,14 @@ class Checked(Jitted[P, R]):
         compiled: Callable[..., Any] = super().__call__
         if jax.config.jax_disable_jit:
             return compiled(*args, **kwargs)
+        # The plain function first: after the compiled call the caller's objects have changed.
         plain, copies, roots, layout = self._retry_with_new_roots(lambda: self._run_plain(args, kwargs))
         if plain is None:
             return compiled(*args, **kwargs)  # inside another trace there are no values to compare
         actual = _run(lambda: compiled(*args, **kwargs))
         self._plan.signature.look_again(roots)  # the compiled call has made new cells
         self._compare(plain, actual, copies, roots, layout)
+        # What the caller sees: the text of the plain run, and the rest of the compiled one.
         sys.stdout.write(plain.printed)
         for warning in actual.warned:
             warnings.warn_explicit(
@@ -88,6 +90,7 @@ class Checked(Jitted[P, R]):
         if has_tracer(leaves):
             return None, (), roots, layout
         copies = _core.unflatten_roots(graphdef, [_copy_leaf(x) for x in leaves])
+        # The run looks like a trace to the code: helpers see the copies, under the names of the caller's objects.
         graph, signature = Rebuilt(), self._plan.signature
         graph.functions.update(map(id, self._plan.record(copies, layout).functions))
         propagates, name = self._options.mutation == "propagate", self._plan.name
@@ -110,7 +113,7 @@ class Checked(Jitted[P, R]):
         layout: tuple[object, ...],
     ) -> None:
         if isinstance(actual.error, GraftaxError) and type(plain.error) is not type(actual.error):
-            return  # graftax's own message says why the call cannot be compiled
+            return  # its own message says why the call cannot be compiled
         if type(plain.error) is not type(actual.error):
             self._fail(
                 f"  the exception: expected {_error_text(plain.error)}, given {_error_text(actual.error)}", actual.error
@@ -127,6 +130,7 @@ class Checked(Jitted[P, R]):
     def _compare_graphs(
         self, expected: tuple[object, ...], actual: tuple[object, ...], layout: tuple[object, ...]
     ) -> None:
+        # By value the caller's objects stay as they are, and only the results are compared.
         plan, count = self._plan, 1 if self._options.by_value else len(expected)
         names = ("result", *plan.signature.root_names(layout))[:count]
         flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
@@ -147,11 +151,12 @@ class Checked(Jitted[P, R]):
             ]
             if difference:
                 self._fail(f"  {difference[0].line()}")
+        # By path, and in order where an array has several: a path may be a leaf in only one of the two.
         arrays: dict[str, list[Any]] = {}
         for path, leaf in zip(leaf_names(actual_graphdef, names), actual_leaves, strict=True):
             arrays.setdefault(path, []).append(leaf)
         for path, expected_leaf in zip(leaf_names(expected_graphdef, names), expected_leaves, strict=True):
-            candidates = arrays.get(path)  # None: a number that is a leaf in only one of the two
+            candidates = arrays.get(path)
             difference = _array_difference(expected_leaf, candidates.pop(0)) if candidates else None
             if difference is not None:
                 self._fail(f"  {path}: expected {difference[0]}, given {difference[1]}")
@@ -199,19 +204,20 @@ def _array_difference(expected: Any, actual: Any) -> tuple[str, str] | None:
     expected_type, actual_type = _type_text(expected, weak=both_jax), _type_text(actual, weak=both_jax)
     if expected_type != actual_type:
         return expected_type, actual_type
-    a, b = numbers_of(expected), numbers_of(actual)
+    wanted, computed = numbers_of(expected), numbers_of(actual)
+    # XLA fuses operations, so the last bits of floating numbers may differ.
     tolerance, largest = 0.0, 0.0
-    if a.dtype.kind in "fc":
-        wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    if wanted.dtype.kind in "fc":
+        wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
         tolerance = _TOLERANCE.get(jnp.finfo(actual.dtype).nmant, _COARSE)
-        a, b = a.astype(wide), b.astype(wide)
-        largest = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
-    wrong = ~np.asarray(equal_numbers(b, a, tolerance, tolerance * largest))
+        wanted, computed = wanted.astype(wide), computed.astype(wide)
+        largest = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+    wrong = ~np.asarray(equal_numbers(computed, wanted, tolerance, tolerance * largest))
     if not wrong.any():
         return None
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     position = f" at {list(index)}, and {int(wrong.sum())} of {wrong.size} numbers differ" if index else ""
-    return str(a[index]), f"{b[index]}{position}"
+    return str(wanted[index]), f"{computed[index]}{position}"
 
 
 def _type_text(x: Any, weak: bool) -> str:

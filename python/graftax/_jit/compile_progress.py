@@ -37,31 +37,32 @@ class _Report:
     """The progress of one compiling call, from the end of its recording on."""
 
     def __init__(self, name: str, callback: ProgressCallback) -> None:
-        self._name, self.finish_stage, self._during = name, callback, sys.exception()
+        self._name, self.finish_stage = name, callback
+        self._handled = sys.exception()  # the caller may be in an `except` clause
 
     def is_of(self, name: str) -> bool:
         return name == self._name
 
     def has_failed(self) -> bool:
         """JAX also announces a trace that has raised, while the exception propagates."""
-        return sys.exception() is not self._during
+        return sys.exception() is not self._handled
 
 
 def report_reused(name: str) -> None:
-    """The call of this thread that was traced last needs nothing more: its program is compiled already."""
+    """Ends the report of the call of this thread that was traced last: its program is compiled already."""
     reports: list[_Report] = _active_reports.__dict__.get("reports", [])
     if reports and reports[-1].is_of(name):
         reports.pop().finish_stage("reused", 0.0)
 
 
 def take_report(name: str) -> _Report | None:
-    """The report of the call of this thread that was lowered last: another thread will compile it."""
+    """Takes the report of the call of this thread that was lowered last, which another thread will compile."""
     reports: list[_Report] = _active_reports.__dict__.get("reports", [])
     return reports.pop() if reports and reports[-1].is_of(name) else None
 
 
 def hand_over_report(report: _Report | None) -> None:
-    """Reports what this thread compiles as a part of a call of another thread."""
+    """Lets this thread go on with the report of a call of another thread."""
     _active_reports.reports = [] if report is None else [report]
 
 
@@ -80,7 +81,8 @@ def _stage(event: str, seconds: float, **metadata: object) -> None:
     if finished is None:
         return
     stage, name = finished
-    # The innermost call of that name: a jitted function may call itself or others while it is traced.
+    # The innermost call of that name: a jitted function may call itself or others while it is traced. Reports above it
+    # belong to calls that ended without a last stage, such as failed ones.
     for i in reversed(range(len(reports))):
         if reports[i].is_of(name):
             report = reports[i]

@@ -15,6 +15,7 @@ from graftax._base.errors import MissedDonationWarning
 from graftax._base.size_text import count_text, short_bytes
 from graftax._jax.fast_dispatch import counts_buffer_users
 from graftax._jax.tracebacks import caller_level
+from graftax._jit.cache import FunctionTable
 from graftax._jit.leaf_names import leaf_names
 
 NOT_AUTO = "{name} is not jitted with donate='auto'"
@@ -38,6 +39,7 @@ KEPT = (
 
 _ROWS = 20
 _MAX_HOLDERS = 4
+_NOBODY, _BUFFER, _CONTAINER = 0, 2, 3  # who holds an array: `Holder` in core/call/proven_donation.h
 
 warnings.filterwarnings("ignore", category=MissedDonationWarning, append=True)  # off, unless a filter turns it on
 
@@ -93,9 +95,10 @@ def rows_of(arrays: tuple[ReplacedArray, ...], prefix: str = "") -> list[str]:
     return [*(f"  {prefix}{array}" for array in ordered[:_ROWS]), *more]
 
 
-def report_of(name: str, is_auto: bool, table: Any) -> DonationReport:
+def report_of(name: str, is_auto: bool, table: FunctionTable) -> DonationReport:
     if not is_auto:
         return DonationReport(name, reason=NOT_AUTO.format(name=name))
+    # The entry of the last call that could donate: its executables count what they have donated.
     entries = sorted(list(table.entries.values()), key=lambda entry: -entry.used)
     donations = next(((entry, *entry.donations()[0]) for entry in entries if entry.donations()), None)
     if donations is None:
@@ -124,11 +127,11 @@ def warn_of_kept(report: DonationReport) -> None:
 
 def _holders(holder: int, reference: Any) -> tuple[str, ...]:
     """Who held an array in the last call; empty where nobody did."""
-    if holder == 0:
+    if holder == _NOBODY:
         return ()
-    if holder == 2:
+    if holder == _BUFFER:
         return (VIEW,)
-    if holder == 3:
+    if holder == _CONTAINER:
         return (CONTAINER,)
     if reference is None:
         return (NOT_NOTED,)
@@ -138,17 +141,16 @@ def _holders(holder: int, reference: Any) -> tuple[str, ...]:
 
 def holders_of(array: object) -> tuple[str, ...]:
     """The names of what refers to an array, as far as Python can tell."""
-    own = sys._getframe()
+    # A frame that runs is not among the referrers, since the collector does not track it.
     names: list[str] = []
     for frame in sys._current_frames().values():
         outer: types.FrameType | None = frame
         while outer is not None:
-            if outer.f_code.co_filename != own.f_code.co_filename:
-                names += _in_frame(outer, array)
+            names += _in_frame(outer, array)
             outer = outer.f_back
     for referrer in gc.get_referrers(array):
-        if isinstance(referrer, types.FrameType):
-            names += _in_frame(referrer, array) if referrer.f_code.co_filename != own.f_code.co_filename else ()
+        if isinstance(referrer, types.FrameType):  # of a traceback or a generator
+            names += _in_frame(referrer, array)
         else:
             names.append(_in_object(referrer, array))
     return tuple(dict.fromkeys(names))[:_MAX_HOLDERS] or (UNKNOWN,)
@@ -156,8 +158,9 @@ def holders_of(array: object) -> tuple[str, ...]:
 
 def _in_frame(frame: types.FrameType, array: object) -> list[str]:
     code = frame.f_code
-    if code.co_name == "<module>":
-        return []  # its locals are the module's dict
+    # The locals of a module are its dict, which is among the referrers itself.
+    if code.co_filename == holders_of.__code__.co_filename or code.co_name == "<module>":
+        return []
     line = code_line(code.co_filename, frame.f_lineno)
     return [f"{name} of {code.co_qualname} ({line})" for name, value in frame.f_locals.items() if value is array]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace that comes to a program which is compiled already runs that: XLA has nothing to do.
+"""If a trace comes to a program that is compiled already, the call runs that one: XLA has nothing to do.
 
-So it is where a class or a helper is defined again, or a static value or a branch changes what Python does and not
+That happens if a class or a helper is defined again, or if a static value or a branch changes what Python does but not
 what is computed. The function is traced and lowered, and compared with what earlier entries were compiled from.
 """
 
@@ -27,7 +27,7 @@ _MOST_COMPARED = 16  # earlier entries
 
 
 class _Reused(NamedTuple):
-    """An executable of an earlier entry: the leaves and settings of JAX that it is for."""
+    """An executable of an earlier entry, with the leaves and settings of JAX that it is for."""
 
     signatures: tuple[ArraySignature, ...]
     settings: dict[str, Any]
@@ -35,11 +35,11 @@ class _Reused(NamedTuple):
 
 
 class Reusing:
-    """The `jax.jit` object of an entry, which runs an executable of `earlier` entries where its trace is equal.
+    """The `jax.jit` object of an entry, which runs an executable of `earlier` entries if its trace is equal to theirs.
 
     Args:
         name: of the function.
-        compiled: the `jax.jit` object. Its interface is this one's.
+        compiled: the `jax.jit` object. `Reusing` has its interface.
         earlier: the entries, the likeliest first; held weakly.
         tupled: it takes its leaves as one tuple.
     """
@@ -51,12 +51,14 @@ class Reusing:
         self._is_first = True
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_compiled", "_reused"):  # before __init__
+        if name in ("_compiled", "_reused"):  # in a copy, before __init__: this would call itself without end
             raise AttributeError(name)
         return getattr(self._compiled, name)
 
     @boundary
     def __call__(self, *arguments: Any) -> Any:
+        # Only the first call looks among earlier entries. Under these flags `jax.jit` runs a program twice, to find the
+        # nan.
         if not (self._is_first or self._reused) or jax.config.jax_debug_nans or jax.config.jax_debug_infs:
             return self._compiled(*arguments)
         leaves = arguments[0] if self._tupled else arguments
@@ -87,16 +89,20 @@ class Reusing:
             if entry is None:
                 continue
             try:
-                with unheard_stages():  # where it has no trace for them, its flat function refuses
-                    found = entry.compiled.trace(*arguments)
-                if not same_executable(traced, found):
+                # JAX has the trace of its calls. For other arguments there is none, and the flat function of the entry
+                # raises, since it is not called.
+                with unheard_stages():
+                    earlier = entry.compiled.trace(*arguments)
+                if not same_executable(traced, earlier):
                     continue
-                lowered, found = self._compiled.lower(*arguments), found.lower()
+                lowered, earlier = self._compiled.lower(*arguments), earlier.lower()
                 # Constants may have been changed in place since. The text has them as they were.
-                if program_text(lowered) != program_text(found):
+                if program_text(lowered) != program_text(earlier):
                     continue
+                # The executable is another entry's, the tree of the results is of this trace: it has its Outcome's
+                # number.
                 stage = entry.compiled.stage_for(leaves) if isinstance(entry.compiled, Reusing) else None
-                stage = with_results(stage or found.compile(), jax.tree.structure(traced.out_info))
+                stage = with_results(stage or earlier.compile(), jax.tree.structure(traced.out_info))
             except Exception:  # what cannot be compared is compiled
                 continue
             self._reused.append(_Reused(array_signatures(leaves), settings_of_traces(), stage))
@@ -107,8 +113,8 @@ class Reusing:
 
 
 def reusing(name: str, compiled: Any, earlier: Iterable[_core.Entry], graphdef: _core.GraphDef, tupled: bool) -> Any:
-    """The `jax.jit` object of a new entry, which looks at these earlier entries where some have as many leaves."""
+    """The `jax.jit` object of a new entry, which looks at the newest of the earlier entries with as many leaves."""
     traced = {id(entry): entry for entry in earlier if entry.outcomes and entry.tupled is tupled}
-    alike = [entry for entry in traced.values() if entry.graphdef.num_leaves == graphdef.num_leaves]
-    newest = sorted(alike, key=lambda entry: entry.used, reverse=True)[:_MOST_COMPARED]
+    candidates = [entry for entry in traced.values() if entry.graphdef.num_leaves == graphdef.num_leaves]
+    newest = sorted(candidates, key=lambda entry: entry.used, reverse=True)[:_MOST_COMPARED]
     return Reusing(name, compiled, newest, tupled) if newest else compiled

@@ -61,6 +61,7 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallEx
 
 
 def _explain_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallExplanation:
+    # A call may run a program for these numbers, or one for symbolic numbers: it hits if either is there.
     recording, explanations = caller._record_call(args, kwargs).recording, []
     for candidate in (recording, caller._record_call_with_symbols(args, kwargs)):
         if candidate is not None:
@@ -71,12 +72,12 @@ def _explain_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[s
 
 def _explain_recording(name: str, table: Any, recording: _core.Recording) -> CallExplanation:
     variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads)
-    for earlier in reversed(table.history.variants):
-        entry = earlier.entry()
-        if not earlier.is_live or entry is None or earlier.graphdef != variant.graphdef:
+    for candidate in reversed(table.history.variants):
+        entry = candidate.entry()
+        if not candidate.is_live or entry is None or candidate.graphdef != variant.graphdef:
             continue
-        if entry.serves(recording) and not earlier.differences_to(variant):
-            return CallExplanation(name, True, earlier.number, ())
+        if entry.serves(recording) and not candidate.differences_to(variant):
+            return CallExplanation(name, True, candidate.number, ())
     number, causes = table.history.explain(variant)
     return CallExplanation(name, False, number, causes)
 

@@ -43,14 +43,13 @@ class FiniteCheck:
 
     def __init__(self, plan: Plan, recording: _core.Recording, leaves: Sequence[Any]) -> None:
         self._plan, self._recording, self._leaves = plan, recording, leaves
-        given = list(zip(recording.leaves, leaves, strict=False))  # the host's vectors of numbers may follow
-        self._refs = [i for i, (leaf, _) in enumerate(given) if isinstance(leaf, ref_types)]
+        self._refs = [i for i, leaf in enumerate(recording.leaves) if isinstance(leaf, ref_types)]
         self._is_spread = may_use_mesh(recording)  # arrays of one shape may lie on the devices in different ways
-        # What stands in a Ref, as it is before the function runs.
+        # The contents of the Refs before the function runs.
         self._contents = [leaves[i][...] if is_floating_dtype(leaves[i].dtype) else None for i in self._refs]
 
     def result(self, outcome: _core.Outcome, outputs: Sequence[object]) -> tuple[Any, ...]:
-        """(a scalar,) that tells whether all is finite; empty where nothing is checked."""
+        """(a scalar,) that tells whether all results are finite; empty if none is checked."""
         floating = [*self._new_outputs(outcome, outputs), *self._written_refs()]
         checked = [value for place, value in floating if self._is_covered(place)]
         if not checked:
@@ -60,8 +59,8 @@ class FiniteCheck:
         groups: dict[Any, list[Any]] = {}
         for i, x in enumerate(checked):
             groups.setdefault(i if self._is_spread else x.shape, []).append(jnp.isfinite(x))
-        both = functools.partial(functools.reduce, jnp.logical_and)
-        return (both([both(group).all() for group in groups.values()]),)
+        conjunction = functools.partial(functools.reduce, jnp.logical_and)
+        return (conjunction([conjunction(group).all() for group in groups.values()]),)
 
     def _warn_of_unchecked(self, places: list[RootPath]) -> None:
         """The patterns cover none of the results at these places."""
@@ -81,7 +80,7 @@ class FiniteCheck:
         return test is None or test(place)
 
     def _new_outputs(self, outcome: _core.Outcome, outputs: Sequence[object]) -> Iterator[tuple[RootPath, Any]]:
-        """The floating outputs, and where they are: no arrays that were inputs, nor what an input has in its place."""
+        """The floating outputs that were computed, with their places. Root 0 is the result; the call's roots follow."""
         inputs, written = set(map(id, self._leaves)), outcome.inputs()[2]
         numbers = {leaf for leaf, _ in outcome.numbers}
         places = [place for i, place in enumerate(outcome.leaf_places()) if i not in numbers]
@@ -90,7 +89,7 @@ class FiniteCheck:
                 continue
             if write == 0:
                 place = (0, path)
-            elif write > len(written):  # what a node holds in another order only
+            elif write > len(written):  # the contents of a node of which only the order has changed
                 continue
             else:
                 root, path = written_path(self._recording.graphdef, written, (write, path))
@@ -98,7 +97,7 @@ class FiniteCheck:
             yield place, output
 
     def _written_refs(self) -> Iterator[tuple[RootPath, Any]]:
-        """What stands in the Refs now; 0 for what was not finite before."""
+        """The contents of the Refs now, with 0 for each number that was not finite before."""
         places = self._recording.graphdef.leaf_places()
         for i, before in zip(self._refs, self._contents, strict=True):
             root, path = places[i]
