@@ -17,13 +17,13 @@ _RETURNED_AS_ARRAYS = (int, float, complex, np.ndarray, np.generic)
 
 
 def as_jax_returns(result: object, inputs: Iterable[object] = ()) -> Any:
-    """The result with JAX arrays in place of numbers and NumPy arrays, and with copies of arrays that have an owner.
+    """The result with JAX arrays in place of numbers and NumPy arrays, and with a copy of each array that has an owner.
 
-    A program may donate a result and go on using the argument, or another result.
+    A program may donate a result and go on using the argument, or another result: so no two of them share an array.
 
     Args:
-        result: of a function.
-        inputs: the arrays of its arguments and captures.
+        result: what the function has returned.
+        inputs: the arrays of its arguments and captures, which own themselves.
     """
     try:
         leaves, treedef = jax.tree.flatten(result)

@@ -26,10 +26,10 @@ class JittedPytree(Jitted[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else jax.tree_util.Partial(self, instance)
 
-    def tree_flatten(self) -> tuple[tuple[Any], Options]:
+    def tree_flatten(self) -> tuple[tuple[object], Options]:
         return (self.__wrapped__,), self._options
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], Options]:
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, object]], Options]:
         return ((GetAttrKey("__wrapped__"), self.__wrapped__),), self._options
 
     @classmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program depends on of the leaves of a call, besides their structure: which are NumPy arrays, or one array."""
+"""What a program depends on besides the structure of a call: which leaves are NumPy arrays, and which are one array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ ARRAYS = {True: "one array", False: "several arrays"}
 
 
 class LeafGuards(NamedTuple):
-    """As an entry has them, where another process runs its program, or a stage that was compiled ahead of time."""
+    """The guards of an entry, for others that run its program: another process, or a stage compiled ahead of time.
+
+    Attributes:
+        numpy_leaves: the code changes arrays in place, and these leaves were NumPy arrays; None if it does not.
+        alike: the code asked which of some leaves are one array. They were in these groups.
+    """
 
     numpy_leaves: list[bool] | None = None
     alike: Sequence[list[list[int]]] = ()
@@ -30,7 +35,7 @@ class LeafGuards(NamedTuple):
         entry.alike = list(self.alike)
 
     def among(self, numbers: Sequence[int]) -> LeafGuards:
-        """The same where leaf i is called `numbers[i]`, without those that have no number: it is negative."""
+        """The guards with leaf i renumbered as `numbers[i]`, without the leaves whose number is negative."""
         count = sum(number >= 0 for number in numbers)
         numpy_leaves = None if self.numpy_leaves is None else [False] * count
         for number, was_numpy in zip(numbers, self.numpy_leaves or (), strict=numpy_leaves is not None):
@@ -43,17 +48,18 @@ class LeafGuards(NamedTuple):
         return self.broken(leaves) is None
 
     def broken(self, leaves: Sequence[object]) -> tuple[list[int], str, str] | None:
-        """(the leaves, what they were, what they are) where a call needs another program."""
+        """(the leaves, what they were, what they are) of a call that needs another program; None for all others."""
+        # An array of JAX in place of one of NumPy is no problem: the trace has had a tracer for either.
         for i, was_numpy in enumerate(self.numpy_leaves or ()):
             if not was_numpy and isinstance(leaves[i], np.ndarray | np.generic):
                 return [i], "no NumPy array", "a NumPy array, and the code changes arrays in place"
         for groups in self.alike:
-            first: dict[int, int] = {}
+            first_leaf: dict[int, int] = {}
             for group in groups:
                 array = leaves[group[0]]
-                other = next((i for i in group if leaves[i] is not array), None)
-                if other is not None:
-                    return [group[0], other], ARRAYS[True], ARRAYS[False]
-                if (before := first.setdefault(id(array), group[0])) != group[0]:
-                    return [before, group[0]], ARRAYS[False], ARRAYS[True]
+                separate = next((i for i in group if leaves[i] is not array), None)
+                if separate is not None:
+                    return [group[0], separate], ARRAYS[True], ARRAYS[False]
+                if (same := first_leaf.setdefault(id(array), group[0])) != group[0]:
+                    return [same, group[0]], ARRAYS[False], ARRAYS[True]
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
-    """One name a leaf: `params['w']`, `model.layers[0].bias`."""
+    """One name for each leaf: `params['w']`, `model.layers[0].bias`."""
     return graphdef._leaf_names(root_names)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -28,16 +28,22 @@ def output_names(staging: Staging, stage: Any) -> list[tuple[str, bool]]:
     outcome = staging.entry.outcomes[_core.decode(code)]
     nodes = outcome.inputs()[2]
     names = [(output_path(staging, nodes, place), place[0] > 0) for place in outcome.leaf_places()]
-    host = {leaf for leaf, _ in outcome.numbers}
-    names = [name for i, name in enumerate(names) if i not in host]
+    of_host = {leaf for leaf, _ in outcome.numbers}  # the host computes symbolic numbers: they are not outputs
+    names = [name for i, name in enumerate(names) if i not in of_host]
     return names if len(names) == count else [(f"output {i}", i >= len(results)) for i in range(count)]
 
 
-def output_path(of: _core.Recording | Staging, nodes: Sequence[int], place: RootPath) -> str:
-    """The key path of an output leaf as a text: in the result, or below the argument that is written."""
+def output_path(recorded: _core.Recording | Staging, nodes: Sequence[int], place: RootPath) -> str:
+    """The key path of an output leaf as a text: in the result, or below the argument that is written.
+
+    Args:
+        recorded: the arguments.
+        nodes: the nodes that the Outcome writes, by index.
+        place: the place of the leaf in the Outcome, whose root 0 is the result.
+    """
     if place[0] == 0:
         return f"result{keystr(place[1])}"
-    return place_name(written_path(of.graphdef, nodes, place), of.names)
+    return place_name(written_path(recorded.graphdef, nodes, place), recorded.names)
 
 
 _TUPLED = [inspect.Parameter("leaves", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
@@ -58,7 +64,7 @@ class LeafNames(inspect.Signature):
 
     @property
     def names(self) -> list[str]:
-        """One distinct name a leaf; empty once the entry is gone."""
+        """A distinct name for each leaf; empty once the entry is gone."""
         graphdef = self._graphdef()
         names = [] if graphdef is None else leaf_names(graphdef, self._roots)
         # One array may be two leaves of the same name. `bind` makes a dict, which would lose one of them.
@@ -69,9 +75,8 @@ class LeafNames(inspect.Signature):
         (leaves,) = args if self._tupled and len(args) == 1 else (args,)
         bound = super().bind(*args, **kwargs)
         names = self.names
-        if (
-            isinstance(leaves, tuple) and len(leaves) == len(names) + 2
-        ):  # two vectors that the host computes from symbolic numbers
+        # With symbolic numbers, two vectors that the host computes from them follow the leaves.
+        if isinstance(leaves, tuple) and len(leaves) == len(names) + 2:
             names = [*names, "whole numbers", "floating numbers"]
         if isinstance(leaves, tuple) and len(leaves) == len(names):
             bound.arguments = dict(zip(names, leaves, strict=True))

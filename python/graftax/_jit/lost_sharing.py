@@ -61,7 +61,7 @@ def warn_of_lost_sharing(
         output_leaves: those of the Outcome.
 
     Returns:
-        Whether it has warned. The caller asks no more then: one warning a function is enough.
+        Whether it has warned. One warning for each function is enough, so the caller does not ask again.
     """
     pairs = list(itertools.islice(_alias_pairs(recording), _MAX_PAIRS))
     if not pairs:
@@ -69,7 +69,7 @@ def warn_of_lost_sharing(
     alias_groups = _alias_groups(outcome, recording.leaves)
     output_paths = outcome.leaf_places()
     # Candidates are found by the last key of the first path: comparing all pairs of outputs would be quadratic.
-    by_last_key: dict[Any, list[int]] = defaultdict(list)
+    by_last_key: dict[object, list[int]] = defaultdict(list)
     index_of: dict[tuple[int, tuple[Any, ...]], int] = {}
     for i, (write, path) in enumerate(output_paths):
         index_of[write, path] = i
@@ -82,6 +82,7 @@ def warn_of_lost_sharing(
             prefix = path[: len(path) - len(first_tail)]
             if path[len(prefix) :] != first_tail or (write and not prefix):  # a mutated object keeps its identity
                 continue
+            # The output that stands at the second path of the same container, unless it is one array with the first.
             twin = index_of.get((write, (*prefix, *second_tail)))
             if (
                 twin is None
@@ -89,6 +90,7 @@ def warn_of_lost_sharing(
                 or (index in alias_groups and alias_groups[index] == alias_groups.get(twin))
             ):
                 continue
+            # Two arrays that were meant to become different are computed in different ways.
             if same_step(output_leaves[index], output_leaves[twin], leaves[pair.leaves[0]], leaves[pair.leaves[1]]):
                 _warn(name, recording, outcome, pair, (output_paths[index], output_paths[twin]))
                 return True
@@ -96,7 +98,7 @@ def warn_of_lost_sharing(
 
 
 def has_alias_pairs(recording: _core.Recording) -> bool:
-    """May a trace with this recording be one to warn of?"""
+    """Does the recording share arrays, so that a trace may lose that?"""
     return next(_alias_pairs(recording), None) is not None
 
 
@@ -159,9 +161,8 @@ def _shared_objects(leaves: Sequence[object], structure: Structure) -> Iterator[
         if row.op is not Op.ref:
             continue
         node = structure.target(row)
-        if (
-            node.root == row.root and not node.number < row.number < node.end
-        ):  # a reference from inside the object is a cycle
+        is_cycle = node.number < row.number < node.end  # a reference from inside the object
+        if node.root == row.root and not is_cycle:
             refs_to[node.number].append(row)
     for number, refs in refs_to.items():
         node = structure.rows[number]

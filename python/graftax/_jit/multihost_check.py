@@ -28,16 +28,15 @@ from graftax._jit.number_policy import SymbolicNumbers
 
 _MAX_TEXT = 200  # characters of a static value
 _MAX_SHOWN = 6  # numbers of an array
-_HOST_FUNCTION = re.compile(
-    r'backend_config = "\d+"|index = \d+ : ui64'
-)  # addresses and indices of callbacks differ between processes
+# Addresses and indices of callbacks differ between processes.
+_HOST_FUNCTION = re.compile(r'backend_config = "\d+"|index = \d+ : ui64')
 
 
 class CrossHostCheck:
     """Wraps an entry's `jax.jit` object: compares the hosts before leaves of new shapes or shardings run.
 
     Args:
-        compiled: the `jax.jit` object or a wrapper of it.
+        compiled: the `jax.jit` object, or a wrapper with its interface.
         plan, layout: of the function and of the call.
         outcomes, numbers: of the entry.
         tupled: it takes one tuple of leaves.
@@ -91,7 +90,7 @@ class CrossHostCheck:
             return
         plan = self._plan
         _, roots, recording, _ = active
-        if recording is None:
+        if recording is None:  # a hit, with leaves of other shapes than before
             symbolic = self._numbers.places.keys() if self._numbers else ()
             recording = plan.record(roots, self._layout, symbolic=symbolic)
         texts = [_array_text(leaf) for leaf in recording.leaves]
@@ -188,8 +187,8 @@ def check_hosts(obj: object, values: bool = True) -> None:
         {"the structure": digest(json.dumps(lines).encode())}, lambda: pack_description(lines, "")
     )
     # Every host has to take part if any does, whether it holds copies or not.
-    copies = {path: part for path, part in _copies(graphdef, leaves)} if values else {}
-    if any(_is_shared(leaf) for leaf in leaves) and values:
+    if values and any(_is_shared(leaf) for leaf in leaves):
+        copies = dict(_copies(graphdef, leaves))
         HostComparison(store, "check_hosts").compare_copies(copies)
 
 

@@ -126,23 +126,23 @@ class HostComparison:
         """
         mine = json.dumps(parts).encode()
 
-        def judge(all_of_them: list[bytes]) -> dict[str, Any]:
-            odd = [host for host, its in enumerate(all_of_them) if its != mine]
-            if odd:
+        def judge(parts_of_hosts: list[bytes]) -> dict[str, Any]:
+            different = [host for host, its in enumerate(parts_of_hosts) if its != mine]
+            if different:
                 self._publish("description", describe())
-            return {"odd": odd[0]} if odd else {}
+            return {"different": different[0]} if different else {}
 
         with _state.lock:
             verdict = self._verdict(mine, judge)
-            text = self._difference(verdict["odd"], describe) if verdict else ""
+            text = self._difference(verdict["different"], describe) if verdict else ""
         if text:
             raise StructureError(HOSTS_DIFFER.format(what=self._subject, difference=text))
 
     def compare_copies(self, copies: dict[str, str]) -> None:
         """Compares digests of array shards, each with those of the other hosts that hold the same shard."""
 
-        def judge(all_of_them: list[bytes]) -> dict[str, Any]:
-            text = self._first_copy([json.loads(zlib.decompress(its)) for its in all_of_them])
+        def judge(copies_of_hosts: list[bytes]) -> dict[str, Any]:
+            text = self._unequal_copy([json.loads(zlib.decompress(its)) for its in copies_of_hosts])
             return {"text": text} if text else {}
 
         with _state.lock:
@@ -163,7 +163,7 @@ class HostComparison:
         else:
             try:
                 verdict = judge([mine, *(self._wait_for(f"from/{host}", list(hosts)) for host in hosts)])
-            except Exception as error:  # so that the others do not wait for the full time as well
+            except Exception as error:  # published, so that the others do not wait for the full time as well
                 self._publish("verdict", json.dumps({"away": str(error)}).encode())
                 raise
             hosts_gone = [f"host {name}" for name in self._names("left/")]
@@ -175,13 +175,14 @@ class HostComparison:
         return verdict
 
     @staticmethod
-    def _first_copy(copies: list[dict[str, str]]) -> str:
-        seen: dict[str, tuple[int, str]] = {}
-        for host, theirs in enumerate(copies):
-            for path, digest in theirs.items():
-                first_copy = seen.setdefault(path, (host, digest))
-                if first_copy[1] != digest:
-                    return DIFFERENT_VALUES.format(place=path, host=host, first=first_copy[0])
+    def _unequal_copy(copies_of_hosts: list[dict[str, str]]) -> str:
+        """Which copy of a shard has other values than the first one; empty if none has."""
+        first_copies: dict[str, tuple[int, str]] = {}
+        for host, copies in enumerate(copies_of_hosts):
+            for path, digest in copies.items():
+                first_host, first_digest = first_copies.setdefault(path, (host, digest))
+                if first_digest != digest:
+                    return DIFFERENT_VALUES.format(place=path, host=host, first=first_host)
         return ""
 
     def _difference(self, host: int, describe: Callable[[], bytes]) -> str:
@@ -207,7 +208,7 @@ class HostComparison:
     def _wait_for(self, key: str, hosts: list[int]) -> bytes:
         """Waits for a value that one of `hosts` publishes. The timeout error names the missing hosts."""
         key, limit = self._key(key), _timeout() or _FAIL
-        for seconds in (_WARN, limit):
+        for seconds in (_WARN, limit):  # a warning while others may still come, then the error
             value = self._coordinator.get(key, self._begun + min(seconds, limit) - time.monotonic())
             if value is not None:
                 return value

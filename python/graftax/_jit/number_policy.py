@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LOCK = threading.RLock()
 _MOST_FAMILIES = 64  # of one function
 _MOST_COMPARED = 4  # families, for numbers that changed together with the structure
-_MOST_ASKED = 8  # families whose first trace may begin anew: later ones are of structures that keep changing
+_MOST_RETRACED = 8  # families whose first trace may begin anew: later ones are of structures that keep changing
 _MOST_PINS = 4  # variants for single values of one number, before it is static again
 
 Number = int | float
@@ -43,21 +43,21 @@ NumberRules = Sequence[tuple[Pattern, bool]]  # (what it covers, whether numbers
 class Family:
     """Structures of one function that differ in Python numbers alone.
 
-    Numbers go by their order in the structure. The first values are static; one that differs from its first value later
-    is symbolic, unless it was seen that it cannot be.
+    A number is identified by its index among the numbers of the structure. At first all are static. A number with
+    another value than its first one is symbolic from then on, unless it has turned out that it cannot be.
     """
 
     def __init__(self, values: tuple[Number, ...]) -> None:
         self._first = self._latest = values
-        self.names: tuple[str, ...] = ()
-        self._symbolic: set[int] = set()
+        self.names: tuple[str, ...] = ()  # their key paths
+        self._symbolic: set[int] = set()  # known to change; less what is in `_static`
         self._static: set[int] = set()  # for good
         self._failed: tuple[Number, ...] | None = None  # a trace with symbols has raised for these
         self._pins: collections.Counter[int] = collections.Counter()
-        self._suspected: list[int] = []
+        self._suspected: list[int] = []  # may be counters: what the first trace returns will tell
         self._has_run = False
         self._changed: list[str] = []  # names of those for which the call has begun anew
-        self.capacity: dict[type, int] = {}
+        self.capacity: dict[type, int] = {}  # how long the vectors from the host have to be, where that was too little
 
     def symbolic(self, values: tuple[Number, ...]) -> list[int]:
         """Which of these numbers are symbolic in a call that has them."""
@@ -65,12 +65,13 @@ class Family:
             if not same(value, first):
                 self._symbolic.add(i)
         self._latest = values
+        # A static trace for the same values: if that raises as well, the symbols are not the cause.
         if self._failed is not None and all(map(same, values, self._failed)):
             return []
         return sorted(self._symbolic - self._static)
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """These have changed before they were part of such structures."""
+        """These are known to change, from what happened before or outside of these structures."""
         self._symbolic.update(numbers)
 
     @property
@@ -79,7 +80,7 @@ class Family:
         return not self._has_run
 
     def suspect(self, numbers: list[int]) -> None:
-        """Code computes these anew, but is not traced with symbols before it has run once without."""
+        """Code may assign these. Whether they are symbolic is decided when a trace without symbols has ended."""
         self._suspected = numbers
 
     def has_run(self, changed: Collection[str], results: Sequence[Number]) -> bool:
@@ -93,6 +94,7 @@ class Family:
             return False
         self._has_run = True
         numbers = {i for i, name in enumerate(self.names) if name in changed}
+        # A suspected counter counts if the results have another number of its type, which may be its next value.
         for i in self._suspected:
             value = self._latest[i]
             if any(type(result) is type(value) and not same(result, value) for result in results):
@@ -119,7 +121,7 @@ class Family:
         return (latest > first) - (latest < first)
 
     def forgetting(self) -> Callable[[], None]:
-        """What is called to forget all that is learnt from now on."""
+        """A function that forgets all that is learnt from now on."""
         before = copy.deepcopy(vars(self))
         return lambda: vars(self).update(before)
 
@@ -127,11 +129,11 @@ class Family:
         self._static.update(numbers)
 
     def fail(self, values: tuple[Number, ...]) -> None:
-        """A trace with symbols has raised. Is it because of them? A static one for the same values will tell."""
+        """A trace with symbols has raised for these values. A static one will tell whether symbols are the cause."""
         self._failed = values
 
     def settle(self) -> None:
-        """A static trace has succeeded: where one with symbols had not, there will be no other."""
+        """A static trace has succeeded: if one with symbols has failed before, there will be no other with them."""
         if self._failed is not None:
             self.make_static(list(self._symbolic))
             self._failed = None
@@ -142,8 +144,9 @@ class Family:
         self.make_static([number for number in numbers if self._pins[number] >= _MOST_PINS])
 
 
-def same(one: Number, other: Number) -> bool:
-    return one is other or (repr(one) == repr(other))
+def same(number: Number, other: Number) -> bool:
+    """Are they one number to a program? A nan is, and 0.0 and -0.0 are not."""
+    return number is other or repr(number) == repr(other)
 
 
 class Numbers:
@@ -151,7 +154,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self._families: collections.OrderedDict[Any, Family] = collections.OrderedDict()
-        self._recent: tuple[Family, ...] = ()  # the last ones, without keys: to compare these runs code of the user's
+        self._recent: tuple[Family, ...] = ()  # the last ones, without their keys: comparing these runs the user's code
         self._expected: set[frozenset[str]] = set()  # places of numbers that were symbolic in another process
 
     def expect(self, places: frozenset[str]) -> None:
@@ -166,17 +169,17 @@ class Numbers:
     def would_be_symbolic(
         self, recording: _core.Recording, rules: NumberRules, function: types.FunctionType | None
     ) -> SymbolicNumbers | None:
-        """The same for a call that is only asked about."""
+        """What `symbolic` would return for a call that is not made. Nothing is learnt from it."""
         key = self._key(recording, None)
-        with _LOCK:
-            families = [family for known, family in self._families.items() if known[::2] == key[::2]]
-        looking = Numbers()
-        looking._expected = self._expected
+        with _LOCK:  # of any trace context: the second part of the key
+            families = [family for other, family in self._families.items() if other[::2] == key[::2]]
+        scratch = Numbers()
+        scratch._expected = self._expected
         if families:
-            looking._families[key] = copy.deepcopy(families[-1])
+            scratch._families[key] = copy.deepcopy(families[-1])
         else:
-            looking._recent = copy.deepcopy(self._recent)
-        return looking.symbolic(recording, None, rules=rules, function=function)
+            scratch._recent = copy.deepcopy(self._recent)
+        return scratch.symbolic(recording, None, rules=rules, function=function)
 
     @staticmethod
     def _key(recording: _core.Recording, context: object) -> tuple[Any, ...]:
@@ -192,32 +195,33 @@ class Numbers:
         rules: NumberRules = (),
         function: types.FunctionType | None = None,
     ) -> SymbolicNumbers | None:
-        """What is symbolic in a call of this structure, which has no static entry. None where nothing is.
+        """The numbers that are symbolic in a call of this structure, which has no static entry; None if none is.
 
         Args:
-            changing: roots that were seen to change: numbers, and functions with the variables that are.
-            fixed: roots that no copy stands for in a trace.
-            rules: what the user says of numbers; the first rule that covers one decides.
-            function: whose counters are symbolic from the first call on.
+            changing: roots that have changed: numbers, and functions with the variables that have.
+            fixed: roots that a trace has as they are, and not as copies.
+            rules: the option `numbers=`; the first rule that covers a number decides.
+            function: its counters are symbolic from the first call on.
         """
-        found = recording.graphdef.numbers()
-        if not found:
+        numbers = recording.graphdef.numbers()
+        if not numbers:
             return None
-        values = tuple(value for _, value in found)
+        number_rows, values = [row for row, _ in numbers], tuple(value for _, value in numbers)
         family = self.family_of(recording, context, rules, function)
         if changing:
-            family.expect(_changed(Structure(recording.graphdef), changing, [row for row, _ in found]))
+            family.expect(_changed(Structure(recording.graphdef), changing, number_rows))
         if fixed:
-            family.make_static(_numbers_of(Structure(recording.graphdef), fixed, [row for row, _ in found]))
+            family.make_static(_numbers_of(Structure(recording.graphdef), fixed, number_rows))
         chosen = family.symbolic(values)
         if not chosen:
             return None
+        # An equal immutable value, such as a tuple, is recorded once: a symbol in it would be in all of its places.
         structure = Structure(recording.graphdef)
         repeated = [structure.target(row) for row in structure.rows if row.op is Op.same]
-        rows = {i: found[i][0] for i in chosen}
-        again = [i for i, row in rows.items() if any(r.number <= row < r.end for r in repeated)]
-        family.make_static(again)  # an equal immutable value elsewhere is one with it
-        places = {structure.root_path(structure.rows[row]): i for i, row in rows.items() if i not in again}
+        rows = {i: number_rows[i] for i in chosen}
+        in_two_places = [i for i, row in rows.items() if any(r.number <= row < r.end for r in repeated)]
+        family.make_static(in_two_places)
+        places = {structure.root_path(structure.rows[row]): i for i, row in rows.items() if i not in in_two_places}
         return SymbolicNumbers(family, places, values) if places else None
 
     def is_new(self, recording: _core.Recording, context: object) -> bool:
@@ -225,19 +229,19 @@ class Numbers:
         with _LOCK:
             family = self._families.get(self._key(recording, context))
             ended = sum(not family.is_new for family in self._families.values())
-        return (family is None or family.is_new) and ended < _MOST_ASKED
+        return (family is None or family.is_new) and ended < _MOST_RETRACED
 
     def family_of(
         self, recording: _core.Recording, context: object, rules: NumberRules, function: types.FunctionType | None
     ) -> Family:
-        """The family of a call, which is new if no call was of this structure."""
-        found = recording.graphdef.numbers()
-        values = tuple(value for _, value in found)
+        """The family of a call. If no call had this structure before, it is new, and learns what is known already."""
+        numbers = recording.graphdef.numbers()
+        values = tuple(value for _, value in numbers)
         family, is_new = self._family(self._key(recording, context), values)
         if not is_new:
             return family
         structure = Structure(recording.graphdef)
-        rows = [structure.rows[row] for row, _ in found]
+        rows = [structure.rows[row] for row, _ in numbers]
         paths = list(map(structure.root_path, rows))
         family.names = tuple(place_name(path, recording.names) for path in paths)
         family.expect(self._seen_elsewhere(family.names))
@@ -257,15 +261,17 @@ class Numbers:
 
     def _changed_since(self, family: Family, values: tuple[Number, ...]) -> list[int]:
         """What has another value than in the structure before, as a counter has while its object is set up."""
-        known: dict[str, tuple[Number, bool]] = {}
-        for other in [other for other in self._recent if other is not family]:
-            known.update({name: (value, changes) for name, value, changes in other.changes()})
-        found: list[int] = []
+        earlier_values: dict[str, tuple[Number, bool]] = {}
+        for earlier in [recent for recent in self._recent if recent is not family]:
+            earlier_values.update({name: (value, changes) for name, value, changes in earlier.changes()})
+        changed: list[int] = []
         for i, (name, value) in enumerate(zip(family.names, values, strict=True)):
-            before, changes = known.get(name, (None, False))
-            if type(before) is type(value) and before is not None and (changes or not same(before, value)):
-                found.append(i)
-        return found
+            earlier_value, changes = earlier_values.get(name, (None, False))
+            if type(earlier_value) is not type(value) or earlier_value is None:
+                continue
+            if changes or not same(earlier_value, value):
+                changed.append(i)
+        return changed
 
     def _family(self, key: object, values: tuple[Number, ...]) -> tuple[Family, bool]:
         """The family of a key, and whether it is new."""
@@ -277,8 +283,8 @@ class Numbers:
                 while len(self._families) > _MOST_FAMILIES:
                     self._families.popitem(last=False)
             self._families.move_to_end(key)
-            others = [other for other in self._recent if other is not family]
-            self._recent = (*others[-_MOST_COMPARED:], family)
+            earlier = [recent for recent in self._recent if recent is not family]
+            self._recent = (*earlier[-_MOST_COMPARED:], family)
             return family, is_new
 
     def settle(self) -> None:
@@ -287,7 +293,7 @@ class Numbers:
 
 
 def _name(structure: Structure, row: _core.Row, path: str) -> Name | None:
-    """What code may assign the number in a row to, anew; None where that is not possible."""
+    """The name under which code may assign the number in a row; None if it cannot."""
     if row.parent < 0:
         return Variable(path)  # a parameter
     if structure.rows[row.parent].type is types.CellType:
@@ -305,6 +311,7 @@ def _changed(
         if i in changing
     }
     for i, number in enumerate(numbers):
+        # Upwards from the number, through cells and the functions that have them, to one of the roots.
         holder, variables = number, tuple[str, ...]()
         while holder >= 0 and holder not in roots and (cell := structure.rows[holder].parent) >= 0:
             variables = (getattr(structure.rows[cell].key_entry, "name", ""), *variables)
@@ -320,24 +327,25 @@ def _counters(
     names = [_name(structure, row, path) for row, path in zip(rows, paths, strict=True)]
     if all(name is None for name in names):
         return [], True
-    given = {
+    classes_and_functions = {
         row.value if row.type is types.FunctionType else row.type for row in structure.rows if row.type is not None
     }
     types_around = [structure.rows[row.parent].type if row.parent >= 0 else None for row in rows]
     pairs = [(name, cls) for name, cls in zip(names, types_around, strict=True) if name is not None]
     tallied = {name for name, cls in pairs if cls is collections.Counter}
-    found, is_plain = find_counters({name for name, _ in pairs}, function, given, tallied)
-    return [i for i, name in enumerate(names) if name in found], is_plain
+    counters, is_plain = find_counters({name for name, _ in pairs}, function, classes_and_functions, tallied)
+    return [i for i, name in enumerate(names) if name in counters], is_plain
 
 
 def _choose(rules: NumberRules, paths: Sequence[RootPath], names: Sequence[str]) -> Iterator[bool | None]:
+    """For each path whether the rules make the number there symbolic; None if they say nothing about it."""
     tests = [(coverage_test([pattern], names), is_symbolic) for pattern, is_symbolic in rules]
     for path in paths:
         yield next((is_symbolic for covers, is_symbolic in tests if covers is not None and covers(path)), None)
 
 
 def _numbers_of(structure: Structure, roots: Collection[int], numbers: Sequence[int]) -> list[int]:
-    """Which of these rows are below the roots; all, where a root leads to what another one has."""
+    """Which of these rows are below the roots; all, if a root leads to an object that another root has, too."""
     below = [row for i, row in enumerate(structure.roots) if i in roots]
     for row in structure.rows:
         holder = next((root for root in below if root.number <= row.number < root.end), None)
@@ -354,24 +362,26 @@ class SymbolicNumbers:
     """The symbolic numbers of one entry.
 
     Args:
-        places: of the numbers, with the number of each in its family.
-        values: all numbers of the call that it is made for.
+        family: the family of the call.
+        places: the places of the symbolic numbers, with the index of each in the family.
+        values: the values of all numbers in the call that it is made for.
     """
 
     def __init__(self, family: Family, places: dict[RootPath, int], values: tuple[Number, ...]) -> None:
         self.places = places
         self.family, self._values = family, values
-        self._forget: Callable[[], None] = lambda: None
-        self._numbers: list[int] = []  # in the family, by symbol
-        self.leaves: list[int] = []  # which leaves they are
-        self.paths: list[RootPath] = []  # where, in the same order
+        self._forget: Callable[[], None] = lambda: None  # drops the entry, once it is stored
+        # One item for each symbol, in the same order: its index in the family, its leaf, its place.
+        self._numbers: list[int] = []
+        self.leaves: list[int] = []
+        self.paths: list[RootPath] = []
         self.assumed = frozenset[int]()  # which of them have values that no call has, in a trace that runs ahead
 
     def found_in(self, recording: _core.Recording) -> bool:
-        """Finds the leaves that they are in a recording with them. False where one cannot be a leaf."""
+        """Finds the leaves of the symbolic numbers in a recording that has them. False if one cannot be a leaf."""
         structure = Structure(recording.graphdef)
         self.leaves, self.paths, self._numbers = [], [], []
-        for row in structure.leaves:  # an array in two places is two of these, where it is donated
+        for row in structure.leaves:
             path = structure.root_path(row) if row.is_number else None
             number = self.places.get(path) if path is not None else None
             if path is not None and number is not None:
@@ -384,11 +394,11 @@ class SymbolicNumbers:
 
     @property
     def ways(self) -> list[int]:
-        """Of each: does it grow (1), shrink (-1), or neither, as far as is known?"""
+        """For each symbol: does the number grow (1), shrink (-1), or neither, as far as is known?"""
         return [self.family.way(number) for number in self._numbers]
 
     def refuse(self) -> None:
-        """Objects that hold them cannot be rebuilt around symbols."""
+        """From now on these numbers are static: the objects that hold them cannot be rebuilt around symbols."""
         self.family.make_static(list(self.places.values()))
 
     def begin(self) -> HostProgram:
@@ -399,20 +409,20 @@ class SymbolicNumbers:
         return self.program
 
     def _fail(self, error: BaseException | None) -> None:
-        """Something in the way from a trace with symbols to its program has raised, or has caught what was raised."""
+        """Begins the call anew without symbols: tracing or compiling with them has raised, or code caught an error."""
         self.family.fail(self._values)
         self._forget()
         raise NotSymbolic from error
 
     def _without(self, symbols: Collection[int]) -> None:
-        """These are plain numbers from the start, where there are any: the call begins anew."""
+        """Begins the call anew with plain numbers in place of these symbols, if there are any."""
         if symbols:
             self.family.make_static([self._numbers[symbol] for symbol in symbols])
             self._forget()
             raise NotSymbolic
 
     def resume(self, program: HostProgram) -> None:
-        """What a host program of another process was for is what this one is for."""
+        """Goes on with the host program of the entry, which another call or another process has made."""
         self.program = program
 
     def given(self, leaves: Sequence[object]) -> list[Any]:
@@ -421,12 +431,13 @@ class SymbolicNumbers:
         return [*(np.int32(0) if i in self.leaves else leaf for i, leaf in enumerate(leaves)), *vectors]
 
     def stored(self, table: FunctionTable, key: tuple[object, ...]) -> None:
-        alive = weakref.ref(table)
+        """The entry is stored in this table: if its trace fails, it is dropped from there."""
+        table_reference = weakref.ref(table)  # the table owns the entry, which owns this
 
         def forget() -> None:
-            here = alive()
-            if here is not None:
-                here.sharing.forget(here.entries.get(key))
+            live_table = table_reference()
+            if live_table is not None:
+                live_table.sharing.forget(live_table.entries.get(key))
 
         self._forget = forget
 
@@ -439,31 +450,34 @@ class SymbolicNumbers:
         computed: tuple[Any, ...] | None,
         trace: Callable[[list[Any]], tuple[_core.Outcome, list[Any]]],
     ) -> tuple[_core.Outcome, list[Any]]:
-        """A trace with symbols in place of the numbers. Its Outcome knows which output leaves are numbers.
+        """Traces with symbols in place of the numbers. The Outcome knows which output leaves are numbers.
 
         Raises:
-            NotSymbolic: where it raises, or has too little room for what it has to be given.
+            NotSymbolic: if the trace raises, or if it needs longer vectors of numbers from the host than it has.
         """
-        given, vectors = list(leaves[:-2]), {int: leaves[-2], float: leaves[-1]}
+        inputs, vectors = list(leaves[:-2]), {int: leaves[-2], float: leaves[-1]}
         values = [recording.leaves[leaf] for leaf in self.leaves]
         arrays = None if computed is None else {int: computed[0], float: computed[1]}
         assumed = self.assumed if is_ahead() else frozenset[int]()
         symbols = SymbolTrace(self.program, values, vectors, arrays, reads, assumed)
         while symbols.roots:  # nothing here holds one when the trace ends
             symbol = symbols.roots.pop()
-            given[self.leaves[len(symbols.roots)]] = symbol
+            inputs[self.leaves[len(symbols.roots)]] = symbol
             del symbol
         try:
             with catching() as caught:
-                outcome, out = trace(given)
+                outcome, outputs = trace(inputs)
             self._without(symbols.refused)
-            if caught.is_suspect:
+            if caught.is_suspect:  # a handler of the code may have run because of a symbol
                 self._fail(None)
+            # The host computes the symbols among the results, so they are not outputs of the program.
             outcome.numbers = [
-                (leaf, self.program.output(symbols.node(value))) for leaf, value in enumerate(out) if is_symbol(value)
+                (leaf, self.program.output(symbols.node(value)))
+                for leaf, value in enumerate(outputs)
+                if is_symbol(value)
             ]
-            out = [value for value in out if not is_symbol(value)]
-            given.clear()
+            outputs = [value for value in outputs if not is_symbol(value)]
+            inputs.clear()
             self._without(symbols.close())
         except NewReads:
             if not reads.builtins.tells_types:  # the code takes no symbols, as is known now
@@ -474,12 +488,12 @@ class SymbolicNumbers:
             self._fail(error)
             raise
         finally:
-            given.clear()
+            inputs.clear()
             symbols.end()
         if symbols.lacks:
-            for kind in symbols.lacks:
+            for kind in symbols.lacks:  # twice as many as were needed this time
                 self.family.capacity[kind] = 2 * len(self.program.inputs[kind])
             self._forget()
             raise NotSymbolic
         self.family.pin([self._numbers[symbol] for symbol in self.program.pinned()])
-        return outcome, out
+        return outcome, outputs

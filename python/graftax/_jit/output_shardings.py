@@ -76,9 +76,9 @@ class OutputPlacement:
         self._plan, self._layout, self._graphdef, self._symbols = plan, layout, graphdef, symbols
         self._flat, self._options, self._outcomes, self._tupled = flat, options, outcomes, tupled
         self._spec = plan.options.out_shardings
-        self._parts = by_argument_spec(self._spec) is not None or has_parts(self._spec)
+        self._spec_has_parts = by_argument_spec(self._spec) is not None or has_parts(self._spec)
         self._begin()
-        self._jits: dict[Any, Any] = {}
+        self._jits: dict[Any, Any] = {}  # by the shardings of the inputs and what JAX compiles for
         self._requested: dict[Any, tuple[Any, ...]] = {}  # by the `jax.jit` object, for each output
 
     def _begin(self) -> None:
@@ -88,8 +88,9 @@ class OutputPlacement:
         """
         self._flat = _copy_function(self._flat)
         out_shardings: dict[str, Any] = (
-            {} if self._spec is None or self._parts else {"out_shardings": (self._spec, None, None)}
+            {} if self._spec is None or self._spec_has_parts else {"out_shardings": (self._spec, None, None)}
         )
+        # For calls without a mesh whose spec is one sharding for all: JAX resolves that itself.
         self._plain: Any = own_jit(self._flat, **self._options, **out_shardings)
 
     def __call__(self, *arguments: object) -> Any:
@@ -118,7 +119,7 @@ class OutputPlacement:
         return self._run_and_recheck(run, arguments, run.eval_shape)
 
     def out_shardings(self, *arguments: Any) -> tuple[Any, ...] | None:
-        """The sharding that each output of the call gets, None for those that XLA chooses; None if that is all."""
+        """The sharding of each output of the call, with None for those that XLA chooses; None if it chooses all."""
         run, _ = self._select(arguments)
         return self._requested.get(run)
 
@@ -154,7 +155,7 @@ class OutputPlacement:
             leaves = tuple(_replicate_scalar(leaf, mesh) if requested is None else leaf for leaf, requested in pairs)
             arguments = (leaves,) if self._tupled else leaves
             shardings = self._input_shardings(leaves)
-        elif not self._parts:
+        elif not self._spec_has_parts:
             return self._plain, arguments
         key = shardings, tuple(map(_aval_key, leaves))
         run = self._jits.get(key)
@@ -173,8 +174,10 @@ class OutputPlacement:
         return self._options.get("in_shardings") or (None,) * len(leaves)
 
     def _build(self, arguments: tuple[object, ...], leaves: Sequence[object], shardings: tuple[object, ...]) -> Any:
+        # The trace that tells which outputs there are. JAX caches it by the flat function, so the call has the same
+        # one.
         try:
-            traced = own_jit(self._flat, **self._options) if self._parts else self._plain
+            traced = own_jit(self._flat, **self._options) if self._spec_has_parts else self._plain
             result, written, code = traced.eval_shape(*arguments)
         except BaseException:
             self._begin()
@@ -183,9 +186,10 @@ class OutputPlacement:
         paths = self._output_paths(outcome)
         assert len(paths) == len(result) + len(written)
         state: _StateAfterCall | None = None
-        if self._parts:
+        if self._spec_has_parts:
             state = _StateAfterCall(self._graphdef, outcome, (*result, *written), self._as_given(leaves))
         of_writes = self._shardings_of_writes(outcome, paths[len(result) :], written, shardings, state)
+        # One spec for the whole result, or none.
         if state is None:
             requested = (
                 self._spec if self._spec is not None else self._shardings_of_shared_results(outcome, result, shardings)
@@ -193,6 +197,7 @@ class OutputPlacement:
             if not any(of_writes) and requested is self._spec:
                 return self._plain
             return self._jit_with_out_shardings(outcome, requested, of_writes, (*result, *written))
+        # A spec with a part for each output of the result.
         spec = result_spec(self._spec)
         if has_parts(spec):
             result_paths = [path for _, path in paths[: len(result)]]
@@ -255,6 +260,7 @@ class OutputPlacement:
         shardings: tuple[object, ...],
         state: _StateAfterCall | None,
     ) -> list[Any]:
+        """The sharding of each written array: as requested, or as the array had that it replaces, or None."""
         structure, root_paths = Structure(self._graphdef), self._root_paths(outcome, paths)
         leaf_at = {structure.root_path(row): row.leaf for row in structure.leaves}
         requested = self._requested_for_writes(root_paths, state)
@@ -300,6 +306,7 @@ class OutputPlacement:
             )
         description = self._plan.name, "out_shardings", FrozenDict(parts.items()), "what is written"
         resolver = Shardings(*description, part=state.root, by_argument=True)
+        # Silent: patterns need not cover each written array. What they leave out keeps its sharding.
         resolved = [
             resolver.of_leaf((SequenceKey(root), *path), (*root_entries(names[root]), *path), silent=True)
             for root, path in paths

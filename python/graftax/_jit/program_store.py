@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where programs that outlive the process are asked for, and told of. A higher package has the store itself."""
+"""Access to programs that outlive the process. The store itself is in a higher package, which calls `use`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ProgramStore(Protocol):
     """Programs of earlier processes. `caller` is a `Jitted`."""
 
     def adopt(self, caller: object) -> bool:
-        """Takes over what the programs of a function read, where that is as it was. True if it has new roots now."""
+        """Takes over what the programs of a function read, if that is unchanged. True if the function has new roots."""
         ...
 
     def extensible(self, compiled: object, tupled: bool) -> Any:
@@ -25,7 +25,7 @@ class ProgramStore(Protocol):
         ...
 
     def keep(self, caller: object, entry: _core.Entry) -> None:
-        """An entry was traced, and most likely compiled."""
+        """Called for an entry that was traced, and most likely compiled: stores its programs."""
         ...
 
 
@@ -37,7 +37,7 @@ _find_store: Callable[[], ProgramStore | None] = _no_store
 
 
 def use(find_store: Callable[[], ProgramStore | None]) -> None:
-    """From now on `find_store` says which store there is."""
+    """From now on `current` asks `find_store` for the store."""
     global _find_store
     _find_store = find_store
 

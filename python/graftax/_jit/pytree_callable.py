@@ -63,6 +63,7 @@ class PytreeFunction:
         return self if instance is None else jax.tree_util.Partial(self, instance)
 
     def __getattr__(self, name: str) -> Any:
+        # Attributes of the transformed function, such as `lower`. Its private ones are not those of this object.
         if (name.startswith("_") and name not in _NAMES) or not callable(self._part):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self._applied, name)
@@ -73,10 +74,10 @@ class PytreeFunction:
     def __reduce__(self) -> Any:
         return type(self), (self._part, self._transform_call)
 
-    def tree_flatten(self) -> tuple[tuple[Any], TransformCall]:
+    def tree_flatten(self) -> tuple[tuple[object], TransformCall]:
         return (self._part,), self._transform_call
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], TransformCall]:
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, object]], TransformCall]:
         return ((GetAttrKey("__wrapped__"), self._part),), self._transform_call
 
     @classmethod

@@ -15,8 +15,8 @@ TRACED = (
 
 
 _DEPTH = 4  # containers within each other
-_MOST = 100  # items of a container that is looked at
-_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: what else is there holds nothing
+_MOST = 100  # items of a container that is searched
+_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: objects without it hold no others
 
 
 def give_own_objects(error: Exception, original: Callable[[Any], object]) -> None:
@@ -24,26 +24,27 @@ def give_own_objects(error: Exception, original: Callable[[Any], object]) -> Non
 
     `original` gives the object that another one is a copy of, or None.
     """
-    for each in _chain(error):
-        _tell_of_tracers(each)
-        args = _own(each.args, original)
-        if args is not each.args:
-            each.args = args
-        for name, value in list(vars(each).items()):
-            if (own := _own(value, original)) is not value:
-                setattr(each, name, own)
+    for linked in _chain(error):
+        _tell_of_tracers(linked)
+        args = _in_callers_terms(linked.args, original)
+        if args is not linked.args:
+            linked.args = args
+        for name, value in list(vars(linked).items()):
+            if (replaced := _in_callers_terms(value, original)) is not value:
+                setattr(linked, name, replaced)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
     """The exception, and those that it was raised from or while they were handled."""
-    found = [error]
-    for each in found:
-        causes = [cause for cause in (each.__cause__, each.__context__) if cause is not None]
-        found += [cause for cause in causes if all(cause is not known for known in found)]
-    return found
+    chain = [error]
+    for linked in chain:  # which grows meanwhile
+        causes = [cause for cause in (linked.__cause__, linked.__context__) if cause is not None]
+        chain += [cause for cause in causes if all(cause is not other for other in chain)]
+    return chain
 
 
 def _tell_of_tracers(error: BaseException) -> None:
+    """Notes the first tracer that an exception holds: no object of the caller's stands for it."""
     paths = [f"args[{i}]" for i, value in enumerate(error.args) if isinstance(value, Tracer)]
     paths += [name for name, value in vars(error).items() if isinstance(value, Tracer)]
     if paths:
@@ -52,19 +53,19 @@ def _tell_of_tracers(error: BaseException) -> None:
             error.add_note(note)
 
 
-def _own(value: Any, original: Callable[[Any], object], depth: int = _DEPTH) -> Any:
-    """The caller's object. In a container that the function made, the caller's take the places of copies."""
+def _in_callers_terms(value: Any, original: Callable[[Any], object], depth: int = _DEPTH) -> Any:
+    """The caller's object for a copy. In a container that the function made, the caller's objects replace copies."""
     if not type(value).__flags__ & _GC:
         return value
-    known = original(value)
-    if known is not None:
-        return known
+    callers_object = original(value)
+    if callers_object is not None:
+        return callers_object
     if type(value) not in (tuple, list, dict) or not depth or len(value) > _MOST:
         return value
     if type(value) is tuple:
-        own = tuple(_own(item, original, depth - 1) for item in value)
-        return own if any(a is not b for a, b in zip(own, value, strict=True)) else value
+        items = tuple(_in_callers_terms(item, original, depth - 1) for item in value)
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     for key, item in list(value.items() if type(value) is dict else enumerate(value)):
-        if (own := _own(item, original, depth - 1)) is not item:
-            value[key] = own
+        if (replaced := _in_callers_terms(item, original, depth - 1)) is not item:
+            value[key] = replaced
     return value

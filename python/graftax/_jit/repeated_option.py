@@ -21,7 +21,7 @@ NO_FUNCTION = (
 
 
 class Selection:
-    """Which calls are meant: of these classes, methods and functions, or of each class with several objects.
+    """The calls that `repeated=` selects: of these classes, methods and functions, or of classes with several objects.
 
     Args:
         repeated: a tuple of classes, methods and functions; True for all of classes; or "auto" for those that pay, and
@@ -36,20 +36,21 @@ class Selection:
         self.is_all = repeated is True
         self._functions: list[types.FunctionType] = []
         self._classes: list[type] = []
-        for given in repeated if isinstance(repeated, tuple) else ():
-            if isinstance(given, type):
-                if _function(getattr(given, "__call__", None)) is None:  # noqa: B004  (the function itself is wanted)
-                    method = next((n for n, v in vars(given).items() if isinstance(v, types.FunctionType)), "forward")
-                    raise TypeError(NOT_CALLED.format(given=given, method=method))
-                self._classes.append(given)
-            elif (function := _function(given)) is not None:
+        for item in repeated if isinstance(repeated, tuple) else ():
+            if isinstance(item, type):
+                if _function(getattr(item, "__call__", None)) is None:  # noqa: B004  (the function itself is wanted)
+                    members = vars(item).items()
+                    method = next((n for n, v in members if isinstance(v, types.FunctionType)), "forward")
+                    raise TypeError(NOT_CALLED.format(given=item, method=method))
+                self._classes.append(item)
+            elif (function := _function(item)) is not None:
                 self._functions.append(function)
             else:
-                raise TypeError(NO_FUNCTION.format(given=given))
+                raise TypeError(NO_FUNCTION.format(given=item))
         self._codes = {id(function.__code__) for function in self._functions}
 
     def codes(self, instances: Collection[type]) -> list[types.CodeType]:
-        """The code of the functions that are meant, where the graph has these classes."""
+        """The code of the selected functions. `instances` are the classes of which the graph has several objects."""
         if self.is_auto:
             return [method.__code__ for cls in instances for method in _methods(cls)]
         classes = [*self._classes, *(c for c in instances if issubclass(c, tuple(self._classes)))]
@@ -57,8 +58,8 @@ class Selection:
         return [f.__code__ for f in (*self._functions, *methods) if f is not None]
 
     def selects(self, function: types.FunctionType, arguments: tuple[object, ...], instances: Collection[type]) -> bool:
-        """Is this call meant?"""
-        if not arguments:
+        """Is this call selected? `arguments` are the variables that it begins with."""
+        if not arguments:  # a call without arrays is not shared
             return False
         if self.is_all or self.is_auto:
             if type(arguments[0]) in instances or not self.is_auto:
@@ -68,7 +69,7 @@ class Selection:
 
     @staticmethod
     def name(function: types.FunctionType, arguments: tuple[object, ...]) -> str:
-        """How the part is called in the program, and by `explain`."""
+        """The name of the part in the program, and in `explain`."""
         return type(arguments[0]).__name__ if function.__name__ == "__call__" else function.__qualname__
 
 
@@ -84,7 +85,8 @@ def _is_plain(name: str) -> bool:
     return name == "__call__" or not name.startswith("__")
 
 
-def _function(given: object) -> types.FunctionType | None:
-    given = inspect.unwrap(given) if callable(given) and not isinstance(given, type) else given
-    given = getattr(given, "__func__", given)
-    return given if isinstance(given, types.FunctionType) else None
+def _function(value: object) -> types.FunctionType | None:
+    """The Python function behind a method or a wrapper; None if there is none."""
+    value = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
+    value = getattr(value, "__func__", value)
+    return value if isinstance(value, types.FunctionType) else None
