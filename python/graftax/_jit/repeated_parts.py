@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of a trace that repeat: a call of a method on an object like an earlier one takes the jaxpr of that call.
 
-The first call of a part is traced by itself, on copies of what it is given, as a transform does it. A later one takes
-its program if what it is given, and what the part reads besides, has the structure and the types that it had then.
-Where a part does more than a program can repeat, the trace of the whole function begins anew without it.
+The first call of a part is traced by itself, on copies of its arguments, as a transform does it. A later one takes its
+program if its arguments, and what the part reads besides, have the structure and the types that they had then. If a
+part does more than a program can repeat, the trace of the whole function begins anew without sharing it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ from graftax._jit.repeated_option import Selection
 
 _MOST_MISSES = 4  # of a function none of whose calls has taken the program of another one
 _MOST_OBSERVED = 64  # calls in one trace: each costs a comparison of what the trace reads
-# What pays without being asked for: a program costs about as much as this many equations, for each of the calls.
+# With "auto", a part has to pay: each call of a program costs about as much as this many equations.
 _FEWEST_EQUATIONS, _FEWEST_CALLS = 30, 4
-_CALLS_BEFORE = 2  # of a function of which nothing says beforehand that it is called often, before it is asked about
+# Calls of a function before it is asked about, if nothing says beforehand that it is called often.
+_CALLS_BEFORE = 2
+_VARARGS, _VARKEYWORDS = 0x04, 0x08  # flags of code
+_NEVER = 0x20 | 0x80 | 0x200  # generators and coroutines
 
 
 class _Outside(NamedTuple):
-    """What a part reads besides its arguments, at one moment: of these origins, and of the closure of its function."""
+    """What is outside of a part, and may be read by it, at one moment: under these origins, and in its closure."""
 
     function: Callable[..., Any] | None
     graphdef: _core.GraphDef
@@ -54,10 +57,10 @@ class _Outside(NamedTuple):
     keys: set[tuple[int, str | None]]
 
     def is_same(self, other: _Outside) -> bool:
-        """Is everything what it was? Arrays and objects are compared by identity."""
+        """Is everything as it was? Arrays and objects are compared by identity."""
         pairs = zip((*self.leaves, *self.nodes), (*other.leaves, *other.nodes), strict=False)
-        alike = self.keys == other.keys and self.graphdef == other.graphdef
-        return alike and len(self.nodes) == len(other.nodes) and all(a is b for a, b in pairs)
+        is_alike = self.keys == other.keys and self.graphdef == other.graphdef
+        return is_alike and len(self.nodes) == len(other.nodes) and all(a is b for a, b in pairs)
 
 
 class _Refused(Exception):
@@ -65,11 +68,11 @@ class _Refused(Exception):
 
 
 class _Observation(NamedTuple):
-    """The state of a trace when a call began that was traced as it is; `size` as of `RepeatedParts`."""
+    """The state of a trace before a call that was traced as it is. The second call of the part compares it."""
 
     outside: _Outside
-    impure_calls: int | None
-    size: int
+    impure_calls: int | None  # how many the trace had made; None if nobody listens to them
+    size: int  # in equations
 
 
 class _Part:
@@ -88,16 +91,16 @@ class _Part:
         self.types = [jax.typeof(leaf) for leaf in self.recording.leaves]
         self.rebuilt: list[int] = []  # the tracked nodes of which the trace has copies
         self.reached: list[Any] = []  # the nodes that its result and its arguments lead to after the call
-        self.codes: list[types.CodeType] = []
+        self.codes: list[types.CodeType] = []  # of all frames that ran in it
         self.outer: dict[int, Any] = {}  # outputs that are arrays of the trace around it
-        self.sources: list[Source | None] = []
+        self.sources: list[Source | None] = []  # what outputs were computed from, by operations that keep aliases
         self.outcome: _core.Outcome | None = None
         self.outside: _Outside | None = None
         self.observed: _Observation | None = None  # before the first call, where that was traced as it is
         self.program: Any = None
 
     def can_be_shared(self) -> bool:
-        """Is all that a call is given traced arrays and static values, with an array at least?"""
+        """Are the arguments traced arrays and static values, with at least one array?"""
         leaves = self.recording.leaves
         has_symbols = bool(self.recording.instances((ScalarSymbol, Symbol)))
         return bool(leaves) and not has_symbols and all(isinstance(leaf, Tracer) for leaf in leaves)
@@ -108,14 +111,14 @@ class _Part:
 
     def run(self, run_trace: Callable[..., object], arguments: tuple[object, ...], leaves: Sequence[object]) -> Any:
         """Traces the call, and returns its jaxpr."""
-        pending = [arguments]
+        pending = [arguments]  # empty once the call was traced
 
         def call(values: list[Any]) -> Any:
-            walked = _core.walk(self.graphdef, tuple(values))
-            given = _core.walk(self.graphdef, arguments)
-            if walked is None or given is None:
+            copied = _core.walk(self.graphdef, tuple(values))
+            original = _core.walk(self.graphdef, arguments)
+            if copied is None or original is None:
                 raise _Refused
-            self.rebuilt = [i for i, (a, b) in enumerate(zip(walked[1], given[1], strict=True)) if a is not b]
+            self.rebuilt = [i for i, (a, b) in enumerate(zip(copied[1], original[1], strict=True)) if a is not b]
             result = _call(self.function, values)
             self.reached = _core.Recording((result, *values), ("",) * (1 + len(values)), ()).nodes
             return result
@@ -123,20 +126,22 @@ class _Part:
         def flat(*traced: object) -> tuple[Any, ...]:
             if not pending:  # JAX asks for another trace than that of the first call
                 raise _Refused
-            given = pending.pop()
+            roots = pending.pop()
             with tracing_part(), recording_aliases(leaves, traced) as aliases:
-                run_arguments = self.name, self.recording, given, traced, call, "propagate"
+                run_arguments = self.name, self.recording, roots, traced, call, "propagate"
                 options = {"by_value": False, "forward": True}
                 self.outcome, outputs, _, _ = _core.run_active(
-                    None, given, [], None, lambda: run_trace(*run_arguments, **options)
+                    None, roots, [], None, lambda: run_trace(*run_arguments, **options)
                 )
                 self.sources = aliases.sources(outputs)
-            trace = current_trace()
-            tracers = [isinstance(output, Tracer) for output in outputs]
             if any(isinstance(output, ref_types) for output in outputs):
                 raise _Refused
+            # An array that the part has from the trace around it, such as a global, is not an output of its jaxpr.
+            trace = current_trace()
             self.outer = {
-                i: output for i, output in enumerate(outputs) if tracers[i] and not is_of_trace(output, trace)
+                i: output
+                for i, output in enumerate(outputs)
+                if isinstance(output, Tracer) and not is_of_trace(output, trace)
             }
             return tuple(output for i, output in enumerate(outputs) if i not in self.outer)
 
@@ -146,11 +151,12 @@ class _Part:
         return jaxpr
 
     def apply(self, leaves: list[Any], nodes: list[Any]) -> Any:
-        """Computes the call for these arrays and objects, which are changed as it changes them."""
+        """Runs the program for these arrays, and does to these objects what the first call has done to its own."""
         computed = iter(self.program(*leaves))
         outcome = self.outcome
         assert outcome is not None
         values = [self.outer[i] if i in self.outer else next(computed) for i in range(outcome.num_leaves)]
+        # Results of one operation are one array if its inputs are, which differs from call to call.
         if any(self.sources):
             rows = [
                 (source.operation, tuple(leaves[i] for i in source.inputs), values[k])
@@ -167,14 +173,10 @@ def _call(function: types.FunctionType, values: list[Any]) -> Any:
     code = function.__code__
     positional, end = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     keywords = dict(zip(code.co_varnames[positional:end], values[positional:end], strict=True))
-    rest = list(values[end:])
-    extra = rest.pop(0) if code.co_flags & _VARARGS else ()
-    named = rest.pop(0) if code.co_flags & _VARKEYWORDS else {}
+    collected = list(values[end:])  # the values of *args and **kwargs
+    extra = collected.pop(0) if code.co_flags & _VARARGS else ()
+    named = collected.pop(0) if code.co_flags & _VARKEYWORDS else {}
     return _core.call_unanswered(function, *values[:positional], *extra, **keywords, **named)
-
-
-_VARARGS, _VARKEYWORDS = 0x04, 0x08
-_NEVER = 0x20 | 0x80 | 0x200  # generators and coroutines
 
 
 class RepeatedParts:
@@ -183,8 +185,8 @@ class RepeatedParts:
     Args:
         repeated: the option.
         table: of the traced function.
-        graph: what code under the trace may ask. From now on its calls are answered.
-        recording: gives that of the roots.
+        graph: of the trace. It calls `begin` when the trace runs.
+        recording: returns the recording of the roots, which may become more.
         run_trace: traces a call.
     """
 
@@ -201,12 +203,12 @@ class RepeatedParts:
         self._graph, self._recording, self._run_trace = graph, recording, run_trace
         self._instances = dict[type, int]()  # the classes with several objects, and how many
         self._named = set[int]()  # the ids of code that is asked about from its first call on
-        self._skipped = CodeSet()  # not worth it, or not clean, in this trace
+        self._skipped = CodeSet()  # code that is not worth it, or not clean, in this trace
         self._unfit = Counter[int]()  # calls with arguments that no program takes, by the id of a function in `_parts`
-        self._observed = 0  # how many calls were
+        self._observed = 0  # the number of observed calls
         self._size_of_parts = 0  # the equations of all parts that were called
         self._parts: dict[int, list[_Part]] = {}  # by the id of the function, which they hold
-        self._running: list[list[_Outside]] = []  # of each part that is traced: what was there before, innermost last
+        self._running: list[list[_Outside]] = []  # for each part that is being traced, innermost last: what was before
         graph.answer_calls = self.begin
         if graph.take_in is not None:
             graph.take_in = functools.partial(self._take_in, graph.take_in)
@@ -215,19 +217,19 @@ class RepeatedParts:
         """From now on calls are answered."""
         self._count_instances()
         # One function applied to both of two shared arrays is found by its equations, which parts would hide.
-        asks_all = self._selection.is_auto and not has_alias_pairs(self._recording())
-        selection, after = self._selection, _CALLS_BEFORE if asks_all else -1
+        answers_all = self._selection.is_auto and not has_alias_pairs(self._recording())
+        selection, after = self._selection, _CALLS_BEFORE if answers_all else -1
         codes = selection.codes(self._instances.keys())
         self._named = set(map(id, codes))
         _core.answer_calls(self.answer, codes, selection.is_all, after)
 
     def _count_instances(self) -> None:
         counts, _ = self._recording().graphdef._types()  # pyright: ignore[reportPrivateUsage]
-        least = _FEWEST_CALLS if self._selection.is_auto else 2
-        self._instances = {c: count for c, count in counts.items() if count >= least and c.__flags__ & HEAP_TYPE}
+        fewest = _FEWEST_CALLS if self._selection.is_auto else 2
+        self._instances = {c: count for c, count in counts.items() if count >= fewest and c.__flags__ & HEAP_TYPE}
 
     def end(self) -> list[str]:
-        """Says what was shared, and what was not and why. Nothing is held any more."""
+        """Lets go of all parts. Returns texts that say what was shared, and what was not and why."""
         shared = [(part.name, part.calls) for parts in self._parts.values() for part in parts if part.calls > 1]
         self._parts.clear()
         unshared = self._table.unrepeated_reasons.items()
@@ -237,29 +239,34 @@ class RepeatedParts:
         ]
 
     def answer(self, function: types.FunctionType, arguments: tuple[object, ...]) -> Any:
-        """(what the call returns,); NotImplemented where it is traced as it is, None where all such calls are."""
+        """Answers a call in place of its frame, which the core asks about before it runs.
+
+        Returns:
+            (what the call returns,). NotImplemented if this call is traced as it is, None if all of its code are.
+        """
         code, selection = function.__code__, self._selection
         if code in self._table.unrepeated or code in self._skipped or code.co_flags & _NEVER:
             return None
         if not selection.selects(function, arguments, self._instances.keys()):
             return NotImplemented if selection.is_all or id(code) in self._named else None
-        if function.__closure__ and _core.made_in_trace(function):
+        if function.__closure__ and _core.made_in_trace(function):  # it may have captured anything of this trace
             return NotImplemented
         parts = self._parts.setdefault(id(function), [])
-        found = self._find(parts, arguments)
-        if found is None and len(parts) >= _MOST_MISSES and all(part.calls == 1 for part in parts):
+        match = self._find(parts, arguments)
+        if match is None and len(parts) >= _MOST_MISSES and all(part.calls == 1 for part in parts):
             self._skipped.add(function.__code__)
             return None
-        if found is None:
+        if match is None:
             try:
                 part = _Part(function, selection.name(function, arguments), arguments)
             except Exception:  # also of a registered class whose object is not complete yet
                 return NotImplemented
-            # A walk knows the types alone that were recorded: this may be the first tracer of its kind.
-            found = self._find(parts, arguments)
-            if found is None:
+            # A walk knows only types that were recorded, and this may be the first tracer of its kind: once more.
+            match = self._find(parts, arguments)
+            if match is None:
                 return self._observe(part, parts) if selection.is_auto else self._trace(part, arguments, parts)
-        part, leaves, nodes = found
+        part, leaves, nodes = match
+        # Its first call was observed, and this is the second.
         if part.program is None:
             return self._trace(part, arguments, parts) if self._pays(part) else NotImplemented
         part.calls += 1
@@ -268,7 +275,7 @@ class RepeatedParts:
 
     def _observe(self, part: _Part, parts: list[_Part]) -> Any:
         """The first call is traced as it is, so that a part which cannot be shared costs and changes nothing."""
-        if self._running:
+        if self._running:  # within a part, which is traced once anyway
             return NotImplemented
         if self._observed >= _MOST_OBSERVED:
             return None
@@ -290,7 +297,7 @@ class RepeatedParts:
         return None
 
     def _pays(self, part: _Part) -> bool:
-        """Is it worth while to share a part, as far as its first call has shown, and was that without other effects?"""
+        """Did the first call of a part show that it is large enough to share, and that it has no other effects?"""
         observed = part.observed
         if observed is None or self._running:
             return False
@@ -311,13 +318,14 @@ class RepeatedParts:
         return None
 
     def _may_take(self, part: _Part, nodes: list[Any]) -> bool:
-        """Is what the part reads besides what it was, and no part of what it is given?"""
+        """Is what the part reads besides its arguments as it was, and separate from these arguments?"""
         if part.outside is None:
             return True
-        now = self._outside(part.outside.keys, part.function)
-        return now is not None and part.outside.is_same(now) and not _overlap(part.rebuilt, nodes, now)
+        outside = self._outside(part.outside.keys, part.function)
+        return outside is not None and part.outside.is_same(outside) and not _overlap(part.rebuilt, nodes, outside)
 
     def _trace(self, part: _Part, arguments: tuple[object, ...], parts: list[_Part]) -> Any:
+        """Traces the call by itself, and answers it with the program that later calls take, too."""
         if not part.can_be_shared():
             return NotImplemented
         if part.observed is not None:  # its arrays are those of the first call
@@ -326,6 +334,7 @@ class RepeatedParts:
         leaves, before = part.recording.leaves, self._outside(None, part.function)
         if before is None:
             return NotImplemented
+        # The state before, to see what the part changes besides its arguments and which code runs in it.
         around, heard = _core.note_codes(part.codes), self._reads.impure.count_heard()
         self._running.append([before])
         try:
@@ -340,6 +349,7 @@ class RepeatedParts:
                 raise _Refused(reason)
         except Exception as error:  # also of the user's own code: without the part it is raised where they expect it
             reason = str(error) if isinstance(error, _Refused) else f"it raises {type(error).__name__} by itself"
+            # With "auto" the user has not asked for it: unless the attempt has changed something, the trace goes on.
             if self._selection.is_auto and self._left_nothing(part, arguments, before, heard):
                 self._table.unrepeated_reasons[part.name] = reason
                 self._table.unrepeated.add(part.function.__code__)
@@ -353,7 +363,7 @@ class RepeatedParts:
         return (self._apply(part, *walked),)
 
     def _left_nothing(self, part: _Part, arguments: tuple[object, ...], before: _Outside, heard: int | None) -> bool:
-        """Has a trace of a part that is not taken changed nothing? Then the call may be traced as it is."""
+        """Has the trace of a part that is refused changed nothing? Then the call may be traced as it is."""
         is_same = self._is_unchanged(before) and _core.walk(part.graphdef, arguments) is not None
         return is_same and self._reads.impure.count_heard() == heard
 
@@ -370,7 +380,7 @@ class RepeatedParts:
             raise self._refuse(part, "JAX traces it more than once") from None
 
     def _refuse(self, part: _Part, reason: str) -> NewReads:
-        """What to raise: the trace of the whole function begins anew, and does not share this part."""
+        """The exception with which the trace of the whole function begins anew. It will not share this part."""
         self._table.unrepeated.add(part.function.__code__)
         self._table.unrepeated_reasons[part.name] = reason
         return self._reads.signals.give()
@@ -378,22 +388,26 @@ class RepeatedParts:
     def _take_in(self, take_in: Callable[[], bool]) -> bool:
         """The trace takes in more roots, of which the parts that run know nothing yet."""
         views = self._graph.views
-        known = len(views.origins) if views is not None else 0
+        count = len(views.origins) if views is not None else 0
         if not take_in():
             return False
-        if self._selection.is_auto:
+        if self._selection.is_auto:  # there may be more classes with several objects now
             self.begin()
         if not self._running:
             return True
-        added = {origin.key for origin in views.origins[known:]} if views is not None else set[tuple[int, str | None]]()
+        # What they hold now counts as their state before each part that runs.
+        added = {origin.key for origin in views.origins[count:]} if views is not None else set[tuple[int, str | None]]()
         outside = self._outside(added, None)
         for befores in self._running:
             befores += [outside] if outside is not None else []
         return True
 
     def _note_codes(self, part: _Part, noted: list[Any] | None = None) -> None:
-        """What a part around this one reads includes what this one does."""
-        if noted is None:
+        """Adds the code of a part to that of the part around it, which reads what this one reads.
+
+        `noted` is the list of the part around it; None for that of the part that runs now.
+        """
+        if noted is None:  # the core returns the present list only when it gets another one
             noted = _core.note_codes(None)
             _core.note_codes(noted)
         if noted is not None:
@@ -414,14 +428,15 @@ class RepeatedParts:
         around = {id(node) for before in self._running[-1] for node in before.nodes} - handed_over
         if any(id(node) in around for node in part.reached):
             return "it returns or keeps an object that is not among its arguments"
-        known = {id(leaf) for leaf in part.outside.leaves}
+        # A later call can check only what it finds under a name.
+        named_arrays = {id(leaf) for leaf in part.outside.leaves}
         constants = [*getattr(jaxpr, "consts", ()), *part.outer.values()]
-        if any(id(c) not in known for c in constants if isinstance(c, Tracer)):
+        if any(id(c) not in named_arrays for c in constants if isinstance(c, Tracer)):
             return "it reads an array that it is not given, and that has no name"
         return ""
 
     def _keys_read_by(self, codes: Sequence[types.CodeType]) -> set[tuple[int, str | None]]:
-        """Of the origins that such code may read: all but globals that it does not name."""
+        """The keys of the origins that such code may read: all but globals that it does not name."""
         views = self._graph.views
         names = {name for code in codes for name in (*code.co_names, *names_of(code).texts)}
         computes = any(names_of(code).computes for code in codes)
@@ -429,7 +444,7 @@ class RepeatedParts:
         return {o.key for o in origins if computes or not isinstance(o.holder, dict) or o.name in names}
 
     def _keys_apart_from(self, nodes: Sequence[object]) -> set[tuple[int, str | None]]:
-        """Of the origins that do not lead to these objects, whose changes are told otherwise."""
+        """The keys of the origins that do not lead to these objects, which a call may change."""
         views, ids = self._graph.views, set(map(id, nodes))
         apart = set[tuple[int, str | None]]()
         for origin, value in views.values_now() if views is not None else ():
@@ -445,19 +460,22 @@ class RepeatedParts:
     def _outside(
         self, keys: Collection[tuple[int, str | None]] | None, function: Callable[..., Any] | None
     ) -> _Outside | None:
-        """What these origins hold now, of all without `keys`, and a function. None where that cannot be compared."""
+        """What a function, and the origins with these keys, hold now. None if that cannot be compared.
+
+        Without `keys` all origins.
+        """
         views = self._graph.views
-        found: list[tuple[Origin, Any]] = views.values_now(keys) if views is not None else []
-        values, names = (function, *(value for _, value in found)), ("", *(origin.text() for origin, _ in found))
+        held: list[tuple[Origin, Any]] = views.values_now(keys) if views is not None else []
+        values, names = (function, *(value for _, value in held)), ("", *(origin.text() for origin, _ in held))
         try:
             recording = _core.Recording(values, names, ())
         except GraftaxError:
             return None
-        found_keys = {origin.key for origin, _ in found}
-        return _Outside(function, recording.graphdef, recording.leaves, recording.nodes, found_keys)
+        held_keys = {origin.key for origin, _ in held}
+        return _Outside(function, recording.graphdef, recording.leaves, recording.nodes, held_keys)
 
 
 def _overlap(rebuilt: Sequence[int], nodes: Sequence[object], outside: _Outside) -> bool:
-    """Does what a part reads besides lead to an object of which it has a copy?"""
+    """Does what a part reads besides its arguments lead to an object of which it has a copy? They would be two then."""
     ids = {id(node) for node in outside.nodes}
     return any(id(nodes[i]) in ids for i in rebuilt)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Donation that the user asks for by name: whose buffers JAX may reuse for the results."""
+"""Donation that the user asks for: the arguments whose buffers JAX may reuse for the results."""
 
 from __future__ import annotations
 
@@ -39,18 +39,22 @@ def refuse_static_donation(
         ValueError: with the argument's name.
     """
 
-    def parameters(chosen: Sequence[int | str]) -> set[int | str]:
-        named = {which: i for i, which in enumerate(signature.names)}
-        count = signature.positional
-        return {named.get(w, w) if isinstance(w, str) else w + (count if w < 0 else signature.skip) for w in chosen}
+    def parameters(arguments: Sequence[int | str]) -> set[int | str]:
+        """The index of each argument among the parameters, or its name if it is an extra keyword argument."""
+        index_of, count, skip = (
+            {name: i for i, name in enumerate(signature.names)},
+            signature.positional,
+            signature.skip,
+        )
+        return {index_of.get(a, a) if isinstance(a, str) else a + (count if a < 0 else skip) for a in arguments}
 
-    for both in parameters(static) & parameters(donated):
-        argument = signature.names[both] if isinstance(both, int) and both < len(signature.names) else both
+    for common in parameters(static) & parameters(donated):
+        argument = signature.names[common] if isinstance(common, int) and common < len(signature.names) else common
         raise ValueError(STATIC_AND_DONATED.format(name=name, argument=argument))
 
 
 def donated_leaves(plan: Plan, roots: tuple[object, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
-    """One flag a leaf.
+    """One flag for each leaf: is it donated?
 
     Raises:
         StructureError: if an array is donated under one of its paths and not under another.
@@ -65,6 +69,7 @@ def donated_leaves(plan: Plan, roots: tuple[object, ...], layout: Layout, graphd
         path = root, subpath = structure.root_path(row)
         name = place_name(path, names)
         flag = is_covered or root_flags[root] or (handles[root] and is_donated_place(roots[root], subpath))
+        # An array at two paths is one leaf, with a row for each: it cannot be given away and kept.
         if donated.setdefault(row.leaf, (flag, name))[0] != flag:
             first_name, second_name = donated[row.leaf][1], name
             donated_name, kept_name = (second_name, first_name) if flag else (first_name, second_name)
@@ -73,7 +78,7 @@ def donated_leaves(plan: Plan, roots: tuple[object, ...], layout: Layout, graphd
 
 
 def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
-    """One flag a root: are all of its arrays donated?"""
+    """One flag for each root: are all of its arrays donated?"""
     signature, options = plan.signature, plan.options
     flags = signature.flags(layout, plan.donate)
     if options.donate_word != "none":
@@ -91,7 +96,7 @@ class DonationWarnings:
     """
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._local = threading.local()  # .stacks: the filters of the traces in this thread whose calls still run
 
     def around(self, flat: Callable[..., object]) -> Callable[..., Any]:
         """`flat`, which installs the filter when it is traced."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace that begins anew runs the body a second time, which must not do what is to be done once."""
+"""A trace that begins anew runs the body a second time. That must not repeat what may be done only once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from graftax._jit.trace_growth import TraceFinished
 
 
 class Restartable:
-    """While entered, a call is traced. Forgets what it has done, unless it has to begin anew, which the table learns.
+    """The block traces a call. If the trace has to begin anew, the table learns that, and what it has done is kept.
 
-    No generator: frames of `contextlib` would stand in the traceback of an error in the trace.
+    `refuse_restart` asks for what it has done. This is no generator, because frames of `contextlib` would stand in the
+    traceback of an error in the trace.
     """
 
     def __init__(self, table: FunctionTable) -> None:
@@ -26,7 +27,7 @@ class Restartable:
         self._table.restarting.discard(threading.get_ident())
         reads = self._table.reads
         self._caches_before = look_at(None if reads is None else reads.cached.named)
-        take_done_once()
+        take_done_once()  # forgets what an earlier trace has done
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         look_at(self._caches_before)
@@ -39,7 +40,7 @@ class Restartable:
 
 
 def refuse_restart() -> None:
-    """Raises MutationError if a trace of this thread has to begin anew that has done what is to be done once."""
+    """Raises MutationError if the trace of this thread that has to begin anew has done what may be done only once."""
     message = take_done_once()
     if message:
         raise MutationError(message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Jitted.eval_shape` returns: the result of a call with shapes in place of arrays. Nothing runs or changes."""
+"""`Jitted.eval_shape`: the result of a call with shapes in place of arrays. Nothing runs or changes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def result_shapes(jitted: Jitted[..., Any], call: RecordedCall) -> Any:
     """The result, with `jax.ShapeDtypeStruct` in place of arrays."""
-    shared = _from_entry(jitted, call)
-    return shared[0] if shared else _from_own_trace(jitted, call)
+    from_entry = _from_entry(jitted, call)
+    return from_entry[0] if from_entry else _from_separate_trace(jitted, call)
 
 
 def _from_entry(jitted: Jitted[..., Any], call: RecordedCall) -> tuple[Any] | None:
@@ -39,6 +39,8 @@ def _from_entry(jitted: Jitted[..., Any], call: RecordedCall) -> tuple[Any] | No
     outcome = entry.outcomes[_core.decode(code)]
     avals = _avals(recording)
     _core.record(tuple(avals))  # a walk can handle only types that a recording has seen
+    # The Outcome writes to a copy of the arguments. If an object that it writes is not copied, there has to be a trace
+    # that drops the changes.
     rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, call.roots)
     copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(avals))))
     rebuilt.close()
@@ -47,8 +49,8 @@ def _from_entry(jitted: Jitted[..., Any], call: RecordedCall) -> tuple[Any] | No
     return (outcome.apply([*result, *written], avals, copied[1]),)
 
 
-def _from_own_trace(jitted: Jitted[..., Any], call: RecordedCall) -> Any:
-    """By a trace of objects that are all rebuilt, which no call uses."""
+def _from_separate_trace(jitted: Jitted[..., Any], call: RecordedCall) -> Any:
+    """The result by a trace that writes nothing back, and that no call uses."""
     outcomes: list[_core.Outcome] = []
     flat = flat_function(call.plan, call.layout, leaf_options(call)[0], outcomes, by_value=True, shapes=True)
     leaves = call.recording.leaves

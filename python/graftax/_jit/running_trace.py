@@ -19,9 +19,9 @@ class RunningTrace:
     """A trace while it runs.
 
     Attributes:
-        trace: None once it has ended.
-        recording, roots, leaves: what it rebuilds, which may become more; nothing once it has ended.
-        numpy: what it knows of the caller's NumPy arrays.
+        trace: the core's trace; None once it has ended.
+        recording, roots, leaves: of the objects that it rebuilds, which may become more. Empty once it has ended.
+        numpy: watches the caller's NumPy arrays.
         inner: the JAX traces that began inside it.
         copies: functions that describe changes to copies that transforms made in it.
     """
@@ -50,7 +50,7 @@ def enter_trace(
 
 
 def leave_trace(running: RunningTrace) -> None:
-    """Pops a trace, which holds nothing from now on: rules that run later may still refer to it."""
+    """Pops a trace. From now on it holds nothing, because derivative rules that run later may still refer to it."""
     _THREAD.traces = running_traces()[:-1]
     running.trace = running.recording = None
     running.roots, running.leaves = (), ()

@@ -32,8 +32,9 @@ class Advice:
         self, name: str, leaves: list[Any], graphdef: _core.GraphDef, root_names: tuple[str, ...], first_captured: int
     ) -> None:
         """Warns about big NumPy arrays that the function captures: those of the roots from `first_captured` on."""
-        is_numpys = [issubclass(cls, np.ndarray) for cls in _core.types_of(leaves)]  # leaves are many, of few classes
-        if len(root_names) <= first_captured or not any(is_numpys):
+        # Leaves are many, and of few classes: most calls end here.
+        has_numpy = any(issubclass(cls, np.ndarray) for cls in _core.types_of(leaves))
+        if len(root_names) <= first_captured or not has_numpy:
             return
         for leaf, path in zip(leaves, graphdef.leaf_places(), strict=True):
             path_text = place_name(path, root_names)

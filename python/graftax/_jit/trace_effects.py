@@ -27,7 +27,8 @@ def refuse_trace_effects(
 ) -> None:
     """Refuses a change of captured Python values, such as a list by which a program counts traces.
 
-    Where an array is among what is written, the other `jit` would leave a tracer behind: that is no use of it.
+    If an array is written as well, the change is let through: under the other `jit` it would leave a tracer behind, so
+    the code cannot count on it.
 
     Args:
         name: of the function.
@@ -43,9 +44,9 @@ def refuse_trace_effects(
     captured = [number for number, (root, _) in enumerate(places, 1) if root >= arguments]
     if not captured:
         return
-    given = set(map(id, leaves))
+    inputs = set(map(id, leaves))
     for output, (write, _) in zip(outputs, outcome.leaf_places(), strict=True):
-        if write in captured and isinstance(output, jax.Array) and id(output) not in given:
+        if write in captured and isinstance(output, jax.Array) and id(output) not in inputs:
             return
     paths = ", ".join(place_name(places[number - 1], recording.names) for number in captured)
     raise MutationError(CHANGES_ON_TRACE.format(name=name, paths=paths))

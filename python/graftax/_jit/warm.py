@@ -22,10 +22,10 @@ def warm(
 ) -> None:
     """Lowers all calls in this thread, because JAX's settings are thread-local, and compiles in a pool of threads."""
     try:
-        given = list(calls)
+        listed_calls = list(calls)
     except TypeError:
         raise TypeError(NO_CALL.format(call=calls)) from None
-    arguments = [_arguments(call) for call in given]
+    arguments = [_arguments(call) for call in listed_calls]  # all are checked before the first is lowered
     report = report or Bar(name)
     start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
