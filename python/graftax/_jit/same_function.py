@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MOST_IDLE_SHARINGS = 64
 _MOST_IDLE_ENTRIES = 16  # of one sharing
 _MOST_LEVELS = 4  # of containers and functions in a closure
-_MOST_PARTS = 20_000  # objects to look at before one counts as one that may hold the user's objects
+_MOST_SEARCHED = 20_000  # objects that are searched; with more, it counts as holding objects of the user's
 _HAS_DOCSTRING = 0x4000000  # a flag of code objects from Python 3.13 on
 _CONSTANT = set(dis.hasconst)
 
@@ -72,22 +72,22 @@ def meaning_of(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _read_meaning(code: types.CodeType) -> tuple[Any, ...]:
-    sees_itself = any(not _SEES_ITSELF.isdisjoint(part.co_names) for part in nested_codes(code))
+    sees_itself = any(not _SEES_ITSELF.isdisjoint(nested.co_names) for nested in nested_codes(code))
     constants, flags = code.co_consts, code.co_flags
-    where = (code.co_filename, code.co_firstlineno, tuple(code.co_positions()), constants) if sees_itself else ()
+    location = (code.co_filename, code.co_firstlineno, tuple(code.co_positions()), constants) if sees_itself else ()
     return (
-        tuple((at.opcode, _meaning_of_argument(at)) for at in dis.get_instructions(code)),
+        tuple((i.opcode, _meaning_of_argument(i)) for i in dis.get_instructions(code)),
         code.co_name,
         code.co_qualname,
         (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags & ~_HAS_DOCSTRING),
         (code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars),
         code.co_exceptiontable,
-        where,
+        location,
     )
 
 
 def _meaning_of_argument(instruction: dis.Instruction) -> Any:
-    """Of a constant its value, since a docstring shifts the numbers of constants."""
+    """The argument of an instruction; for a constant its value, since a docstring shifts the numbers of constants."""
     return _meaning_of_constant(instruction.argval) if instruction.opcode in _CONSTANT else instruction.arg
 
 
@@ -96,11 +96,12 @@ def _meaning_of_constant(constant: object) -> Any:
         return meaning_of(constant)
     if isinstance(constant, tuple | frozenset):
         return type(constant), *map(_meaning_of_constant, constant)
+    # 1, 1.0 and True are equal, and so are 0.0 and -0.0; a nan is not equal to itself.
     return type(constant), repr(constant) if type(constant) in (float, complex) else constant
 
 
 def _key_of(function: object, options: Options) -> tuple[Any, ...] | None:
-    """Equal for functions that share programs; None for one that shares none."""
+    """A key that is equal for functions that share programs; None for a function that shares none."""
     if not isinstance(function, types.FunctionType) or not options.captured or compares_hosts():
         return None
     if not is_of_module(function.__globals__) or attribute_names(function) or has_defaults(function):
@@ -157,18 +158,18 @@ class Sharing:
 
     @property
     def is_shareable(self) -> bool:
-        """Variables that only host functions read are found, and compared, for one function alone."""
+        """May several functions share? Variables that only host functions read are compared for one function alone."""
         return self.reads is not None and not self.reads.names.hidden
 
     def join(self, table: FunctionTable) -> tuple[list[FunctionTable], list[_core.Entry]]:
-        """Another table shares from now on. Gives those before it, and entries that it may run."""
+        """Adds a table. Returns the tables that were there before, and entries that the new one may run."""
         with _LOCK:
-            others = list(self._tables)
+            earlier_tables = list(self._tables)
             self._tables.add(table)
-            return others, list(self.impersonal)
+            return earlier_tables, list(self.impersonal)
 
     def part_from(self, table: FunctionTable) -> None:
-        """A table shares no more."""
+        """Removes a table."""
         with _LOCK:
             self._tables.discard(table)
 
@@ -178,7 +179,7 @@ class Sharing:
         return len(self._tables) > 1
 
     def add(self, key: tuple[object, ...], entry: _core.Entry) -> None:
-        """An entry that a function of the sharing may run."""
+        """Adds an entry, which any function of the sharing may run."""
         with _LOCK:
             for number in range(_MOST_IDLE_ENTRIES):
                 if self._entries.setdefault((*key[:2], number), entry) is entry:
@@ -195,32 +196,32 @@ class Sharing:
         return None
 
     def entries(self) -> list[_core.Entry]:
-        """Those of all its functions."""
+        """The entries of all its functions."""
         with _LOCK:
             return [entry for reference in self._entries.valuerefs() if (entry := reference()) is not None]
 
     def discard(self, entry: _core.Entry) -> None:
         """No other function takes over this entry from now on: a table has dropped it."""
         with _LOCK:
-            for key in [key for key, known in self._entries.items() if known is entry]:
+            for key in [key for key, stored in self._entries.items() if stored is entry]:
                 self._entries.pop(key, None)
             self.impersonal.discard(entry)
             idle = _IDLE.get(self)
             if idle is not None:
-                idle[0][:] = [known for known in idle[0] if known is not entry]
+                idle[0][:] = [kept for kept in idle[0] if kept is not entry]
 
     def forget(self, entry: _core.Entry | None) -> None:
         """Drops an entry from every table that runs it."""
         with _LOCK:
             tables = list(self._tables)
         for table in tables:
-            for key in [key for key, known in list(table.entries.items()) if known is entry]:
+            for key in [key for key, stored in list(table.entries.items()) if stored is entry]:
                 table.drop(key)
 
 
 _LOCK = threading.RLock()
 _SHARINGS: weakref.WeakValueDictionary[tuple[Any, ...], Sharing] = weakref.WeakValueDictionary()
-# What functions that may be gone have shared: the entries, and what they hold besides.
+# The entries that outlive their functions, least recently traced first, and what they hold of the user's modules.
 _IDLE: collections.OrderedDict[Sharing, tuple[list[_core.Entry], _Held]] = collections.OrderedDict()
 
 
@@ -239,20 +240,21 @@ def sharing_of(function: Any, options: Options, make_read_set: Callable[[], Read
 
 
 def entries_before_edit(function: object, options: Options) -> list[_core.Entry]:
-    """What functions of the same name, with other code, were compiled to: an edit need not change every program."""
+    """The entries of functions with the same name and other code: an edit need not change every program."""
     key = _key_of(function, options)
     if key is None:
         return []
     with _LOCK:
-        others = [sharing for known, sharing in _SHARINGS.items() if known[1:] == key[1:] and known != key]
-        entries = {id(entry): entry for sharing in others for entry in sharing.impersonal}
+        # All of the key but the meaning of the code is equal.
+        sharings = [sharing for other, sharing in _SHARINGS.items() if other[1:] == key[1:] and other != key]
+        entries = {id(entry): entry for sharing in sharings for entry in sharing.impersonal}
     return sorted(entries.values(), key=lambda entry: entry.used, reverse=True)[:_MOST_IDLE_ENTRIES]
 
 
 def leave(sharing: Sharing) -> None:
     """No function joins this sharing from now on."""
     with _LOCK:
-        for key in [key for key, known in _SHARINGS.items() if known is sharing]:
+        for key in [key for key, joined in _SHARINGS.items() if joined is sharing]:
             del _SHARINGS[key]
         _IDLE.pop(sharing, None)
 
@@ -263,21 +265,25 @@ def keep(sharing: Sharing, entry: _core.Entry, reads: object) -> None:
     A function or a class that a module has under its own name may be held, for as long as the module has it.
     """
     with _LOCK:
-        if not any(known is sharing for known in _SHARINGS.values()):
+        if not any(joined is sharing for joined in _SHARINGS.values()):
             return
         modules: list[Any] = list(sys.modules.values())  # code may put anything there
         scopes = {id(vars(module)) for module in modules if isinstance(module, types.ModuleType)}
+        # Let go of what holds a module, a function or a class that has been replaced since.
         for idle in [idle for idle, (_, held) in _IDLE.items() if not held.is_there(scopes)]:
             del _IDLE[idle]
         before = _IDLE.pop(sharing, None)
+        # Tables that join later may run the entry if it holds nothing but what the read set, which they have, holds
+        # too.
         held = _Held()
         if not held.add([entry], scopes, besides=_core.Reads):
             sharing.impersonal.discard(entry)
             return
         sharing.impersonal.add(entry)
-        entries = [*(known for known in (before[0] if before else []) if known is not entry), entry]
+        # It outlives its function only if all that is kept with it holds no object of the user's.
+        entries = [*(kept for kept in (before[0] if before else []) if kept is not entry), entry]
         if held.add((sharing.reads, sharing.numbers, reads, entries := entries[-_MOST_IDLE_ENTRIES:]), scopes):
-            held.forget_seen()
+            held.end_search()
             _IDLE[sharing] = entries, held
         while len(_IDLE) > _MOST_IDLE_SHARINGS:
             _IDLE.popitem(last=False)
@@ -289,13 +295,14 @@ def forget_idle() -> None:
         _IDLE.clear()
 
 
-# ---- does one hold objects of the user's?
+# ---- does an object hold others of the user's?
 
 
 def _found_under(module: object, name: object) -> Any:
+    """What a module has under a qualified name; None if there is nothing."""
     value: Any = sys.modules.get(module) if isinstance(module, str) else None
-    for part in name.split(".") if isinstance(name, str) else ():
-        value = None if value is None else vars(value).get(part) if hasattr(value, "__dict__") else None
+    for attribute in name.split(".") if isinstance(name, str) else ():
+        value = None if value is None else vars(value).get(attribute) if hasattr(value, "__dict__") else None
         value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     return value
 
@@ -306,19 +313,19 @@ def _is_of_library(value: object) -> bool:
 
 
 def _is_ours(function: types.FunctionType) -> bool:
-    return _is_of_library(function) or not function.__globals__  # as `definition_of` makes
+    return _is_of_library(function) or not function.__globals__  # one that `definition_of` has made
 
 
 class _Held:
-    """Modules, and functions and classes that modules have under their own names: all of the user's that is held."""
+    """What is held of the user's: modules, and functions and classes that modules have under their own names."""
 
     def __init__(self) -> None:
         self._scopes: set[int] = set()  # ids of the dicts of modules
         self._named: list[tuple[str, str, weakref.ref[Any]]] = []
-        self._seen: dict[int, Any] = {}
+        self._visited: dict[int, Any] = {}
 
     def is_there(self, scopes: set[int]) -> bool:
-        """Have these modules, and they alone, still what is held?"""
+        """Do the modules with these dicts still have what is held?"""
         return self._scopes <= scopes and all(
             (value := ref()) is not None and _found_under(module, name) is value for module, name, ref in self._named
         )
@@ -328,20 +335,20 @@ class _Held:
 
         Objects of the class `besides` are not looked into.
         """
-        seen, todo = self._seen, list(roots)
+        visited, todo = self._visited, list(roots)
         while todo:  # some hundred objects for each function that is compiled
             value = todo.pop()
             kind = type(value)
-            if kind in _ATOMS or id(value) in seen or isinstance(value, (*_ATOMS, besides)):
+            if kind in _ATOMS or id(value) in visited or isinstance(value, (*_ATOMS, besides)):
                 continue
             if kind is types.ModuleType or isinstance(value, types.ModuleType):
                 value = vars(value)
-                if id(value) in seen:
+                if id(value) in visited:
                     continue
             elif value is sys.modules or value is copyreg.dispatch_table:  # the process has them for ever
                 continue
-            seen[id(value)] = value
-            if len(seen) > _MOST_PARTS:
+            visited[id(value)] = value
+            if len(visited) > _MOST_SEARCHED:
                 return False
             if id(value) in scopes:
                 self._scopes.add(id(value))
@@ -356,19 +363,19 @@ class _Held:
             elif _is_array(value) or not _is_of_library(kind):
                 return False
             else:
-                todo += _parts_of(value)
+                todo += _referents_of(value)
         return True
 
-    def forget_seen(self) -> None:
-        self._seen = {}
+    def end_search(self) -> None:
+        self._visited = {}  # it would keep all of these alive
 
 
 def _is_array(value: object) -> bool:
     return hasattr(type(value), "__array__") and hasattr(value, "dtype")
 
 
-def _parts_of(value: object) -> Iterator[Any]:
-    if isinstance(value, types.FunctionType):  # a library's: its module is nobody's
+def _referents_of(value: object) -> Iterator[Any]:
+    if isinstance(value, types.FunctionType):  # of a library, whose globals hold nothing of the user's
         yield from (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
     elif not isinstance(value, weakref.ref):
         yield from gc.get_referents(value)

@@ -23,12 +23,14 @@ from graftax._jit.number_policy import SymbolicNumbers
 def with_symbols(
     call: RecordedCall, table: FunctionTable, function: types.FunctionType, opened: _core.Opened, shapes: bool
 ) -> RecordedCall:
-    """The call with symbolic numbers, if it differs from others only in Python numbers; else as it is."""
+    """The call with symbolic numbers, if it differs from earlier ones only in Python numbers. Otherwise as it is."""
     plan, roots = call.plan, call.roots
     if not _takes_symbols(plan, table) or table.has_entry_for(call.recording, call.context):
         return call
+    # Another process may have compiled a program for just these numbers.
     if table.numbers.expects and table.loaded_for(call.recording, call.context, plan.name) is not None:
         return call
+    # Roots that are known to change, and those that stay the caller's own in a trace: what caches have given out.
     origins, reads = plan.signature.origins, table.reads
     changing_globals = reads.names.changing if reads is not None else {}
     cached = reads.cached.objects if reads is not None else None
@@ -38,9 +40,10 @@ def with_symbols(
         for i, origin in enumerate(origins, len(roots) - len(origins))
         if origin.key in changing_globals
     }
-    said = plan.number_rules, _counting(plan, function)
-    # A recording may refuse some of them, such as a number that is a key too: then it is asked for the others.
-    while (numbers := table.numbers.symbolic(call.recording, call.context, changing, fixed, *said)) is not None:
+    rules, counting = plan.number_rules, _counting(plan, function)
+    # A number may turn out not to be one that can be a leaf, such as one that is a key, too. Then try without it.
+    known = changing, fixed, rules, counting
+    while (numbers := table.numbers.symbolic(call.recording, call.context, *known)) is not None:
         try:
             recording = plan.record(roots, call.layout, shapes, opened, numbers.places.keys())
         except GraftaxError:
@@ -58,14 +61,16 @@ def check_of_counters(
     outcomes: list[_core.Outcome],
     numbers: SymbolicNumbers | None,
 ) -> Callable[[Plan, Layout, _core.Recording, _core.Outcome, list[Any]], None] | None:
-    """What is to be told of the first trace of a structure, if nothing that it did must not be done twice.
+    """A function to call after the first trace of a structure, if all that it did may be done twice.
 
-    It raises NewReads where the trace has changed numbers that were not symbolic, so that the next call would have to
-    be traced again. None where no trace begins anew for that.
+    It raises NewReads if the trace has changed numbers that were not symbolic, since the next call would trace again.
 
     Args:
         outcomes: of the entry.
         numbers: those of the trace that are symbolic.
+
+    Returns:
+        the function, or None if the trace must not begin anew for that.
     """
     table, function = caller._table, _counting(plan, caller._function)
     key = table.key_of(outcomes)
@@ -87,7 +92,7 @@ def check_of_counters(
         else:
             family = table.numbers.family_of(recording, key[1], plan.number_rules, function)
         if family.has_run(changed, results):
-            table.sharing.forget(table.entries.get(key))
+            table.sharing.forget(table.entries.get(key))  # it has these numbers as statics
             raise NewReads
 
     return check
@@ -103,13 +108,14 @@ def would_be_symbolic(
 
 
 def _takes_symbols(plan: Plan, table: FunctionTable) -> bool:
+    """May numbers be symbolic, by the options, the function's code and this JAX?"""
     reads = table.reads
     symbolic = plan.options.numbers == "symbolic" and reads is not None and reads.builtins.tells_types
     return symbolic and not lacks_symbols()
 
 
 def _counting(plan: Plan, function: types.FunctionType) -> types.FunctionType | None:
-    """The function, if its counters are symbolic from the first call on.
+    """The function, if its counters are symbolic from the first call on; otherwise None.
 
     They are not where the user has named parts that repeat: a call that is given a symbol is traced by itself.
     """

@@ -48,13 +48,21 @@ class TraceFinished(NewReads):
 
 @dataclasses.dataclass
 class FinishedTrace:
-    """What a trace that has grown came to."""
+    """The result of a trace that has taken in more roots, for the trace that repeats it.
 
-    table: weakref.ref[Any]
+    Attributes:
+        table, graphdef, types: of the call, and the types of its leaves: what the next trace has to have, too.
+        outcome: of the trace.
+        outputs: its output leaves; None for each one that `jaxpr` computes.
+        jaxpr: the equations of the trace, from the leaves of all roots.
+        if_discarded: called if no trace repeats it.
+    """
+
+    table: weakref.ref[FunctionTable]
     graphdef: _core.GraphDef
     types: list[Any]
     outcome: _core.Outcome
-    outputs: list[Any]  # None where `jaxpr` gives the output
+    outputs: list[Any]
     jaxpr: Any
     if_discarded: list[Callable[[], None]] = dataclasses.field(default_factory=list[Callable[[], None]])
 
@@ -69,18 +77,18 @@ class FinishedTrace:
 
 
 def keep(finished: FinishedTrace) -> None:
-    """The next trace of this thread may repeat it."""
+    """Keeps a finished trace for the next trace of this thread, which may repeat it."""
     _FINISHED.trace = finished
 
 
 def is_kept(table: FunctionTable) -> bool:
-    """Is the next trace of this thread to repeat one of this table?"""
+    """Is a finished trace of this table kept for the next trace of this thread?"""
     finished = getattr(_FINISHED, "trace", None)
     return finished is not None and finished.table() is table
 
 
 def take_finished(table: FunctionTable, recording: _core.Recording, leaves: Sequence[object]) -> FinishedTrace | None:
-    """The trace that ended last in this thread, if it is one of this call."""
+    """The finished trace that is kept in this thread, if it is of this call. None is kept any longer."""
     finished, _FINISHED.trace = getattr(_FINISHED, "trace", None), None
     if finished is None or finished.serves(table, recording, leaves):
         return finished
@@ -90,18 +98,19 @@ def take_finished(table: FunctionTable, recording: _core.Recording, leaves: Sequ
 
 
 class Growth:
-    """What a running trace was begun with, and has taken in since.
+    """The roots of a running trace: those that it began with, and those that it has taken in.
 
     Attributes:
-        plan, roots, recording, leaves: those of the trace, with what it has taken in.
-        rebuilt: what the trace knows of its rebuilt graph.
+        plan, roots, recording, leaves: of the trace, with all of its roots.
+        rebuilt: what the code under the trace may ask about the rebuilt graph.
         is_used: has it taken in anything?
+        aliases, running: of the trace, once it runs.
     """
 
     def __init__(
         self,
         plan: Plan,
-        table: Any,
+        table: FunctionTable,
         roots: tuple[object, ...],
         recording: _core.Recording,
         layout: Layout,
@@ -119,17 +128,18 @@ class Growth:
         self._jax_trace = current_trace()
 
     @staticmethod
-    def is_possible(plan: Plan, table: Any) -> bool:
+    def is_possible(plan: Plan, table: FunctionTable) -> bool:
         """Can a trace that begins now take in more roots? Otherwise it begins anew."""
         options, signature = plan.options, plan.signature
         is_plain = options.in_shardings is None and options.out_shardings is None and not signature.numpy_is_constant
         return is_plain and table.reads is not None and not table.frozen and can_grow(current_trace())
 
     def take_in(self) -> bool:
-        """Takes in the origins that the read set has by now. False where the trace has to begin anew with them."""
+        """Takes in the origins that the read set has by now. False if the trace has to begin anew with them."""
         reads, views, running = self._table.reads, self.rebuilt.views, self.running
-        if views is None or running is None or running.trace is None:
+        if reads is None or views is None or running is None or running.trace is None:
             return False
+        # Record all roots as they were when the trace began: the old ones have to have the instructions that they had.
         try:
             with views.with_own_classes():
                 new = running.trace.as_begun(self._record)
@@ -137,6 +147,7 @@ class Growth:
             return False
         if new is None or not running.trace.begins(new[2]) or self._is_held_inside(*new):
             return False
+        # What cannot be added to a trace that runs.
         plan, roots, recording = new
         if contextvars.ContextVar in recording.named - self.recording.named:  # the trace needs a context of its own
             return False
@@ -146,9 +157,11 @@ class Growth:
         added = recording.leaves[len(self.leaves) :]
         if has_tracer(added):  # the function has put it there before it was read
             return False
+        # Add the arrays as arguments of JAX's trace, and rebuild the new roots around them.
         with within_trace(self._jax_trace):
             leaves = [*self.leaves, *(add_argument(self._jax_trace, leaf) for leaf in added)]
             values = running.trace.extend(recording, leaves)
+        # Tell all that know the roots.
         first = len(self.roots)
         for lock in recording.instances(LOCKS):
             reads.note_lock(lock)
@@ -171,13 +184,15 @@ class Growth:
             return True
         nodes, leaves = recording.nodes[len(self.recording.nodes) :], recording.leaves[len(self.leaves) :]
         added = {*map(id, nodes), *map(id, leaves), *map(id, roots[len(self.roots) :])}
-        held = [(*one.recording.nodes, *one.recording.leaves) for one in inner if one.recording is not None]
+        held = [(*r.recording.nodes, *r.recording.leaves) for r in inner if r.recording is not None]
         return any(id(value) in added for values in held for value in values)
 
     def _record(self) -> tuple[Plan, tuple[Any, ...], _core.Recording] | None:
         """(plan, roots, recording) with all roots that are known by now; None where they do not continue the others."""
         reads, plan = self._table.reads, self.plan
+        assert reads is not None
         before = plan.signature
+        # The classes and functions in the new roots may lead to more: until a round finds nothing.
         for _ in range(_MOST_ROUNDS):
             origins = tuple(reads.names.origins)
             count = len(before.origins)
@@ -195,12 +210,14 @@ class Growth:
         return None
 
     def _donates_no_more(self, plan: Plan, roots: tuple[object, ...], recording: _core.Recording) -> bool:
+        """Do the old leaves keep their donation flags, and are no new ones donated?"""
         if not self._donated:
             return True
         flags = donated_leaves(plan, roots, self._layout, recording.graphdef)
         return flags[: len(self._donated)] == self._donated and not any(flags[len(self._donated) :])
 
     def finished(self, outcome: _core.Outcome, outputs: list[Any]) -> FinishedTrace:
+        """The trace as the next one repeats it, which cannot use its tracers."""
         trace = self._jax_trace
         traced = [output for output in outputs if is_of_trace(output, trace)]
         others = [None if is_of_trace(output, trace) else output for output in outputs]
@@ -210,7 +227,7 @@ class Growth:
 
 
 def _root(origin: Origin) -> Any:
-    """The root of a call that an origin is, as the binding makes it."""
+    """The root that the binding of a call makes of an origin: its value, or a cell with it if the code assigns it."""
     value = origin.value()
     if not origin.assigned:
         return value
