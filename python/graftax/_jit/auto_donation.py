@@ -33,17 +33,19 @@ class Donating(NamedTuple):
     """A program that donates."""
 
     signatures: tuple[ArraySignature, ...]
-    settings: dict[str, Any]
+    settings: dict[str, object]
     donated: tuple[int, ...]  # leaves
     number: int  # of the Outcome
-    stage: Any
+    stage: jax.stages.Compiled
 
 
 class LoadedPrograms(Protocol):
     """The programs of an entry that another process has compiled."""
 
-    def program_of(self, leaves: Sequence[Any], donated: tuple[int, ...] | None) -> tuple[Any, int] | None:
-        """(stage, number of its Outcome): for leaves like these, that donates these, or whatever it donates."""
+    def program_of(
+        self, leaves: Sequence[Any], donated: tuple[int, ...] | None
+    ) -> tuple[jax.stages.Compiled, int] | None:
+        """(stage, number of its Outcome) of the program for such leaves that donates these; with None, of any one."""
         ...
 
 
@@ -55,10 +57,10 @@ class Donor:
     def __init__(
         self,
         name: str,
-        compiled: Any,
+        compiled: jax.stages.Wrapped,
         tupled: bool,
         jit_options: dict[str, Any],
-        out_shardings: Callable[..., Sequence[Any] | None],
+        out_shardings: Callable[..., Sequence[jax.sharding.Sharding | None] | None],
     ) -> None:
         self._name, self._compiled, self._tupled, self._jit_options = name, compiled, tupled, jit_options
         self._out_shardings = out_shardings
@@ -66,7 +68,7 @@ class Donor:
 
     def candidates(
         self, entry: _core.Entry, leaves: tuple[Any, ...]
-    ) -> tuple[Any, list[tuple[int, tuple[int, int]]]] | None:
+    ) -> tuple[_core.Outcome, list[tuple[int, tuple[int, int]]]] | None:
         """The Outcome of a call, and the leaves that it replaces and may donate: their bytes, and on how many devices.
 
         Traces if there is no trace yet. None if it is not known who else uses a buffer.
@@ -87,7 +89,7 @@ class Donor:
                 free[_type_of(leaves[i])] -= is_passed
         return outcome, [(i, (leaves[i].nbytes, len(leaves[i].sharding.device_set))) for i in donated]
 
-    def _results(self, leaves: tuple[Any, ...]) -> tuple[int, list[tuple[Any, ...]]]:
+    def _results(self, leaves: tuple[Any, ...]) -> tuple[int, list[tuple[object, object]]]:
         """(number of the Outcome, types of the results) of a call."""
         if self.loaded is not None and (program := self.loaded.program_of(leaves, None)) is not None:
             stage, number = program
@@ -126,19 +128,19 @@ class Donor:
         shardings = self._out_shardings(*self._arguments(leaves))
         return self._jit_options if shardings is None else self._jit_options | {"out_shardings": list(shardings)}
 
-    def _trace(self, leaves: tuple[Any, ...]) -> Any:
+    def _trace(self, leaves: tuple[object, ...]) -> jax.stages.Traced:
         """The trace of the entry for such leaves: the one that its calls use."""
         return self._compiled.trace(*self._arguments(leaves))
 
-    def _arguments(self, leaves: tuple[object, ...]) -> tuple[Any, ...]:
+    def _arguments(self, leaves: tuple[object, ...]) -> tuple[object, ...]:
         return (leaves,) if self._tupled else leaves
 
 
-def _number(traced: Any) -> int:
+def _number(traced: jax.stages.Traced) -> int:
     return _core.decode(traced.out_info[2])
 
 
-def _type_of(array: Any) -> tuple[Any, ...]:
+def _type_of(array: Any) -> tuple[object, object]:
     return array.shape, array.dtype
 
 

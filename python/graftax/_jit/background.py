@@ -32,14 +32,14 @@ _DEBUGS = ("jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks", "jax_no
 class _Compilation:
     """One program that a thread compiles, the leaves and settings of JAX that it is for, and how the compiler ended."""
 
-    def __init__(self, signatures: tuple[ArraySignature, ...], settings: dict[str, Any]) -> None:
+    def __init__(self, signatures: tuple[ArraySignature, ...], settings: dict[str, object]) -> None:
         self.signatures, self.settings = signatures, settings
         self.has_ended = threading.Event()
         self.error: BaseException | None = None
         # A call has learnt how it ended: it has used the program, or has raised the compiler's error.
         self.is_used = self.has_raised = False
 
-    def start(self, name: str, lowered: Any) -> None:
+    def start(self, name: str, lowered: jax.stages.Lowered) -> None:
         """Starts the thread. Python waits for it at its end; if Python is ending already, the call compiles."""
         # These belong to the thread of the call: events of JAX in the other thread are to count for this call.
         variant, report = compile_events.take_pending(), take_report(name)
@@ -71,7 +71,7 @@ class Background:
         tupled: it takes its leaves as one tuple.
     """
 
-    def __init__(self, name: str, compiled: Any, tupled: bool) -> None:
+    def __init__(self, name: str, compiled: jax.stages.Wrapped, tupled: bool) -> None:
         self._name, self._compiled, self._tupled = name, compiled, tupled
         self._compilations: list[_Compilation] = []
         self._lock = threading.Lock()
@@ -101,12 +101,12 @@ class Background:
             return self._end(compilation, arguments)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), outputs)
 
-    def _find(self, leaves: Sequence[Any]) -> _Compilation | None:
+    def _find(self, leaves: Sequence[object]) -> _Compilation | None:
         signatures, settings = array_signatures(leaves), settings_of_traces()
         running = list(self._compilations)
         return next((c for c in running if c.signatures == signatures and c.settings == settings), None)
 
-    def _start(self, leaves: Sequence[Any], traced: Any) -> _Compilation:
+    def _start(self, leaves: Sequence[object], traced: jax.stages.Traced) -> _Compilation:
         """The compilation of a trace, started here or by another thread. If it `is_used`, the call itself compiles."""
         is_foreign = runs_foreign_code(traced.jaxpr)  # evaluated in part and then run, it would do things twice
         lowered = None if is_foreign else traced.lower()
@@ -125,7 +125,7 @@ class Background:
                     compilation.start(self._name, lowered)
         return compilation
 
-    def _end(self, compilation: _Compilation, arguments: tuple[Any, ...]) -> Any:
+    def _end(self, compilation: _Compilation, arguments: tuple[object, ...]) -> Any:
         """Runs the program. Raises the compiler's error if there is one; the call after that compiles again."""
         if compilation.error is not None:
             compilation.has_raised = True
@@ -142,7 +142,7 @@ class Background:
         """How many programs are being compiled."""
         return sum(not compilation.has_ended.is_set() for compilation in list(self._compilations))
 
-    def is_compiling(self, leaves: Sequence[Any]) -> bool:
+    def is_compiling(self, leaves: Sequence[object]) -> bool:
         """Is the program for leaves like these being compiled, or has no call used it yet?"""
         compilation = self._find(leaves)
         return compilation is not None and not compilation.is_used
@@ -176,7 +176,7 @@ def evaluate(jaxpr: Any, leaves: Sequence[Any], is_compiled: Callable[[], bool])
 
 
 def _evaluate(
-    jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any], is_compiled: Callable[[], bool]
+    jaxpr: Any, constants: Sequence[object], inputs: Sequence[object], is_compiled: Callable[[], bool]
 ) -> list[Any] | None:
     values: dict[Any, Any] = {
         **dict(zip(jaxpr.invars, inputs, strict=True)),
@@ -205,7 +205,7 @@ def _evaluate(
     return [v.val if is_literal(v) else values[v] for v in jaxpr.outvars]
 
 
-def _are_on_one_device(leaves: Sequence[Any]) -> bool:
+def _are_on_one_device(leaves: Sequence[object]) -> bool:
     """Are all arrays on one device, in the memory that computations use, and none of them tracers or on a mesh?"""
     devices = set[Any]()
     for leaf in leaves:

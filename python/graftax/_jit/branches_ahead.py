@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from concurrent.futures.thread import ThreadPoolExecutor  # imported later, it cannot be at Python's end
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from graftax import _core
 from graftax._capture.numbers.other_answers import other_answers
 from graftax._capture.retrace_signals import NewReads
@@ -66,7 +68,7 @@ class ProgramsAhead:
         return sum(not compilation.done() for compilation in list(self._compilations.values()))
 
 
-def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Makes the programs that a function may need for other numbers than those of the call that has just ended.
 
     This thread traces, since JAX's settings are the thread's own, and another one compiles. A trace that raises, or is
@@ -121,7 +123,7 @@ class _Branch:
         self.is_new = self._has_begun = False
         self.alternatives: list[_Assumed] = []  # values for which the function takes other decisions
 
-    def trace(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+    def trace(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Traces and compiles the program, if no call has done so. Finds `alternatives`."""
         caller, table = self._caller, self._caller._table
         call = caller._with_symbols(caller._record_arguments(args, kwargs), _core.Opened(), shapes=True)
@@ -174,7 +176,7 @@ def _assuming(call: RecordedCall, numbers: SymbolicNumbers, assumed: _Assumed) -
     return dataclasses.replace(call, recording=call.recording.with_numbers(list(replaced.values())))
 
 
-def _compile(lowered: Any, variant: Variant | None) -> None:
+def _compile(lowered: jax.stages.Lowered, variant: Variant | None) -> None:
     try:
         with compile_events.compiling(variant):
             lowered.compile()

@@ -108,7 +108,7 @@ def _xla_chooses(*_: object) -> None:
     """The `out_shardings` of a program without any."""
 
 
-def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:
+def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[object, ...]], Flat]:
     """The flat function, taking one tuple of leaves instead of separate arguments."""
 
     def tupled(leaves: tuple[object, ...]) -> Flat:

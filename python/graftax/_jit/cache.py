@@ -140,7 +140,7 @@ class FunctionTable(_core.Table):
             self.clear_entries()
             self.stop_sharing()
 
-    def _known_roots(self) -> tuple[Any, ...]:
+    def _known_roots(self) -> tuple[object, ...]:
         reads = self.reads
         return (0,) if reads is None else (*(origin.what for origin in reads.names.origins), len(reads.names.hidden))
 
@@ -172,7 +172,7 @@ class FunctionTable(_core.Table):
         self.restarting.discard(thread)
         return begins
 
-    def key_of(self, outcomes: list[_core.Outcome]) -> tuple[Any, ...] | None:
+    def key_of(self, outcomes: list[_core.Outcome]) -> tuple[object, ...] | None:
         """The key of the entry that owns this list of Outcomes."""
         return next((key for key, entry in list(self.entries.items()) if entry.outcomes is outcomes), None)
 
@@ -213,11 +213,11 @@ class FunctionTable(_core.Table):
             if id(outcome) in self.numpy_leaves:
                 entry.numpy_leaves = self.numpy_leaves.pop(id(outcome))
 
-    def find(self, recording: _core.Recording, context: object) -> tuple[_core.Entry | None, tuple[Any, ...]]:
+    def find(self, recording: _core.Recording, context: object) -> tuple[_core.Entry | None, tuple[object, ...]]:
         """(entry, key): the entry that serves this recording, or None and the key to store a new one under."""
         # Entries of one structure are numbered: they may differ in what else they depend on, such as globals.
         graphdef = recording.graphdef
-        key: tuple[Any, ...] = (graphdef, context)
+        key: tuple[object, ...] = (graphdef, context)
         for number in range(1, _MAX_VARIANTS):
             entry = self.entries.get(key)
             if entry is None or entry.serves(recording):
@@ -334,15 +334,15 @@ class _Tables:
 
     def __init__(self, owner: types.FunctionType) -> None:
         self.owner = weakref.ref(owner)
-        self.tables: dict[tuple[Options, Any], FunctionTable] = {}  # by the options, and what a transform was given
-        self.transform_of: tuple[types.FunctionType, tuple[Any, ...]] | None = None  # (source function, options)
+        self.tables: dict[tuple[Options, object], FunctionTable] = {}  # by the options, and what a transform was given
+        self.transform_of: tuple[types.FunctionType, tuple[object, ...]] | None = None  # (source function, options)
 
     # The attributes of a function may be copied or pickled: the copy has no tables.
 
     def __deepcopy__(self, memo: object) -> None:
         return None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return (types.NoneType, ())
 
 
@@ -363,7 +363,7 @@ def table_of(callable_: object, function: types.FunctionType, can_hold_table: bo
     return _get_or_make(tables, (options, key), lambda: FunctionTable(options, function))
 
 
-def _get_or_make(tables: _Tables, key: Any, make: Callable[[], FunctionTable]) -> FunctionTable:
+def _get_or_make(tables: _Tables, key: tuple[Options, object], make: Callable[[], FunctionTable]) -> FunctionTable:
     try:
         return tables.tables.get(key) or tables.tables.setdefault(key, make())
     except TypeError:  # an unhashable option
@@ -383,6 +383,6 @@ def _tables_of(function: types.FunctionType) -> _Tables:
     return tables
 
 
-def remove_copied_table(attributes: dict[str, Any]) -> None:
+def remove_copied_table(attributes: dict[str, object]) -> None:
     """Removes the table that `functools.update_wrapper` copied from a function to its wrapper."""
     attributes.pop(_TABLES, None)

@@ -121,8 +121,8 @@ class Plan:
         return names_and_flags
 
     def static_arguments(
-        self, args: tuple[object, ...], kwargs: dict[str, Any], bound_count: int, layout: Layout
-    ) -> dict[int | str, Any]:
+        self, args: tuple[object, ...], kwargs: dict[str, object], bound_count: int, layout: Layout
+    ) -> dict[int | str, object]:
         """The arguments of a call that are declared static, by position, or by name if they were passed by name."""
         static = {self.signature.root_index(layout, argument) for argument in self.options.static}
         names = self.signature.root_names(layout)

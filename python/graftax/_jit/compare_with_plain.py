@@ -75,8 +75,8 @@ class Checked(Jitted[P, R]):
         return actual.result
 
     def _run_plain(
-        self, args: tuple[object, ...], kwargs: dict[str, Any]
-    ) -> tuple[_Run | None, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[_Run | None, tuple[object, ...], tuple[object, ...], tuple[object, ...]]:
         """(the run of the plain function, the copies it ran on, the roots, their layout).
 
         Its reads are collected as in a trace, so that helper functions run on copies as well. The run is None inside

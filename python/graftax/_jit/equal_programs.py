@@ -30,7 +30,7 @@ class _Reused(NamedTuple):
     """An executable of an earlier entry, with the leaves and settings of JAX that it is for."""
 
     signatures: tuple[ArraySignature, ...]
-    settings: dict[str, Any]
+    settings: dict[str, object]
     stage: Any
 
 
@@ -44,7 +44,7 @@ class Reusing:
         tupled: it takes its leaves as one tuple.
     """
 
-    def __init__(self, name: str, compiled: Any, earlier: Iterable[_core.Entry], tupled: bool) -> None:
+    def __init__(self, name: str, compiled: jax.stages.Wrapped, earlier: Iterable[_core.Entry], tupled: bool) -> None:
         self._name, self._compiled, self._tupled = name, compiled, tupled
         self._earlier = [weakref.ref(entry) for entry in earlier]
         self._reused: list[_Reused] = []
@@ -79,7 +79,7 @@ class Reusing:
         settings = settings_of_traces()
         return next((r.stage for r in self._reused if r.signatures == signatures and r.settings == settings), None)
 
-    def _find(self, arguments: tuple[Any, ...], leaves: Sequence[object]) -> Any:
+    def _find(self, arguments: tuple[object, ...], leaves: Sequence[object]) -> Any:
         """The executable of an earlier entry whose program for such arguments is that of this entry, or None."""
         traced = self._compiled.trace(*arguments)  # the call uses this trace, too
         if runs_foreign_code(traced.jaxpr):
@@ -112,7 +112,9 @@ class Reusing:
         return None
 
 
-def reusing(name: str, compiled: Any, earlier: Iterable[_core.Entry], graphdef: _core.GraphDef, tupled: bool) -> Any:
+def reusing(
+    name: str, compiled: jax.stages.Wrapped, earlier: Iterable[_core.Entry], graphdef: _core.GraphDef, tupled: bool
+) -> Any:
     """The `jax.jit` object of a new entry, which looks at the newest of the earlier entries with as many leaves."""
     traced = {id(entry): entry for entry in earlier if entry.outcomes and entry.tupled is tupled}
     candidates = [entry for entry in traced.values() if entry.graphdef.num_leaves == graphdef.num_leaves]

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, overload
 from graftax import _core
 from graftax._explain import CallExplanation, Explanation, Variant
 from graftax._explain.log import describe
+from graftax._jit.cache import FunctionTable
 from graftax._jit.jitted import Jitted
 
 P = ParamSpec("P")
@@ -22,7 +23,7 @@ TOO_MANY_TRACES = "{name} was traced {count} times here, and at most {limit} wer
 def explain(function: Jitted[..., Any], /) -> Explanation: ...
 @overload
 def explain(function: Jitted[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> CallExplanation: ...
-def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallExplanation:
+def explain(function: Any, /, *args: object, **kwargs: object) -> Explanation | CallExplanation:
     """Says why a function was compiled: each program with every difference to the most similar one.
 
     Args:
@@ -60,7 +61,9 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallEx
     return _explain_call(caller, table, args, kwargs)
 
 
-def _explain_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallExplanation:
+def _explain_call(
+    caller: Any, table: FunctionTable, args: tuple[object, ...], kwargs: dict[str, object]
+) -> CallExplanation:
     # A call may run a program for these numbers, or one for symbolic numbers: it hits if either is there.
     recording, explanations = caller._record_call(args, kwargs).recording, []
     for candidate in (recording, caller._record_call_with_symbols(args, kwargs)):
@@ -70,7 +73,7 @@ def _explain_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[s
     return (hits or explanations[-1:])[0]
 
 
-def _explain_recording(name: str, table: Any, recording: _core.Recording) -> CallExplanation:
+def _explain_recording(name: str, table: FunctionTable, recording: _core.Recording) -> CallExplanation:
     variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads)
     for candidate in reversed(table.history.variants):
         entry = candidate.entry()

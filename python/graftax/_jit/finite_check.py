@@ -48,7 +48,7 @@ class FiniteCheck:
         # The contents of the Refs before the function runs.
         self._contents = [leaves[i][...] if is_floating_dtype(leaves[i].dtype) else None for i in self._refs]
 
-    def result(self, outcome: _core.Outcome, outputs: Sequence[object]) -> tuple[Any, ...]:
+    def result(self, outcome: _core.Outcome, outputs: Sequence[Any]) -> tuple[jax.Array, ...]:
         """(a scalar,) that tells whether all results are finite; empty if none is checked."""
         floating = [*self._new_outputs(outcome, outputs), *self._written_refs()]
         checked = [value for place, value in floating if self._is_covered(place)]
@@ -56,7 +56,7 @@ class FiniteCheck:
             self._warn_of_unchecked([place for place, _ in floating])
             return ()
         # A reduction of each array would be a kernel each, which takes longer than the arithmetic on a small one.
-        groups: dict[Any, list[Any]] = {}
+        groups: dict[object, list[jax.Array]] = {}
         for i, x in enumerate(checked):
             groups.setdefault(i if self._is_spread else x.shape, []).append(jnp.isfinite(x))
         conjunction = functools.partial(functools.reduce, jnp.logical_and)
@@ -79,7 +79,7 @@ class FiniteCheck:
         test = coverage_test(self._plan.finite_patterns, self._names)
         return test is None or test(place)
 
-    def _new_outputs(self, outcome: _core.Outcome, outputs: Sequence[object]) -> Iterator[tuple[RootPath, Any]]:
+    def _new_outputs(self, outcome: _core.Outcome, outputs: Sequence[Any]) -> Iterator[tuple[RootPath, jax.Array]]:
         """The floating outputs that were computed, with their places. Root 0 is the result; the call's roots follow."""
         inputs, written = set(map(id, self._leaves)), outcome.inputs()[2]
         numbers = {leaf for leaf, _ in outcome.numbers}
@@ -96,7 +96,7 @@ class FiniteCheck:
                 place = (root + 1, path)
             yield place, output
 
-    def _written_refs(self) -> Iterator[tuple[RootPath, Any]]:
+    def _written_refs(self) -> Iterator[tuple[RootPath, jax.Array]]:
         """The contents of the Refs now, with 0 for each number that was not finite before."""
         places = self._recording.graphdef.leaf_places()
         for i, before in zip(self._refs, self._contents, strict=True):

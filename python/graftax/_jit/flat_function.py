@@ -123,7 +123,7 @@ def add_outcome(outcomes: list[_core.Outcome], outcome: _core.Outcome) -> int:
         return len(outcomes) - 1
 
 
-def encode(number: int) -> tuple[Any, ...]:
+def encode(number: int) -> tuple[tuple[()] | None, ...]:
     """An Outcome's number as an array-free pytree of tuples and None; `_core.decode` reads it."""
     return tuple(() if bit == "1" else None for bit in reversed(f"{number:b}")) if number else ()
 

@@ -170,8 +170,8 @@ class Jitted(_core.Caller, Generic[P, R]):
     # ---- the arguments of a call
 
     def _bind_arguments(
-        self, args: tuple[object, ...], kwargs: dict[str, Any], plan: Plan | None = None
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        self, args: tuple[object, ...], kwargs: dict[str, object], plan: Plan | None = None
+    ) -> tuple[tuple[object, ...], tuple[object, ...]]:
         """(roots, layout) of these arguments, with the current roots or those of a `plan`.
 
         Raises the function's own TypeError if it does not take these arguments.
@@ -200,7 +200,7 @@ class Jitted(_core.Caller, Generic[P, R]):
                 self._rebind()
         return run()
 
-    def _record_arguments(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> RecordedCall:
+    def _record_arguments(self, args: tuple[object, ...], kwargs: dict[str, object]) -> RecordedCall:
         roots, layout = self._bind_arguments(args, kwargs)
         plan = self._plan
         if plan.signature.binding is not self._binding:
@@ -209,7 +209,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         self._restart_if_reads_changed(recording, plan)
         return RecordedCall(plan, roots, layout, recording, _core.settings_now()[0])
 
-    def _record_call(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> RecordedCall:
+    def _record_call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> RecordedCall:
         """Records the arguments of a call without making it."""
         return self._retry_with_new_roots(lambda: self._record_arguments(args, kwargs))
 
@@ -312,7 +312,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _with_symbols(self, call: RecordedCall, opened: _core.Opened, shapes: bool = False) -> RecordedCall:
         return with_symbols(call, self._table, self._function, opened, shapes)
 
-    def _record_call_with_symbols(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
+    def _record_call_with_symbols(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _core.Recording | None:
         """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
         call = self._record_call(args, kwargs)
         numbers = would_be_symbolic(call.plan, self._table, self._function, call.recording)
@@ -392,7 +392,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         """Warns that a call has kept much that it could have donated. The core calls this once for an executable."""
         warn_of_kept(self.donation())
 
-    def _trace_branches(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+    def _trace_branches(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """A call with symbolic numbers has traced the function, and ended. The core calls this."""
         if self._options.branches_ahead:
             trace_branches(self, args, kwargs)
@@ -458,7 +458,9 @@ class Jitted(_core.Caller, Generic[P, R]):
         """
         return Traced(*self._retry_with_new_roots(lambda: self._staged("trace", args, kwargs)))
 
-    def _staged(self, stage: str, args: Any, kwargs: Any, as_called: bool = False) -> tuple[Staging, Any]:
+    def _staged(
+        self, stage: str, args: tuple[object, ...], kwargs: dict[str, object], as_called: bool = False
+    ) -> tuple[Staging, Any]:
         call = self._record_arguments(args, kwargs)
         if as_called:
             call = self._with_symbols(call, _core.Opened(), shapes=True)
@@ -688,10 +690,10 @@ class PytreeMethod(Jitted[P, R]):
 class _Annotations:
     """The wrapped function's annotations. From Python 3.14 on `functools.update_wrapper` no longer copies them."""
 
-    def __init__(self, annotations: dict[str, Any]) -> None:
+    def __init__(self, annotations: dict[str, object]) -> None:
         self._annotations = annotations
 
-    def __get__(self, jitted: Any, owner: type | None = None) -> dict[str, Any]:
+    def __get__(self, jitted: Any, owner: type | None = None) -> dict[str, object]:
         return self._annotations if jitted is None else jitted.__wrapped__.__annotations__
 
 

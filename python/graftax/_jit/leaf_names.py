@@ -71,7 +71,7 @@ class LeafNames(inspect.Signature):
         has_duplicates = len(set(names)) < len(names)
         return [f"{name} ({i})" for i, name in enumerate(names)] if has_duplicates else names
 
-    def bind(self, *args: object, **kwargs: object) -> Any:
+    def bind(self, *args: object, **kwargs: object) -> inspect.BoundArguments:
         (leaves,) = args if self._tupled and len(args) == 1 else (args,)
         bound = super().bind(*args, **kwargs)
         names = self.names

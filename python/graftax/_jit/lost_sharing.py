@@ -11,7 +11,7 @@ import itertools
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def warn_of_lost_sharing(
     output_paths = outcome.leaf_places()
     # Candidates are found by the last key of the first path: comparing all pairs of outputs would be quadratic.
     by_last_key: dict[object, list[int]] = defaultdict(list)
-    index_of: dict[tuple[int, tuple[Any, ...]], int] = {}
+    index_of: dict[RootPath, int] = {}
     for i, (write, path) in enumerate(output_paths):
         index_of[write, path] = i
         if path:
@@ -102,7 +102,7 @@ def has_alias_pairs(recording: _core.Recording) -> bool:
     return next(_alias_pairs(recording), None) is not None
 
 
-def _alias_groups(outcome: _core.Outcome, leaves: Sequence[object]) -> dict[int, Any]:
+def _alias_groups(outcome: _core.Outcome, leaves: Sequence[object]) -> dict[int, tuple[int, ...]]:
     """For output leaves that the call returns as one array, a value that is equal for the leaves of one array."""
     groups = enumerate(outcome.alike)
     return {output: (number, *(id(leaves[i]) for i in inputs)) for number, group in groups for output, inputs in group}
@@ -127,7 +127,7 @@ def _warn(
     warnings.warn(text, UntiedWarning, caller_level())
 
 
-def _tails(pair: AliasPair) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _tails(pair: AliasPair) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """The two paths of a pair without their common prefix."""
     (_, first), (_, second) = pair.paths
     common = sum(1 for _ in itertools.takewhile(lambda keys: keys[0] == keys[1], zip(first, second, strict=False)))

@@ -44,7 +44,7 @@ class CrossHostCheck:
 
     def __init__(
         self,
-        compiled: Any,
+        compiled: jax.stages.Wrapped,
         plan: Plan,
         layout: Layout,
         outcomes: list[_core.Outcome],
@@ -53,7 +53,7 @@ class CrossHostCheck:
     ) -> None:
         self._compiled, self._plan, self._layout = compiled, plan, layout
         self._outcomes, self._numbers, self._tupled = outcomes, numbers, tupled
-        self._checked: set[Any] = set()
+        self._checked: set[tuple[object, ...]] = set()
         self.lower, self.trace = compiled.lower, compiled.trace
 
     def __call__(self, *arguments: Any) -> Any:
@@ -77,7 +77,7 @@ class CrossHostCheck:
                 self._compare(*description)
             self._checked.add(key)
 
-    def _own_program(self, arguments: tuple[Any, ...], leaves: Sequence[object]) -> tuple[str, str] | None:
+    def _own_program(self, arguments: tuple[object, ...], leaves: Sequence[object]) -> tuple[str, str] | None:
         lowered = self._compiled.lower(*arguments)
         if not spans_processes(lowered, leaves):
             return None
@@ -99,7 +99,7 @@ class CrossHostCheck:
         HostComparison(store, plan.name).compare_digests(parts, lambda: pack_description(lines, text))
 
 
-def program_text(lowered: Any) -> str:
+def program_text(lowered: jax.stages.Lowered) -> str:
     """The text of a lowered program without the parts that differ between processes."""
     return _HOST_FUNCTION.sub("", lowered.as_text())
 
@@ -133,7 +133,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _signature_of(leaf: Any) -> Any:
+def _signature_of(leaf: Any) -> tuple[object, ...]:
     """The properties of a leaf that JAX compiles for."""
     return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), getattr(leaf, "sharding", None)
 
@@ -201,7 +201,7 @@ def _value_text(leaf: object) -> str:
     return f" with values {digest(np.ascontiguousarray(values).tobytes())[:12]}"
 
 
-def _numbers(array: object) -> Any:
+def _numbers(array: object) -> np.ndarray:
     return np.asarray(without_key(array))
 
 

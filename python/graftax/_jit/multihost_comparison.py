@@ -212,7 +212,7 @@ class HostComparison:
             value = self._coordinator.get(key, self._begun + min(seconds, limit) - time.monotonic())
             if value is not None:
                 return value
-            details: dict[str, Any] = {"what": self._subject, "number": self._number, "hosts": self._missing(hosts)}
+            details: dict[str, object] = {"what": self._subject, "number": self._number, "hosts": self._missing(hosts)}
             if seconds == _WARN and limit > _WARN:
                 text = HOST_LATE.format(**details, seconds=_WARN, here=self._coordinator.process)
                 warnings.warn(text, RuntimeWarning, caller_level())

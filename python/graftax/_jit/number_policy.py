@@ -153,7 +153,7 @@ class Numbers:
     """The families of one function's table."""
 
     def __init__(self) -> None:
-        self._families: collections.OrderedDict[Any, Family] = collections.OrderedDict()
+        self._families: collections.OrderedDict[tuple[object, ...], Family] = collections.OrderedDict()
         self._recent: tuple[Family, ...] = ()  # the last ones, without their keys: comparing these runs the user's code
         self._expected: set[frozenset[str]] = set()  # places of numbers that were symbolic in another process
 
@@ -182,7 +182,7 @@ class Numbers:
         return scratch.symbolic(recording, None, rules=rules, function=function)
 
     @staticmethod
-    def _key(recording: _core.Recording, context: object) -> tuple[Any, ...]:
+    def _key(recording: _core.Recording, context: object) -> tuple[object, ...]:
         graphdef = recording.graphdef
         return graphdef.without_numbers(), context, tuple(type(value) for _, value in graphdef.numbers())
 
@@ -273,7 +273,7 @@ class Numbers:
                 changed.append(i)
         return changed
 
-    def _family(self, key: object, values: tuple[Number, ...]) -> tuple[Family, bool]:
+    def _family(self, key: tuple[object, ...], values: tuple[Number, ...]) -> tuple[Family, bool]:
         """The family of a key, and whether it is new."""
         with _LOCK:  # keys compare objects of the user's, whose code may let another thread in
             family = self._families.get(key)
@@ -425,7 +425,7 @@ class SymbolicNumbers:
         """Goes on with the host program of the entry, which another call or another process has made."""
         self.program = program
 
-    def given(self, leaves: Sequence[object]) -> list[Any]:
+    def given(self, leaves: Sequence[object]) -> list[object]:
         """What an executable is given of a call with these leaves, but for the values."""
         vectors = self.program.vectors((), ())
         return [*(np.int32(0) if i in self.leaves else leaf for i, leaf in enumerate(leaves)), *vectors]

@@ -61,9 +61,9 @@ def running_traces() -> tuple[RunningTrace, ...]:
     return getattr(_THREAD, "traces", ())
 
 
-def originals(rebuilt: object) -> list[tuple[RunningTrace, Any]]:
+def originals(rebuilt: object) -> list[tuple[RunningTrace, object]]:
     """The objects that a rebuilt one is a copy of: one for each running trace that rebuilt it, innermost first."""
-    objects: list[tuple[RunningTrace, Any]] = []
+    objects: list[tuple[RunningTrace, object]] = []
     for running in reversed(running_traces()):
         original = running.trace.original(rebuilt) if running.trace is not None else None
         if original is not None:

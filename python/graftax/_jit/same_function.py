@@ -56,10 +56,10 @@ _CONTAINERS = (tuple, list, dict, set, frozenset, types.CellType)
 
 # ---- what makes two functions equal
 
-_MEANINGS: weakref.WeakKeyDictionary[types.CodeType, dict[str, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+_MEANINGS: weakref.WeakKeyDictionary[types.CodeType, dict[str, tuple[object, ...]]] = weakref.WeakKeyDictionary()
 
 
-def meaning_of(code: types.CodeType) -> tuple[Any, ...]:
+def meaning_of(code: types.CodeType) -> tuple[object, ...]:
     """What code does: equal for code that differs only in its file, its lines and its docstring.
 
     Code that may look at these itself has them in its meaning.
@@ -71,7 +71,7 @@ def meaning_of(code: types.CodeType) -> tuple[Any, ...]:
     return meaning
 
 
-def _read_meaning(code: types.CodeType) -> tuple[Any, ...]:
+def _read_meaning(code: types.CodeType) -> tuple[object, ...]:
     sees_itself = any(not _SEES_ITSELF.isdisjoint(nested.co_names) for nested in nested_codes(code))
     constants, flags = code.co_consts, code.co_flags
     location = (code.co_filename, code.co_firstlineno, tuple(code.co_positions()), constants) if sees_itself else ()
@@ -86,12 +86,12 @@ def _read_meaning(code: types.CodeType) -> tuple[Any, ...]:
     )
 
 
-def _meaning_of_argument(instruction: dis.Instruction) -> Any:
+def _meaning_of_argument(instruction: dis.Instruction) -> object:
     """The argument of an instruction; for a constant its value, since a docstring shifts the numbers of constants."""
     return _meaning_of_constant(instruction.argval) if instruction.opcode in _CONSTANT else instruction.arg
 
 
-def _meaning_of_constant(constant: object) -> Any:
+def _meaning_of_constant(constant: object) -> object:
     if isinstance(constant, types.CodeType):
         return meaning_of(constant)
     if isinstance(constant, tuple | frozenset):
@@ -100,7 +100,7 @@ def _meaning_of_constant(constant: object) -> Any:
     return type(constant), repr(constant) if type(constant) in (float, complex) else constant
 
 
-def _key_of(function: object, options: Options) -> tuple[Any, ...] | None:
+def _key_of(function: object, options: Options) -> tuple[object, ...] | None:
     """A key that is equal for functions that share programs; None for a function that shares none."""
     if not isinstance(function, types.FunctionType) or not options.captured or compares_hosts():
         return None
@@ -117,7 +117,7 @@ def _key_of(function: object, options: Options) -> tuple[Any, ...] | None:
     return key
 
 
-def _has_plain_closure(function: types.FunctionType, scope: dict[str, Any], depth: int = 0) -> bool:
+def _has_plain_closure(function: types.FunctionType, scope: dict[str, object], depth: int = 0) -> bool:
     """Is all that a closure holds data, or code of the same module?
 
     A read set knows code by its text: it does not look again at equal code of another module, with other globals.
@@ -127,7 +127,7 @@ def _has_plain_closure(function: types.FunctionType, scope: dict[str, Any], dept
     )
 
 
-def _is_plain(value: Any, scope: dict[str, Any], depth: int) -> bool:
+def _is_plain(value: Any, scope: dict[str, object], depth: int) -> bool:
     if isinstance(value, (types.NoneType, bool, int, float, complex, str, bytes)) or _is_array(value):
         return True
     if depth > _MOST_LEVELS:
@@ -153,7 +153,7 @@ class Sharing:
         self.reads = make_read_set()
         self.numbers = Numbers()
         self._tables: weakref.WeakSet[FunctionTable] = weakref.WeakSet()
-        self._entries: weakref.WeakValueDictionary[tuple[Any, ...], _core.Entry] = weakref.WeakValueDictionary()
+        self._entries: weakref.WeakValueDictionary[tuple[object, ...], _core.Entry] = weakref.WeakValueDictionary()
         self.impersonal: weakref.WeakSet[_core.Entry] = weakref.WeakSet()  # they hold no more than the read set does
 
     @property
@@ -220,7 +220,7 @@ class Sharing:
 
 
 _LOCK = threading.RLock()
-_SHARINGS: weakref.WeakValueDictionary[tuple[Any, ...], Sharing] = weakref.WeakValueDictionary()
+_SHARINGS: weakref.WeakValueDictionary[tuple[object, ...], Sharing] = weakref.WeakValueDictionary()
 # The entries that outlive their functions, least recently traced first, and what they hold of the user's modules.
 _IDLE: collections.OrderedDict[Sharing, tuple[list[_core.Entry], _Held]] = collections.OrderedDict()
 
@@ -267,7 +267,7 @@ def keep(sharing: Sharing, entry: _core.Entry, reads: object) -> None:
     with _LOCK:
         if not any(joined is sharing for joined in _SHARINGS.values()):
             return
-        modules: list[Any] = list(sys.modules.values())  # code may put anything there
+        modules: list[object] = list(sys.modules.values())  # code may put anything there
         scopes = {id(vars(module)) for module in modules if isinstance(module, types.ModuleType)}
         # Let go of what holds a module, a function or a class that has been replaced since.
         for idle in [idle for idle, (_, held) in _IDLE.items() if not held.is_there(scopes)]:
@@ -321,8 +321,8 @@ class _Held:
 
     def __init__(self) -> None:
         self._scopes: set[int] = set()  # ids of the dicts of modules
-        self._named: list[tuple[str, str, weakref.ref[Any]]] = []
-        self._visited: dict[int, Any] = {}
+        self._named: list[tuple[str, str, weakref.ref[object]]] = []
+        self._visited: dict[int, object] = {}
 
     def is_there(self, scopes: set[int]) -> bool:
         """Do the modules with these dicts still have what is held?"""
@@ -374,7 +374,7 @@ def _is_array(value: object) -> bool:
     return hasattr(type(value), "__array__") and hasattr(value, "dtype")
 
 
-def _referents_of(value: object) -> Iterator[Any]:
+def _referents_of(value: object) -> Iterator[object]:
     if isinstance(value, types.FunctionType):  # of a library, whose globals hold nothing of the user's
         yield from (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
     elif not isinstance(value, weakref.ref):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,12 @@ class Advice:
         self._warned: set[str] = set()
 
     def captured(
-        self, name: str, leaves: list[Any], graphdef: _core.GraphDef, root_names: tuple[str, ...], first_captured: int
+        self,
+        name: str,
+        leaves: list[object],
+        graphdef: _core.GraphDef,
+        root_names: tuple[str, ...],
+        first_captured: int,
     ) -> None:
         """Warns about big NumPy arrays that the function captures: those of the roots from `first_captured` on."""
         # Leaves are many, and of few classes: most calls end here.

@@ -58,7 +58,7 @@ def _of_arguments(staging: Staging, leaves: list[Any]) -> tuple[tuple[Any, ...],
     return args, {name: roots[names.index(name)] for name in named if name not in static}
 
 
-def _of_result(staging: Staging, arguments: list[Any], forwarded: list[Any], flat: Any) -> Any:
+def _of_result(staging: Staging, arguments: list[Any], forwarded: list[Any], flat: tuple[Any, Any, Any]) -> Any:
     result, written, code = flat
     outcome = staging.entry.outcomes[_core.decode(code)]
     avals = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arguments]

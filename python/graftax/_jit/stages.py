@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
@@ -11,11 +12,12 @@ import numpy as np
 
 from graftax import _core
 from graftax._base.errors import StructureError, UnpicklableError, rename_leaves
+from graftax._capture.origin import Origin
 from graftax._capture.signature import give_back
 from graftax._explain.compile_events import compiling
 from graftax._graph.structure_diff import Difference, differences, differences_text
 from graftax._jax.tracebacks import boundary
-from graftax._jit.call_plan import Plan
+from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.stage_info import NAMES, info
@@ -42,7 +44,9 @@ class Matched(NamedTuple):
 
     roots: tuple[object, ...]
     layout: tuple[object, ...]
-    captures: list[Any]  # the assigned names among the roots, with their cells and what they held
+    captures: list[
+        tuple[Origin, types.CellType, object]
+    ]  # the assigned names among the roots, with their cells and what they held
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,14 +56,14 @@ class Staging:
     caller: Any  # the Jitted
     plan: Plan  # of that time: the caller's plan may have more roots by now
     graphdef: _core.GraphDef
-    layout: tuple[Any, ...]
+    layout: Layout
     names: tuple[str, ...]  # of the roots
     entry: _core.Entry  # the one that a call would run
     bound_count: int  # how many roots the bound method provides
     spelling: tuple[int, tuple[str, ...]]  # how many arguments were given by position, and the names of the others
-    static: dict[int | str, Any]  # the arguments that are declared static
+    static: dict[int | str, object]  # the arguments that are declared static
 
-    def match(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
+    def match(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[list[Any], list[Any], Matched]:
         """(leaves, nodes, arguments) of a call. As in JAX, what is declared static may be left out."""
         try:
             return self._match(args, kwargs)
@@ -77,7 +81,7 @@ class Staging:
                 pass
             raise
 
-    def _match(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Matched]:
+    def _match(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[list[Any], list[Any], Matched]:
         plan = self.plan
         roots, layout = self.caller._bind_arguments(args, kwargs, plan)
         captures = plan.signature.held(roots)
@@ -186,7 +190,7 @@ def match_structure(
     names: tuple[str, ...],
     roots: tuple[object, ...],
     layout_given: tuple[object, ...],
-    record: Callable[[tuple[Any, ...], tuple[Any, ...]], _core.Recording],
+    record: Callable[[tuple[object, ...], Layout], _core.Recording],
     verb: str = "compiled",
     remedy: str = LOWER_AGAIN,
     in_order: bool = False,

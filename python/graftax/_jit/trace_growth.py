@@ -60,7 +60,7 @@ class FinishedTrace:
 
     table: weakref.ref[FunctionTable]
     graphdef: _core.GraphDef
-    types: list[Any]
+    types: list[object]
     outcome: _core.Outcome
     outputs: list[Any]
     jaxpr: Any
@@ -187,7 +187,7 @@ class Growth:
         held = [(*r.recording.nodes, *r.recording.leaves) for r in inner if r.recording is not None]
         return any(id(value) in added for values in held for value in values)
 
-    def _record(self) -> tuple[Plan, tuple[Any, ...], _core.Recording] | None:
+    def _record(self) -> tuple[Plan, tuple[object, ...], _core.Recording] | None:
         """(plan, roots, recording) with all roots that are known by now; None where they do not continue the others."""
         reads, plan = self._table.reads, self.plan
         assert reads is not None
@@ -226,7 +226,7 @@ class Growth:
         return FinishedTrace(table, graphdef, types, outcome, others, jaxpr_of(trace, traced))
 
 
-def _root(origin: Origin) -> Any:
+def _root(origin: Origin) -> object:
     """The root that the binding of a call makes of an origin: its value, or a cell with it if the code assigns it."""
     value = origin.value()
     if not origin.assigned:

@@ -10,6 +10,7 @@ from typing import Any
 
 from graftax._base.progress_bar import Bar, ProgressCallback
 from graftax._explain.compile_events import expected
+from graftax._jit.stages import Lowered
 
 NO_CALL = (
     "warm takes a list of calls, each a tuple of positional arguments or a dict of keyword arguments, and {call!r} is "
@@ -18,7 +19,11 @@ NO_CALL = (
 
 
 def warm(
-    lower: Callable[..., Any], name: str, calls: Iterable[object], threads: int, report: ProgressCallback | None
+    lower: Callable[..., Lowered[..., Any]],
+    name: str,
+    calls: Iterable[object],
+    threads: int,
+    report: ProgressCallback | None,
 ) -> None:
     """Lowers all calls in this thread, because JAX's settings are thread-local, and compiles in a pool of threads."""
     try:
@@ -36,7 +41,7 @@ def warm(
             report(count, len(arguments), time.perf_counter() - start)
 
 
-def _arguments(call: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(call: object) -> tuple[tuple[object, ...], dict[str, object]]:
     if isinstance(call, dict):
         return (), call
     if not isinstance(call, tuple):
