@@ -37,6 +37,7 @@ R = TypeVar("R")
 
 
 def _wrap(function: Any, options: Options) -> Any:
+    # In a class body, `@jit` above `@classmethod`: the method is jitted, and stays a class method.
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_wrap(function.__func__, options))
     if not options.captured and is_pytree(function):
@@ -217,6 +218,7 @@ def jit_in_place_of_nnx(function: Any, /, **options: Unpack[JitOptions]) -> Any:
 
 
 def _replacing(function: object, options: JitOptions, as_jax: bool) -> Any:
+    # `jit` checks the options and makes the record of them, which has two more fields here.
     decorator = cast("functools.partial[Any]", jit(**options))
     return _wrap(function, dataclasses.replace(decorator.keywords["options"], replaces=True, as_jax=as_jax))
 

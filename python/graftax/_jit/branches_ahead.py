@@ -140,7 +140,7 @@ class _Branch:
         # Ask for other values only once for each program: when it is new, or for the call itself.
         if entry.host is not None and (self.is_new or not self._assumed):
             values = [call.recording.leaves[leaf] for leaf in numbers.leaves]
-            for changed in other_answers(entry.host, values, numbers.ways):
+            for changed in other_answers(entry.host, values, numbers.directions):
                 self.alternatives.append(dict(zip(numbers.paths, changed, strict=True)))
 
     def _compile(self, call: RecordedCall, entry: _core.Entry, forget: Callable[[], None]) -> None:

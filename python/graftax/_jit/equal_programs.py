@@ -92,17 +92,17 @@ class Reusing:
                 # JAX has the trace of its calls. For other arguments there is none, and the flat function of the entry
                 # raises, since it is not called.
                 with unheard_stages():
-                    earlier = entry.compiled.trace(*arguments)
-                if not same_executable(traced, earlier):
+                    earlier_traced = entry.compiled.trace(*arguments)
+                if not same_executable(traced, earlier_traced):
                     continue
-                lowered, earlier = self._compiled.lower(*arguments), earlier.lower()
+                lowered, earlier_lowered = self._compiled.lower(*arguments), earlier_traced.lower()
                 # Constants may have been changed in place since. The text has them as they were.
-                if program_text(lowered) != program_text(earlier):
+                if program_text(lowered) != program_text(earlier_lowered):
                     continue
                 # The executable is another entry's, the tree of the results is of this trace: it has its Outcome's
                 # number.
                 stage = entry.compiled.stage_for(leaves) if isinstance(entry.compiled, Reusing) else None
-                stage = with_results(stage or earlier.compile(), jax.tree.structure(traced.out_info))
+                stage = with_results(stage or earlier_lowered.compile(), jax.tree.structure(traced.out_info))
             except Exception:  # what cannot be compared is compiled
                 continue
             self._reused.append(_Reused(array_signatures(leaves), settings_of_traces(), stage))

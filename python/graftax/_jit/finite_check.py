@@ -65,10 +65,10 @@ class FiniteCheck:
     def _warn_of_unchecked(self, places: list[RootPath]) -> None:
         """The patterns cover none of the results at these places."""
         if places:
-            given = ", ".join(map(repr, self._plan.options.finite or ()))
+            patterns = ", ".join(map(repr, self._plan.options.finite or ()))
             paths = ", ".join([place_name(place, self._names) for place in places[:_MOST_PATHS]])
             more = f" and {len(places) - _MOST_PATHS} more" if len(places) > _MOST_PATHS else ""
-            message = COVERS_NOTHING.format(name=self._plan.name, given=given, paths=paths + more)
+            message = COVERS_NOTHING.format(name=self._plan.name, given=patterns, paths=paths + more)
             warnings.warn(message, RecordedCallWarning, caller_level())
 
     @property
@@ -99,7 +99,7 @@ class FiniteCheck:
     def _written_refs(self) -> Iterator[tuple[RootPath, jax.Array]]:
         """The contents of the Refs now, with 0 for each number that was not finite before."""
         places = self._recording.graphdef.leaf_places()
-        for i, before in zip(self._refs, self._contents, strict=True):
+        for i, old_content in zip(self._refs, self._contents, strict=True):
             root, path = places[i]
-            if before is not None:
-                yield (root + 1, path), jnp.where(jnp.isfinite(before), self._leaves[i][...], 0)
+            if old_content is not None:
+                yield (root + 1, path), jnp.where(jnp.isfinite(old_content), self._leaves[i][...], 0)

@@ -295,7 +295,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         if numbers is not None:
             numbers.stored(table, key)
         entry = table.store(key, entry)
-        leaves = recording.leaves if numbers is None else numbers.given(recording.leaves)
+        leaves = recording.leaves if numbers is None else numbers.inputs_for(recording.leaves)
         if loaded is not None and entry.compiled.has_program(leaves):
             compile_events.record_ready(table, entry, name, recording, loaded.source)
         return entry
@@ -475,7 +475,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         leaves = call.recording.leaves
         if call.numbers is not None:
             call.numbers.resume(entry.host)  # another call may have made the entry
-            leaves = call.numbers.given(leaves)
+            leaves = call.numbers.inputs_for(leaves)
         flat_arguments = (tuple(leaves),) if entry.tupled else leaves
         staged = _core.run_active(self, call.roots, entry.outcomes, call.recording, run, *flat_arguments)
         if entry.untold:

@@ -115,7 +115,7 @@ class Family:
             if i not in self._static and not self._pins[i]:
                 yield name, value, i in self._symbolic
 
-    def way(self, number: int) -> int:
+    def direction(self, number: int) -> int:
         """Is the latest value of a number above the first (1), below (-1), or neither?"""
         first, latest = self._first[number], self._latest[number]
         return (latest > first) - (latest < first)
@@ -346,12 +346,12 @@ def _choose(rules: NumberRules, paths: Sequence[RootPath], names: Sequence[str])
 
 def _numbers_of(structure: Structure, roots: Collection[int], numbers: Sequence[int]) -> list[int]:
     """Which of these rows are below the roots; all, if a root leads to an object that another root has, too."""
-    below = [row for i, row in enumerate(structure.roots) if i in roots]
+    root_rows = [row for i, row in enumerate(structure.roots) if i in roots]
     for row in structure.rows:
-        holder = next((root for root in below if root.number <= row.number < root.end), None)
+        holder = next((root for root in root_rows if root.number <= row.number < root.end), None)
         if holder is not None and row.op is Op.ref and not holder.number <= structure.target(row).number < holder.end:
             return list(range(len(numbers)))
-    return [i for i, n in enumerate(numbers) if any(root.number <= n < root.end for root in below)]
+    return [i for i, n in enumerate(numbers) if any(root.number <= n < root.end for root in root_rows)]
 
 
 class NotSymbolic(NewReads):
@@ -393,9 +393,9 @@ class SymbolicNumbers:
         return not left_out
 
     @property
-    def ways(self) -> list[int]:
+    def directions(self) -> list[int]:
         """For each symbol: does the number grow (1), shrink (-1), or neither, as far as is known?"""
-        return [self.family.way(number) for number in self._numbers]
+        return [self.family.direction(number) for number in self._numbers]
 
     def refuse(self) -> None:
         """From now on these numbers are static: the objects that hold them cannot be rebuilt around symbols."""
@@ -414,7 +414,7 @@ class SymbolicNumbers:
         self._forget()
         raise NotSymbolic from error
 
-    def _without(self, symbols: Collection[int]) -> None:
+    def _retry_without(self, symbols: Collection[int]) -> None:
         """Begins the call anew with plain numbers in place of these symbols, if there are any."""
         if symbols:
             self.family.make_static([self._numbers[symbol] for symbol in symbols])
@@ -425,8 +425,8 @@ class SymbolicNumbers:
         """Goes on with the host program of the entry, which another call or another process has made."""
         self.program = program
 
-    def given(self, leaves: Sequence[object]) -> list[object]:
-        """What an executable is given of a call with these leaves, but for the values."""
+    def inputs_for(self, leaves: Sequence[object]) -> list[object]:
+        """The inputs of an executable for such leaves, without the values: a number is 0, and the vectors are empty."""
         vectors = self.program.vectors((), ())
         return [*(np.int32(0) if i in self.leaves else leaf for i, leaf in enumerate(leaves)), *vectors]
 
@@ -467,7 +467,7 @@ class SymbolicNumbers:
         try:
             with catching() as caught:
                 outcome, outputs = trace(inputs)
-            self._without(symbols.refused)
+            self._retry_without(symbols.refused)
             if caught.is_suspect:  # a handler of the code may have run because of a symbol
                 self._fail(None)
             # The host computes the symbols among the results, so they are not outputs of the program.
@@ -478,13 +478,13 @@ class SymbolicNumbers:
             ]
             outputs = [value for value in outputs if not is_symbol(value)]
             inputs.clear()
-            self._without(symbols.close())
+            self._retry_without(symbols.close())
         except NewReads:
             if not reads.builtins.tells_types:  # the code takes no symbols, as is known now
                 self._forget()
             raise
         except Exception as error:
-            self._without(symbols.refused)
+            self._retry_without(symbols.refused)
             self._fail(error)
             raise
         finally:

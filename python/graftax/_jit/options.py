@@ -57,7 +57,7 @@ class RecordOptions(TypedDict, total=False):
 
 MUTATION = ("propagate", "error", "discard")
 NUMBERS = ("symbolic", "static")
-DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none", "auto")  # equinox's words, and our own
+DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none", "auto")  # Equinox's words, and our "auto"
 
 NOT_A_NUMBER_POLICY = "numbers={given}: expected 'symbolic' or 'static', or a dict from patterns of key paths to these"
 
@@ -76,25 +76,26 @@ BACKGROUND_WITH = (
 )
 
 
-_TIMING = {"background": False, "branches_ahead": False}  # when programs are made, and not which
+_TIMING = {"background": False, "branches_ahead": False}  # options that say when programs are made, and not which
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of one `jit`. Hashable: two `jit(f)` with equal options share one table."""
+    """The options of one `jit`. Hashable: two `jit(f)` with equal options share one table.
+
+    What is not compared changes neither programs nor what an entry depends on, so tables are shared in spite of it.
+    """
 
     mutation: str = "propagate"
     warn_lost: bool = False  # filter_jit: warn once about a change that is dropped
     captured: bool = True  # the function's closure and globals are part of the program
-    as_jax: bool = False  # of numbers that the caller gives, results and donated arrays: what `jax.jit` makes of them
-    replaces: bool = False  # the function was written for another `jit`, which changes what it captures once a trace
+    as_jax: bool = False  # numbers of the caller, results and donated arrays become what `jax.jit` makes of them
+    replaces: bool = False  # the function was written for another `jit`, where it changes captured objects once a trace
     check: bool = dataclasses.field(default=False, compare=False)  # run the plain function alongside
     progress: Any = dataclasses.field(default=False, compare=False)  # report the stages of a compilation
     warn_impure: bool = dataclasses.field(default=False, compare=False)  # warn about calls that cannot be repeated
     numbers: str = "static"  # "symbolic": Python numbers that change between calls do not compile
-    number_patterns: tuple[
-        tuple[str, str], ...
-    ] = ()  # (pattern of key paths, "symbolic" or "static" from the first call)
+    number_patterns: tuple[tuple[str, str], ...] = ()  # (pattern of key paths, "symbolic" or "static" from the start)
     background: bool = False  # a first call does not wait for the compiler
     branches_ahead: bool = False  # programs for other outcomes of tests on numbers are made before they are needed
     cache_size: int = 512
@@ -118,7 +119,7 @@ class Options:
             raise ValueError(AUTO_BY_VALUE.format(mutation=self.mutation))
         if self.donate_word == "auto" and self.donate:
             raise ValueError(AUTO_WITH_OTHERS)
-        Selection(self.repeated)  # refuses what it cannot select
+        Selection(self.repeated)  # raises for what it cannot select
         if self.background and (self.donate or self.donate_word != "none"):
             why = "arrays would be deleted from the second call on, and not by the first"
             raise ValueError(BACKGROUND_WITH.format(option="donate", why=why))
@@ -130,12 +131,12 @@ class Options:
 
     @property
     def donates(self) -> bool:
-        """Are there arrays that are donated whoever has them?"""
+        """Does the user name arrays to donate? They are donated even if somebody else has them."""
         return bool(self.donate) or self.donate_word not in ("none", "auto")
 
     @property
     def donates_proven(self) -> bool:
-        """Is donated what a call replaces and nobody else has?"""
+        """Does a call donate the arrays that it replaces and that nobody else has?"""
         return self.donate_word == "auto" and not (self.check or self.shards)
 
     @property
@@ -151,12 +152,12 @@ class Options:
         return self.mutation == "discard"
 
     def of_program(self) -> str:
-        """Those that a program depends on, as a text that is the same in every process."""
+        """The options that a program depends on, as a text that is the same in every process."""
         # These change no result, and the text of a function in `repeated` has its address.
         return str(dataclasses.replace(self, progress=False, warn_impure=True, repeated=(), **_TIMING))
 
 
-def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
+def names_and_numbers(numbers: int | Iterable[int] | None, names: str | Iterable[str] | None) -> tuple[int | str, ...]:
     """JAX's `*_argnums` and `*_argnames` merged into one tuple."""
     arguments: list[int | str] = []
     if numbers is not None:
@@ -167,14 +168,14 @@ def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
 
 
 def one_or_more(chosen: Any) -> tuple[Any, ...]:
-    """An option that takes one name or position, or several, as a tuple."""
+    """The value of an option that takes one name or position, or several, as a tuple."""
     if chosen is None:
         return ()
     return (chosen,) if isinstance(chosen, (int, str)) else tuple(chosen)
 
 
 def several(chosen: Any) -> tuple[Any, ...]:
-    """An option that takes one specification, or a tuple or a list of them, as a tuple."""
+    """The value of an option that takes one specification, or a tuple or a list of them, as a tuple."""
     if chosen is None:
         return ()
     return tuple(chosen) if type(chosen) in (tuple, list) else (chosen,)
@@ -190,7 +191,11 @@ def number_options(numbers: object) -> dict[str, Any]:
     return {"numbers": word, "number_patterns": patterns}
 
 
-def donation(donate: object, numbers: object, names: object) -> dict[str, Any]:
+def donation(
+    donate: str | int | Sequence[str | int] | None,
+    numbers: int | Iterable[int] | None,
+    names: str | Iterable[str] | None,
+) -> dict[str, Any]:
     """`donate=` (a word, names or positions) together with JAX's spellings, as fields of `Options`."""
     chosen = names_and_numbers(numbers, names)
     if donate is None:

@@ -42,8 +42,8 @@ def with_symbols(
     }
     rules, counting = plan.number_rules, _counting(plan, function)
     # A number may turn out not to be one that can be a leaf, such as one that is a key, too. Then try without it.
-    known = changing, fixed, rules, counting
-    while (numbers := table.numbers.symbolic(call.recording, call.context, *known)) is not None:
+    hints = changing, fixed, rules, counting
+    while (numbers := table.numbers.symbolic(call.recording, call.context, *hints)) is not None:
         try:
             recording = plan.record(roots, call.layout, shapes, opened, numbers.places.keys())
         except GraftaxError:

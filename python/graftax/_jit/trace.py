@@ -394,19 +394,19 @@ def run_trace(
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether the Outcome drops these changes).
     """
-    tracing, within = _core.Trace(recording), context_of(recording)
+    tracing, in_context = _core.Trace(recording), context_of(recording)
     running = enter_trace(tracing, recording, roots, leaves)
     if growth is not None:
         growth.running = running
     try:
         # Rebuild the objects around the tracers, and run the function on them.
-        values = within(tracing.rebuild, leaves)
+        values = in_context(tracing.rebuild, leaves)
         if graph is not None:
             graph.begin(tracing)
         equations_before = len(equations())
         try:
             with refusing_uses(), watching_numpy(name, tracing.leaf_names, recording.leaves, leaves) as running.numpy:
-                result = within(_core.run_rebuilt, call, values)
+                result = in_context(_core.run_rebuilt, call, values)
                 running.numpy.end(values, recording.names, result)
                 if graph is not None:
                     graph.changes_in_place = running.numpy.has_changes
@@ -420,7 +420,7 @@ def run_trace(
             # Compare the objects with what was built: that is the Outcome.
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
-                outcome, outputs, changed, lost = within(tracing.finish, result, *finish_options)
+                outcome, outputs, changed, lost = in_context(tracing.finish, result, *finish_options)
             # Refuse tracers that would outlive the trace: in the Outcome, in classes, in texts, in caches.
             path = functools.partial(output_path, running.recording or recording, outcome.inputs()[2])
             refuse_ended(name, outcome, outputs, path, running.inner)

@@ -220,10 +220,10 @@ class Growth:
         """The trace as the next one repeats it, which cannot use its tracers."""
         trace = self._jax_trace
         traced = [output for output in outputs if is_of_trace(output, trace)]
-        others = [None if is_of_trace(output, trace) else output for output in outputs]
+        fixed_outputs = [None if is_of_trace(output, trace) else output for output in outputs]
         types = [jax.typeof(leaf) for leaf in self.leaves]
         table, graphdef = weakref.ref(self._table), self.recording.graphdef
-        return FinishedTrace(table, graphdef, types, outcome, others, jaxpr_of(trace, traced))
+        return FinishedTrace(table, graphdef, types, outcome, fixed_outputs, jaxpr_of(trace, traced))
 
 
 def _root(origin: Origin) -> object:
