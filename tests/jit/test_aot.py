@@ -334,8 +334,8 @@ def test_a_method_is_compiled_with_its_object():
 
 def test_two_shapes_lowered_apart_keep_their_own_static_results():
     jitted = graftax.jit(lambda x: (x, x.shape))
-    one, two = (jitted.lower(f32(*range(n))).compile() for n in (1, 2))
-    assert one(f32(5))[1] == (1,) and two(f32(5, 6))[1] == (2,)
+    of_one, of_two = (jitted.lower(f32(*range(n))).compile() for n in (1, 2))
+    assert of_one(f32(5))[1] == (1,) and of_two(f32(5, 6))[1] == (2,)
 
 
 @pytest.mark.parametrize("stage", ["trace", "lower", "compile"])
@@ -416,7 +416,7 @@ def test_eval_shape_leaves_alone_what_is_handed_over_as_itself():
     assert counter.n == 1
 
 
-def told(stage: Any, name: str) -> Any:
+def attribute_of(stage: Any, name: str) -> Any:
     return jax.tree.map(repr, getattr(stage, name), is_leaf=lambda x: x is None)
 
 
@@ -432,9 +432,9 @@ def test_stages_tell_of_arguments_and_result_in_their_structures_as_jaxs_do():
         for name in ("args_info", "in_avals", "in_tree", "out_info", "out_avals", "out_tree"):
             assert hasattr(ours, name) == hasattr(theirs, name)
             if hasattr(theirs, name):
-                assert told(ours, name) == told(theirs, name), name
+                assert attribute_of(ours, name) == attribute_of(theirs, name), name
     for name in ("input_shardings", "output_shardings", "input_formats", "output_formats"):
-        assert told(ours, name) == told(theirs, name), name
+        assert attribute_of(ours, name) == attribute_of(theirs, name), name
 
 
 def test_out_info_has_the_objects_of_the_result_and_changes_nothing():
@@ -453,8 +453,8 @@ def test_out_info_has_the_objects_of_the_result_and_changes_nothing():
     for stage in (lowered, lowered.compile()):
         info = stage.out_info
         assert (info["sum"].shape, info["x"].shape, info["model"].w.shape) == ((), (), (2,))
-        assert [each.shape for each in info["model"].seen] == [(2,)] and info["model"].name == "m"
-        assert jax.tree.map(lambda each: each.shape, stage.args_info) == (((),), {})
+        assert [array.shape for array in info["model"].seen] == [(2,)] and info["model"].name == "m"
+        assert jax.tree.map(lambda array: array.shape, stage.args_info) == (((),), {})
     assert model.seen == [] and model.w.tolist() == [1, 2]
 
 
@@ -525,7 +525,7 @@ def test_a_stage_refuses_arrays_that_need_another_program(stage):
         run(np.ones(2, np.float32))
     if stage == "deserialized":
         return  # an optimizer has functions without a name
-    for is_tied, told in ((True, "expected one array, given several"), (False, "expected several arrays, given one")):
+    for is_tied, text in ((True, "expected one array, given several"), (False, "expected several arrays, given one")):
         one = jnp.ones(2)
         tied, untied = {"a": one, "b": one}, {"a": one, "b": jnp.ones(2)}
         right, wrong = (tied, untied) if is_tied else (untied, tied)
@@ -535,7 +535,7 @@ def test_a_stage_refuses_arrays_that_need_another_program(stage):
             opt.update(model, graftax.grad(lambda model: (model["a"] * model["b"]).sum())(model))
 
         run = STAGES[stage](train, graftax.copy(right), graftax.copy(opt))
-        with pytest.raises(graftax.StructureError, match=rf"model\['a'\] and model\['b'\]: {told}"):
+        with pytest.raises(graftax.StructureError, match=rf"model\['a'\] and model\['b'\]: {text}"):
             run(graftax.copy(wrong), graftax.copy(opt))
         run(right, opt)
         assert (right["a"] is right["b"]) == is_tied and (right["b"] < 1).all()

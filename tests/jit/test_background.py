@@ -127,17 +127,19 @@ def test_results_have_the_types_and_places_that_the_program_gives(gate, committe
     if committed:
         arguments = jax.device_put(arguments[:2], jax.devices()[0]) + arguments[2:]
     early, late = graftax.jit(everything, background=True), graftax.jit(everything)
-    given, expected = early(*arguments), late(*arguments)
+    early_results, expected = early(*arguments), late(*arguments)
     assert early.cache_info().compiling == 1
-    for one, other in zip(given, expected, strict=True):
-        assert type(one) is type(other)
-        if isinstance(one, jax.Array):
-            assert one.aval == other.aval and getattr(one, "weak_type", None) == getattr(other, "weak_type", None)
-            assert one.committed == other.committed and one.sharding == other.sharding
-            data = [jax.random.key_data(k) if jnp.issubdtype(k.dtype, jax.dtypes.prng_key) else k for k in (one, other)]
+    for result, other in zip(early_results, expected, strict=True):
+        assert type(result) is type(other)
+        if isinstance(result, jax.Array):
+            assert result.aval == other.aval and getattr(result, "weak_type", None) == getattr(other, "weak_type", None)
+            assert result.committed == other.committed and result.sharding == other.sharding
+            data = [
+                jax.random.key_data(k) if jnp.issubdtype(k.dtype, jax.dtypes.prng_key) else k for k in (result, other)
+            ]
             np.testing.assert_array_equal(*data)
     gate.open(early)
-    early(*given[:1], *arguments[1:])
+    early(*early_results[:1], *arguments[1:])
     assert early.cache_info().traces == 1
 
 
@@ -215,8 +217,8 @@ def test_loops_branches_derivatives_and_numbers_that_change(gate):
 
     step, x = graftax.jit(f, background=True), jnp.arange(6.0).reshape(2, 3)
     for n in (2, 3, 4, 5):
-        for one, other in zip(step(x, n), f(x, n), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5)
+        for result, other in zip(step(x, n), f(x, n), strict=True):
+            np.testing.assert_allclose(result, other, rtol=1e-5)
     assert step.cache_info().traces <= 2
     gate.open(step)
     np.testing.assert_allclose(step(x, 6)[1], f(x, 6)[1], rtol=1e-5)
@@ -224,17 +226,17 @@ def test_loops_branches_derivatives_and_numbers_that_change(gate):
 
 
 def test_programs_that_call_the_host_and_outer_traces_do_not_wait(gate):
-    seen = []
+    printed = []
 
     @graftax.jit(background=True)
     def step(x):
-        jax.debug.callback(lambda y: seen.append(float(y)), x)
+        jax.debug.callback(lambda y: printed.append(float(y)), x)
         return x * 2
 
     for i in range(3):
         step(jnp.float32(i))
     jax.effects_barrier()
-    assert sorted(seen) == [0, 1, 2] and step.cache_info().compiling == gate.begun == 0
+    assert sorted(printed) == [0, 1, 2] and step.cache_info().compiling == gate.begun == 0
     inner = graftax.jit(lambda x: x**2, background=True)
     assert jax.grad(inner)(3.0) == 6 and gate.begun == 0
     assert graftax.jit(lambda x: inner(x) + 1)(3.0) == 10 and gate.begun == 0
@@ -252,15 +254,15 @@ def test_what_an_early_call_cannot_do_is_refused(options):
 
 
 def test_explain_progress_and_warm_say_what_is_compiled_where(gate, train):
-    told = []
-    step = graftax.jit(train, background=True, progress=lambda part, seconds: told.append(part))
+    stages = []
+    step = graftax.jit(train, background=True, progress=lambda part, seconds: stages.append(part))
     step(Model(), jnp.ones(4))
     assert "compiling in the background" in str(graftax.explain(step))
-    assert told == ["recorded", "traced", "lowered"]
+    assert stages == ["recorded", "traced", "lowered"]
     assert graftax.explain(step, Model(), jnp.ones(4)).hit
     gate.open(step)
     assert "compiling in the background" not in str(graftax.explain(step))
-    assert "compiled in" in str(graftax.explain(step)) and told[3:] == ["compiled"]
+    assert "compiled in" in str(graftax.explain(step)) and stages[3:] == ["compiled"]
     warmed = graftax.jit(train, background=True)
     warmed.warm([(Model(), jnp.ones(4))])
     assert warmed.cache_info().compiling == 0 and warmed.cache_info().traces == 1

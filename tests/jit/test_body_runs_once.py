@@ -94,7 +94,7 @@ def _program(state: str, helper: str, body: str, path: Path | None) -> Any:
 @pytest.mark.parametrize(("kind", "body"), CASES)
 def test_the_body_runs_once_in_a_first_call_and_each_call_is_right(kind: str, body: str, tmp_path: Path):
     state, helper, change = HELPERS[kind]
-    seen = list[Any]()
+    states = list[Any]()
     for jit in (False, True):
         path = tmp_path / str(jit)
         module = _program(state, helper, BODIES[body], path)
@@ -104,8 +104,8 @@ def test_the_body_runs_once_in_a_first_call_and_each_call_is_right(kind: str, bo
         out.append(f(jnp.full(2, 4.0)))
         exec(change, vars(module))
         out.append(f(jnp.full(2, 4.0)))
-        seen.append((np.array(out), module.log, module.model["n"], getattr(module, "n", None)))
-    plain, jitted = seen
+        states.append((np.array(out), module.log, module.model["n"], getattr(module, "n", None)))
+    plain, jitted = states
     np.testing.assert_allclose(jitted[0], plain[0], rtol=1e-6)
     assert plain[1:] == jitted[1:]
 
@@ -117,15 +117,15 @@ def test_what_a_transform_is_given_is_read_anew(kind: str, body: str):
     state, helper, change = HELPERS[kind]
     state = state.replace("jnp.ones(2)", "jnp.ones(())").replace("jnp.full(2, 2.0)", "jnp.full((), 2.0)")
     change = change.replace("jnp.full(2, 3.0)", "jnp.full((), 3.0)")
-    seen = list[Any]()
+    results = list[Any]()
     for jit in (False, True):
         module = _program(state, helper, f"return {body}", None)
         module.model["w"] = jnp.full((), 5.0)
         f = graftax.jit(module.f) if jit else module.f
         out = [f(jnp.full(2, 2.0))]
         exec(change, vars(module))
-        seen.append(np.array([*out, f(jnp.full(2, 2.0))]))
-    np.testing.assert_allclose(*seen, rtol=1e-6)
+        results.append(np.array([*out, f(jnp.full(2, 2.0))]))
+    np.testing.assert_allclose(*results, rtol=1e-6)
 
 
 def test_a_log_that_a_function_under_a_transform_keeps_is_kept():

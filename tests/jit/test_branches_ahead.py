@@ -283,19 +283,19 @@ def asks_for_64_bits(model, x):
 def test_what_is_no_call_is_left_to_the_call(function, monkeypatch, capsys):
     finders = [finder for finder in sys.meta_path if "pytest" not in type(finder).__module__]  # they call open
     monkeypatch.setattr(sys, "meta_path", finders)
-    seen = []
+    runs = []
     for f in (function, graftax.jit(function, branches_ahead=True)):
         sys.modules.pop("colorsys", None)
         LOG.disabled = False
         vars(Mode.train).pop("used", None)
         model = Model()
         model.logger = LOG
-        seen.append([])
+        runs.append([])
         for i in range(3):
-            with warnings.catch_warnings(record=True) as given:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 f(model, i * jnp.ones(3))
-            texts = {str(warning.message) for warning in given if issubclass(warning.category, UserWarning)}
+            texts = {str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)}
             effects = (
                 capsys.readouterr().out,
                 LOG.disabled,
@@ -303,8 +303,8 @@ def test_what_is_no_call_is_left_to_the_call(function, monkeypatch, capsys):
                 "colorsys" in sys.modules,
                 texts,
             )
-            seen[-1].append((state_of(model), *effects))
-    assert seen[0] == seen[1]
+            runs[-1].append((state_of(model), *effects))
+    assert runs[0] == runs[1]
 
 
 def goes_around_often(model, x):

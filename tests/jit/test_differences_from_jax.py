@@ -102,18 +102,18 @@ def test_a_dict_is_returned():
 @row("appends to a list, counts in a `nonlocal`")
 def test_a_list_that_grows():
     for jit, length, kind in (jax.jit, 1, jax.core.Tracer), (graftax.jit, 3, jax.Array):
-        seen, n = [], 0
+        inputs_seen, n = [], 0
 
         @jit
-        def f(x, seen=seen):
+        def f(x, inputs_seen=inputs_seen):
             nonlocal n
             n += 1
-            seen.append(x * 2)
+            inputs_seen.append(x * 2)
             return x
 
         for _ in range(3):
             f(jnp.ones(()))
-        assert n == len(seen) == length and isinstance(seen[-1], kind)
+        assert n == len(inputs_seen) == length and isinstance(inputs_seen[-1], kind)
 
 
 @row("changes an argument in place")
@@ -252,9 +252,9 @@ def test_cache_size():
 @row("`isinstance(x, jax.core.Tracer)` where `x` is a Python number")
 def test_tracers():
     for jit, is_tracer in (jax.jit, True), (graftax.jit, False):
-        seen = []
-        jit(lambda x, seen=seen: seen.append(isinstance(x, jax.core.Tracer)))(1)
-        assert seen == [is_tracer]
+        are_tracers = []
+        jit(lambda x, are_tracers=are_tracers: are_tracers.append(isinstance(x, jax.core.Tracer)))(1)
+        assert are_tracers == [is_tracer]
 
 
 @row("a captured flag that forbids another trace (`assert may_trace`)")

@@ -83,10 +83,10 @@ def test_results_are_those_of_jax_jit_in_every_attribute():
         return {n: (jax.random.fold_in(x, 1) if n == "key" else x[0] if n == "keys" else x + x) for n, x in v.items()}
 
     f, expected = graftax.jit(program), jax.jit(program)(values)
-    found = warm(f, values)
+    results = warm(f, values)
     assert directs(f) == 1
     for name, a in expected.items():
-        b = found[name]
+        b = results[name]
         assert type(a) is type(b) and a.aval == b.aval and a.sharding == b.sharding and a.committed == b.committed
         assert getattr(a, "weak_type", None) == getattr(b, "weak_type", None)
         a, b = (jax.random.key_data(x) if name.startswith("key") else x for x in (a, b))
@@ -115,8 +115,8 @@ def test_a_leaf_of_another_kind_is_never_given_to_the_known_executable(other):
     warm(f, values)
     changed = values | {"a": OTHER[other](values["a"])}
     for _ in range(4):
-        found, expected = f(changed), jax.jit(program)(changed)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        results, expected = f(changed), jax.jit(program)(changed)
+        for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
             assert a.aval == b.aval and a.committed == b.committed
             if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
                 assert np.array_equal(a, b)
@@ -203,9 +203,9 @@ def test_a_numpy_leaf_is_what_jax_jit_makes_of_it(name, x64):
     f, values = graftax.jit(lambda t: program(t)[1:]), tree(x=HOST[name])
     with with_x64(x64):
         expected = jax.jit(program)(values)[1:]
-        found = warm(f, values)
+        results = warm(f, values)
     assert directs(f) == 1
-    for a, b in zip(expected, found, strict=True):
+    for a, b in zip(expected, results, strict=True):
         assert a.aval == b.aval and a.sharding == b.sharding and a.committed == b.committed and np.array_equal(a, b)
 
 
@@ -222,8 +222,8 @@ def test_a_numpy_leaf_of_another_shape_or_dtype_or_class_is_another_program():
     ]
     for _ in range(4):
         for x in others:
-            found, expected = f(tree(x=x))[0], jax.jit(lambda x: x * 2)(x)
-            assert found.aval == expected.aval and np.array_equal(found, expected)
+            result, expected = f(tree(x=x))[0], jax.jit(lambda x: x * 2)(x)
+            assert result.aval == expected.aval and np.array_equal(result, expected)
     assert directs(f) == len(others)
 
 
@@ -362,17 +362,17 @@ def test_an_array_free_config_is_a_static_tuple_or_is_looked_at_again():
 
 
 def test_programs_with_callbacks_or_refs_stay_with_jax_jit():
-    seen = queue.SimpleQueue()
+    printed = queue.SimpleQueue()
 
     def program(t):
-        jax.debug.callback(lambda v: seen.put(int(v)), t["a"][0])
+        jax.debug.callback(lambda v: printed.put(int(v)), t["a"][0])
         return t["a"] + 1
 
     f = graftax.jit(program)
     for i in range(4):
         f({"a": jnp.full(3, i), "b": jnp.ones(2)})
     jax.effects_barrier()
-    assert sorted(seen.get(timeout=10) for _ in range(4)) == [0, 1, 2, 3] and directs(f) is None
+    assert sorted(printed.get(timeout=10) for _ in range(4)) == [0, 1, 2, 3] and directs(f) is None
 
 
 @pytest.mark.quick(0)

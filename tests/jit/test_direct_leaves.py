@@ -24,11 +24,11 @@ def test_keys_of_another_implementation_and_plain_arrays_are_other_leaves():
         return jax.random.key_data(jax.random.split(x)), str(x.dtype)
 
     bits = jnp.arange(4, dtype="uint32") + 5
-    given = [jax.random.wrap_key_data(bits, impl=impl) for impl in ("rbg", "unsafe_rbg")] + [bits]
+    leaves = [jax.random.wrap_key_data(bits, impl=impl) for impl in ("rbg", "unsafe_rbg")] + [bits]
     f = graftax.jit(program)
-    for leaf in 4 * given + [x for x in given for _ in range(3)] + 2 * given[::-1]:
-        found, expected = f({"x": leaf}), program({"x": leaf})
-        assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+    for leaf in 4 * leaves + [x for x in leaves for _ in range(3)] + 2 * leaves[::-1]:
+        result, expected = f({"x": leaf}), program({"x": leaf})
+        assert jax.tree.all(jax.tree.map(np.array_equal, result, expected))
 
 
 OTHERS = {
@@ -100,12 +100,12 @@ def test_a_vector_is_looked_at_on_every_call(other, fed_back, looked_at):
         if number % 4 == 3:
             leaves = list(leaves)
             leaves[number // 4] = VECTORS[other](leaves[number // 4])
-        found = f(leaves)
-        for a, b in zip(found, expected(leaves), strict=True):
+        result = f(leaves)
+        for a, b in zip(result, expected(leaves), strict=True):
             assert a.aval == b.aval and a.committed == b.committed and a.sharding == b.sharding
             assert a.weak_type == b.weak_type and np.array_equal(a, b)
         if fed_back:
-            leaves = found
+            leaves = result
 
 
 def test_places_are_those_of_arrays_alone():
@@ -133,8 +133,8 @@ def test_keys_of_two_implementations_with_the_same_bits_are_two_programs():
             with pytest.raises(TypeError):
                 f({"x": bits})
             continue
-        found, key = f({"x": keys[i]})
-        assert np.array_equal(found, expected[i]) and key is keys[i]
+        result, key = f({"x": keys[i]})
+        assert np.array_equal(result, expected[i]) and key is keys[i]
 
 
 def test_an_array_in_a_file_is_taken_as_jit_takes_it(tmp_path):
@@ -164,13 +164,13 @@ def test_an_array_at_the_address_of_a_result_that_is_gone_says_nothing_of_that_r
 
 
 def test_leaves_with_one_sharding_object_are_told_apart_by_all_else():
-    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     weak = jax.jit(lambda: jnp.broadcast_to(1.5, (3,)))()
-    given = [jax.device_put(x, one) for x in (jnp.ones(3), weak, jnp.arange(3), jnp.arange(3, dtype="uint32"))]
+    leaves = [jax.device_put(x, device) for x in (jnp.ones(3), weak, jnp.arange(3), jnp.arange(3, dtype="uint32"))]
     f, expected = graftax.jit(lambda t: t["x"] * 2), jax.jit(lambda x: x * 2)
-    for leaf in 3 * given + [x for x in given for _ in range(3)] + given[::-1]:
-        found = f({"x": leaf})
-        assert found.aval == expected(leaf).aval and np.array_equal(found, expected(leaf))
+    for leaf in 3 * leaves + [x for x in leaves for _ in range(3)] + leaves[::-1]:
+        result = f({"x": leaf})
+        assert result.aval == expected(leaf).aval and np.array_equal(result, expected(leaf))
 
 
 def test_an_executable_is_given_the_leaves_that_it_takes(capfd):

@@ -218,8 +218,8 @@ def test_numbers_can_be_static():
 def test_values_of_numpy_come_back_as_from_equinox(function, x):
     ours, theirs = graftax.filter_jit(function), eqx.filter_jit(function)
     for _ in range(2):
-        found, expected = ours(x), theirs(x)
-        assert list(map(type, jax.tree.leaves(found))) == list(map(type, jax.tree.leaves(expected)))
-        assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+        result, expected = ours(x), theirs(x)
+        assert list(map(type, jax.tree.leaves(result))) == list(map(type, jax.tree.leaves(expected)))
+        assert jax.tree.all(jax.tree.map(np.array_equal, result, expected))
     if isinstance(x, np.ndarray):
         assert graftax.jit(lambda x: x)(x) is x  # as in plain Python

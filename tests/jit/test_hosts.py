@@ -138,5 +138,5 @@ def test_all_of_this_with_four_hosts():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", __file__]
     environment = {**os.environ, "GRAFTAX_TEST_HOSTS": "4"}
     root = Path(__file__).parents[2]
-    found = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout[-3000:]
+    completed = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout[-3000:]

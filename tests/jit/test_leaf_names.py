@@ -95,9 +95,9 @@ def scopes(f, *args):
 
 
 def test_methods_run_in_a_scope_of_the_path_of_their_object():
-    found = scopes(lambda model, x: jnp.tan(model(x)), Encoder(), jnp.ones((2, 2)))
-    assert {"model/model.layers[0]/sin", "model/model.layers[1]/sin", "model/model.layers[1]/div"} <= found
-    assert {"model/cos", "tan"} <= found
+    names = scopes(lambda model, x: jnp.tan(model(x)), Encoder(), jnp.ones((2, 2)))
+    assert {"model/model.layers[0]/sin", "model/model.layers[1]/sin", "model/model.layers[1]/div"} <= names
+    assert {"model/cos", "tan"} <= names
 
 
 def test_a_method_that_raises_leaves_its_scope():
@@ -137,8 +137,8 @@ def test_methods_have_their_scopes_in_a_gradient_too():
     def f(model, x):
         return graftax.grad(lambda model, x: model(x).sum())(model, x)
 
-    found = scopes(f, Encoder(), jnp.ones((2, 2)))
-    assert "jvp(model)/model.layers[1]/cos" in found
+    names = scopes(f, Encoder(), jnp.ones((2, 2)))
+    assert "jvp(model)/model.layers[1]/cos" in names
 
 
 def test_nothing_but_the_names_differs():
@@ -182,10 +182,10 @@ def kinds():
 def test_a_name_is_the_text_of_its_place(kind):
     recording = _core.Recording((kinds()[kind], jnp.ones(1)), ("obj", "x"), [0, 0], None, False, False, None, None)
     graphdef, names = recording.graphdef, recording.names
-    found = graphdef._leaf_names(names)
-    assert found == [place_name(place, names) for place in graphdef.leaf_places()]
-    assert found[-1] == "x" and len(found) == len(recording.leaves) > 1
-    assert _core.weaken(graphdef)._leaf_names(names) == found
+    leaf_names = graphdef._leaf_names(names)
+    assert leaf_names == [place_name(place, names) for place in graphdef.leaf_places()]
+    assert leaf_names[-1] == "x" and len(leaf_names) == len(recording.leaves) > 1
+    assert _core.weaken(graphdef)._leaf_names(names) == leaf_names
     with pytest.raises(ValueError, match="name"):
         graphdef._leaf_names(("obj",))
 

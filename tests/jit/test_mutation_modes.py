@@ -111,8 +111,8 @@ def test_discard_returns_anew_what_leads_to_a_change_by_another_way():
     jitted = graftax.jit(f, mutation="discard")
     for first, second in ((one, other), (other, one)):
         for _ in range(2):
-            found, _ = jitted(first, second, f32(1))
-            assert found is not second and found.inner == [1, 2] and shared == [1] == second.inner
+            result, _ = jitted(first, second, f32(1))
+            assert result is not second and result.inner == [1, 2] and shared == [1] == second.inner
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["both", "one"])

@@ -56,10 +56,10 @@ def fresh():
 def which(*roots):
     """The places of arrays, those of one array together."""
     leaves, graphdef = graftax.flatten(roots)
-    found: dict[int, list[str]] = {}
+    places_of: dict[int, list[str]] = {}
     for leaf, place in zip(leaves, graphdef.leaf_places(), strict=True):
-        found.setdefault(id(leaf), []).append(str(place))
-    return sorted(found.values())
+        places_of.setdefault(id(leaf), []).append(str(place))
+    return sorted(places_of.values())
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -83,10 +83,10 @@ def test_one_array_stays_one_in_what_was_compiled_ahead(program):
 
 @pytest.mark.parametrize("program", [in_the_result, in_both])
 def test_one_array_stays_one_in_an_exported_program(program):
-    plain, given = fresh(), fresh()
-    exported = graftax.export(graftax.jit(program))(given)
-    again = type(exported).deserialize(exported.serialize())
-    expected, result = program(plain), again(given)
+    plain, argument = fresh(), fresh()
+    exported = graftax.export(graftax.jit(program))(argument)
+    reloaded = type(exported).deserialize(exported.serialize())
+    expected, result = program(plain), reloaded(argument)
     assert which(result) == which(expected)
 
 
@@ -130,8 +130,8 @@ def test_numbers_and_one_array_go_together():
 
     jitted = graftax.jit(f)
     for n in (1.5, 2.5, 3.5, 4.5):
-        y, m, (again,), last = jitted(jnp.ones(3), n)
-        assert y is again and (m, last) == (n + 1, n + 1) and y[0] == n
+        y, m, (item,), last = jitted(jnp.ones(3), n)
+        assert y is item and (m, last) == (n + 1, n + 1) and y[0] == n
 
 
 def double(model, *_):

@@ -68,9 +68,9 @@ def test_a_pickled_outcome_does_the_same():
         outcome.num_writes,
     )
     expected = applied(outcome, leaves, nodes)
-    given = applied(again, *outcome_of(grow, y)[1:])
-    assert given[0] is y and expected[0] is x
-    assert graftax.flatten((given, y))[1] == graftax.flatten((expected, x))[1]
+    result = applied(again, *outcome_of(grow, y)[1:])
+    assert result[0] is y and expected[0] is x
+    assert graftax.flatten((result, y))[1] == graftax.flatten((expected, x))[1]
     assert y["bytes"] == b"a!" and y["registered"].extra == 3 and y["deque"].maxlen == 4
 
 
@@ -149,12 +149,12 @@ def test_a_damaged_outcome_never_crashes():
     def nodes():
         return [Box(n=1), {"a": f32(1)}, Registered(f32(1), 1, "n"), {1}]
 
-    outcome, leaves, found = outcome_of(small, nodes())
+    outcome, leaves, nodes_met = outcome_of(small, nodes())
     outcome.ties = [(1, 0)]
 
     def use(loaded):
         repr(loaded), loaded.leaf_places(), read(loaded), loaded._state()
-        applied(loaded, leaves, found)
+        applied(loaded, leaves, nodes_met)
 
     assert damage(_core.Outcome._from_state, outcome._state(), use) > 1
 
@@ -189,11 +189,11 @@ def test_a_sentinel_does_not_survive_pickle_as_itself():
 
 
 def test_ties_are_part_of_an_outcome():
-    outcome, leaves, found = outcome_of(lambda x: [x[0] * 2, {"again": x[0] * 3}], [f32(1)])
+    outcome, leaves, nodes_met = outcome_of(lambda x: [x[0] * 2, {"again": x[0] * 3}], [f32(1)])
     outcome.ties = [(1, 0)]
-    for each in (outcome, pickle.loads(pickle.dumps(outcome))):
-        first, second = each.apply([f32(2), f32(3)], leaves, found)
-        assert each.ties == [(1, 0)] and second["again"] is first
+    for variant in (outcome, pickle.loads(pickle.dumps(outcome))):
+        first, second = variant.apply([f32(2), f32(3)], leaves, nodes_met)
+        assert variant.ties == [(1, 0)] and second["again"] is first
     with pytest.raises(ValueError, match="ties"):
         _core.Outcome._from_state((*outcome._state()[:5], [(0, 1)], []))
 
@@ -348,9 +348,9 @@ def test_an_unflatten_of_the_result_reads_what_the_call_has_written(wrap):
     for _ in range(3):
         plain, jitted = {"w": jnp.ones(2)}, {"w": jnp.ones(2)}
         holders = Box(view=None), Box(view=None)
-        wanted, given = step(plain, holders[0]), f(jitted, holders[1])
-        assert oracle.difference([wanted, plain, holders[0]], [given, jitted, holders[1]]) is None
+        wanted, result = step(plain, holders[0]), f(jitted, holders[1])
+        assert oracle.difference([wanted, plain, holders[0]], [result, jitted, holders[1]]) is None
         assert (holders[1].view.n, holders[1].view.w.tolist()) == (2, [2, 2]) and holders[1].view.items is jitted
-        view = given if isinstance(given, View) else given["v"][0]
+        view = result if isinstance(result, View) else result["v"][0]
         view = view.w if isinstance(view.w, View) else view
         assert (view.n, view.w.tolist(), view.items is jitted) == (2, [2, 2], True)

@@ -17,44 +17,44 @@ PARTS = ["recorded", "traced", "lowered", "compiled"]
 
 
 def test_each_part_of_a_first_call_is_told_once_and_nothing_after_it():
-    told = []
+    reports = []
 
-    @graftax.jit(progress=lambda part, seconds: told.append((part, seconds)))
+    @graftax.jit(progress=lambda part, seconds: reports.append((part, seconds)))
     def step(state, x):
         state["w"] = state["w"] + jnp.ones((3, 7))[0, 0] * x
         return state
 
     state = {"w": jnp.ones(3)}
     step(state, jnp.ones(3))
-    assert [part for part, _ in told] == PARTS
-    assert all(seconds > 0 for _, seconds in told)
+    assert [part for part, _ in reports] == PARTS
+    assert all(seconds > 0 for _, seconds in reports)
     step(state, jnp.ones(3))
-    assert len(told) == 4
+    assert len(reports) == 4
     step({"w": jnp.ones(3), "new": 1}, jnp.ones(3))
-    assert [part for part, _ in told[4:]] == ["recorded", "traced", "lowered", "reused"]
+    assert [part for part, _ in reports[4:]] == ["recorded", "traced", "lowered", "reused"]
     step({"w": jnp.ones(3), "new": jnp.ones(1)}, jnp.ones(3))
-    assert [part for part, _ in told[8:]] == PARTS
+    assert [part for part, _ in reports[8:]] == PARTS
 
 
 def test_functions_in_each_other_are_told_apart():
-    told = []
+    reports = []
 
-    @graftax.jit(progress=lambda part, seconds: told.append(f"inner {part}"))
+    @graftax.jit(progress=lambda part, seconds: reports.append(f"inner {part}"))
     def inner(x):
         return x * 2
 
-    @graftax.jit(progress=lambda part, seconds: told.append(f"outer {part}"))
+    @graftax.jit(progress=lambda part, seconds: reports.append(f"outer {part}"))
     def outer(x):
         return inner(x) + 1
 
     outer(jnp.ones(5))
-    assert [text for text in told if text.startswith("outer")] == [f"outer {part}" for part in PARTS]
+    assert [text for text in reports if text.startswith("outer")] == [f"outer {part}" for part in PARTS]
 
 
 def test_a_call_that_fails_leaves_nothing_behind():
-    told = []
+    reports = []
 
-    @graftax.jit(progress=lambda part, seconds: told.append(part))
+    @graftax.jit(progress=lambda part, seconds: reports.append(part))
     def step(x, fails):
         if fails:
             raise ValueError("no")
@@ -62,9 +62,9 @@ def test_a_call_that_fails_leaves_nothing_behind():
 
     with pytest.raises(ValueError, match="no"):
         step(jnp.ones(2), True)
-    assert told == ["recorded", "failed"]
+    assert reports == ["recorded", "failed"]
     step(jnp.ones(2), False)
-    assert told == ["recorded", "failed", *PARTS]
+    assert reports == ["recorded", "failed", *PARTS]
 
 
 class Terminal(io.StringIO):
@@ -93,9 +93,9 @@ def module_level(x):
 
 
 def test_it_goes_with_the_other_options():
-    told = []
-    step = graftax.jit(lambda x: x * 7, check=True, progress=lambda part, seconds: told.append(part))
+    reports = []
+    step = graftax.jit(lambda x: x * 7, check=True, progress=lambda part, seconds: reports.append(part))
     assert step(jnp.ones(2)).tolist() == [7.0, 7.0]
-    assert told == PARTS
+    assert reports == PARTS
     quiet = graftax.jit(module_level, progress=True)
     assert pickle.loads(pickle.dumps(quiet))(jnp.ones(2)).tolist() == [2.0, 2.0]

@@ -124,10 +124,10 @@ def test_a_first_call_keeps_what_is_held():
 def test_a_weak_reference_does_not_hold():
     f, state = graftax.jit(step, donate="auto"), {"a": large(1)}
     f(state)
-    seen, before = [], pointers(state)
-    reference = weakref.ref(state["a"], lambda ref: seen.append(ref()))
+    callbacks, before = [], pointers(state)
+    reference = weakref.ref(state["a"], lambda ref: callbacks.append(ref()))
     f(state)
-    assert reference() is None and seen == [None] and pointers(state) == before
+    assert reference() is None and callbacks == [None] and pointers(state) == before
 
 
 def test_what_the_function_leaves_alone_moves_or_returns_is_kept():
@@ -570,18 +570,18 @@ def test_auto_by_value_or_with_names_is_refused():
 def test_a_warning_that_is_off_by_default_names_what_doubles_the_memory():
     f, state = graftax.jit(step, donate="auto"), {"a": jnp.zeros(26_000_000)}
     held = state["a"]
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         f(state)
-    assert not seen
+    assert not caught
     g = graftax.jit(lambda state: step(state), donate="auto")
     for _ in range(3):
         held = state["a"]
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", graftax.MissedDonationWarning)
             g(state)
-        if seen:
+        if caught:
             break
-    assert len(seen) == 1 and "104 MB" in str(seen[0].message) and "state['a']" in str(seen[0].message)
+    assert len(caught) == 1 and "104 MB" in str(caught[0].message) and "state['a']" in str(caught[0].message)
     assert held.shape == state["a"].shape
 
 

@@ -139,8 +139,8 @@ def test_a_sharded_training_step_is_donated_and_keeps_its_shardings():
     f, state = train({"donate": "auto"})
     assert len(f.donation().donated) == 6 and not f.donation().kept and f.donation().calls_donated == 4
     _, other = train({})
-    for found, expected in zip(jax.tree.leaves(vars(state)), jax.tree.leaves(vars(other)), strict=True):
-        assert found.sharding == expected.sharding and np.allclose(found, expected, rtol=1e-6)
+    for leaf, expected in zip(jax.tree.leaves(vars(state)), jax.tree.leaves(vars(other)), strict=True):
+        assert leaf.sharding == expected.sharding and np.allclose(leaf, expected, rtol=1e-6)
 
 
 @eight

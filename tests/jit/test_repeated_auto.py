@@ -141,8 +141,8 @@ def test_blocks_that_do_more_than_compute_are_traced_as_they_are(tmp_path):
 def test_a_part_that_cannot_be_shared_does_not_begin_the_trace_anew(tmp_path):
     path = tmp_path / "log"
     step = logged(path)
-    told = both(step, X, make=lambda: Model(Custom), warn_impure=False)
-    assert any("at each call, because it calls a function on the host, or has a derivative" in text for text in told)
+    texts = both(step, X, make=lambda: Model(Custom), warn_impure=False)
+    assert any("at each call, because it calls a function on the host, or has a derivative" in text for text in texts)
     assert path.read_text() == "step\n" * 2  # the plain call and the compiled one
 
 
@@ -223,8 +223,8 @@ def test_functions_and_methods_of_one_object_are_shared_from_their_fourth_call_o
     springs, f = Springs(), graftax.jit(simulate)
     np.testing.assert_allclose(f(springs, X), simulate(Springs(), X), rtol=1e-5)
     assert springs.calls == 8
-    told = list(graftax.explain(f).variants[-1].repeated)
-    assert "Springs.step: traced once for 5 calls" in told
+    texts = list(graftax.explain(f).variants[-1].repeated)
+    assert "Springs.step: traced once for 5 calls" in texts
 
 
 def test_a_function_that_changes_what_it_captures_is_not_shared():

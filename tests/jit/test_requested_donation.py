@@ -154,14 +154,14 @@ def test_the_words_that_are_quiet_are_quiet_and_the_others_warn():
     for donate, count in (("all", 0), ("warn", 1)):
         (a,) = arrays(1)
         f = graftax.jit(lambda x: x[:2], donate=donate)
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             f(a)
-        assert sum("donated buffers" in str(w.message) for w in seen) == count
-        with warnings.catch_warnings(record=True) as seen:
+        assert sum("donated buffers" in str(w.message) for w in caught) == count
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             warnings.warn("Some donated buffers were not usable", stacklevel=1)
-        assert len(seen) == 1  # the filter went with the call
+        assert len(caught) == 1  # the filter went with the call
 
 
 def test_a_deleted_input_names_its_path():

@@ -37,10 +37,10 @@ def compiled(jitted, *args):
 @pytest.fixture
 def module(monkeypatch):
     """An empty module, into which tests run cells as a notebook does."""
-    made = types.ModuleType("cells_of_a_test")
-    monkeypatch.setitem(sys.modules, made.__name__, made)
-    exec("import jax, jax.numpy as jnp, graftax", vars(made))
-    return made
+    functions = types.ModuleType("cells_of_a_test")
+    monkeypatch.setitem(sys.modules, functions.__name__, functions)
+    exec("import jax, jax.numpy as jnp, graftax", vars(functions))
+    return functions
 
 
 def run(module, cell, name="<cell>"):

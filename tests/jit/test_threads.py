@@ -205,18 +205,18 @@ def test_threads_that_meet_at_once_what_a_helper_reads():
     try:
         for turn in range(sized(60, 12)):
             Gained.gain, SEEN[:] = float(turn), range(turn % 3)
-            wanted, found = float(Gained().total(x)), [[] for _ in range(6)]
+            wanted, results = float(Gained().total(x)), [[] for _ in range(6)]
 
             def call(mine):
                 for _ in range(3):
                     mine.append(float(f(Gained(), x)))
 
-            threads = [threading.Thread(target=call, args=(mine,)) for mine in found]
+            threads = [threading.Thread(target=call, args=(mine,)) for mine in results]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert found == [[wanted] * 3] * 6
+            assert results == [[wanted] * 3] * 6
             if turn % 3 == 0:
                 jax.clear_caches()
             elif turn % 3 == 1:

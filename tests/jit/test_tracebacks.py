@@ -383,14 +383,14 @@ def test_a_transform_of_jax_that_refuses_an_object_says_whose_to_call(name):
     error = raised(graftax.jit(OF_JAX[name]), Plain())
     name = name.partition(" ")[0]
     theirs = "jax.lax.scan" if name == "scan" else f"jax.{name}"
-    told = f"graftax's do: call graftax.{name} instead of {theirs}."
-    assert sum(told in note for note in error.__notes__) == 1
+    text = f"graftax's do: call graftax.{name} instead of {theirs}."
+    assert sum(text in note for note in error.__notes__) == 1
 
 
 def test_a_function_of_jax_that_is_given_an_object_says_to_pass_its_arrays():
     error = raised(graftax.jit(lambda model: jnp.sum(model)), Plain())
-    told = "JAX's functions do not accept objects of type Plain: pass an array"
-    assert sum(told in note for note in error.__notes__) == 1
+    text = "JAX's functions do not accept objects of type Plain: pass an array"
+    assert sum(text in note for note in error.__notes__) == 1
 
 
 class Fields(eqx.Module):
@@ -405,8 +405,8 @@ class Node(nnx.Module):
 
 def test_a_transform_of_jax_that_refuses_a_field_says_whose_to_call():
     error = raised(graftax.jit(OF_JAX["grad"]), Fields(jnp.ones(3), "net"))
-    told = "do not accept objects of type str, and graftax's do: call graftax.grad instead of jax.grad."
-    assert sum(told in note for note in error.__notes__) == 1
+    text = "do not accept objects of type str, and graftax's do: call graftax.grad instead of jax.grad."
+    assert sum(text in note for note in error.__notes__) == 1
 
 
 def test_jax_tree_map_of_an_object_that_is_a_leaf_to_it_names_map_leaves():
@@ -414,8 +414,8 @@ def test_jax_tree_map_of_an_object_that_is_a_leaf_to_it_names_map_leaves():
         return jax.tree.map(lambda w, g: w - g, model, gradients)
 
     error = raised(graftax.jit(descend), Plain(), Plain())
-    told = "To jax.tree.map, an object of type Plain is a single leaf. Write graftax.map_leaves(function, obj, *others)"
-    assert sum(told in note for note in error.__notes__) == 1
+    text = "To jax.tree.map, an object of type Plain is a single leaf. Write graftax.map_leaves(function, obj, *others)"
+    assert sum(text in note for note in error.__notes__) == 1
     unrelated = raised(graftax.jit(lambda tree: jax.tree.map(lambda w: w + "a", tree)), {"w": X})
     assert "map_leaves" not in "".join(getattr(unrelated, "__notes__", ()))
 

@@ -42,25 +42,25 @@ def of_embed_and_head(model):
     return jnp.sum(jnp.tanh(model["embed"]) @ model["head"].T + model["bias"])
 
 
-def told(call, *args):
-    with warnings.catch_warnings(record=True) as found:
+def untied_warnings(call, *args):
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call(*args)
-    return [str(w.message) for w in found if w.category is graftax.UntiedWarning]
+    return [str(w.message) for w in caught if w.category is graftax.UntiedWarning]
 
 
 def test_a_write_back_that_unties_arrays_names_both_places_and_the_remedy():
     trainer = Trainer(tied_arrays())
     step = graftax.jit(lambda trainer: trainer.step(of_embed_and_head))
-    (text,) = told(step, trainer)
+    (text,) = untied_warnings(step, trainer)
     assert "trainer.model['embed'] and trainer.model['head'] are one array" in text
     assert "graftax.optimizer" in text
-    assert told(step, trainer) == []  # a hit
+    assert untied_warnings(step, trainer) == []  # a hit
     assert not (trainer.model["embed"] == trainer.model["head"]).all()  # as plain code does it
 
 
 def test_a_result_that_unties_objects_is_told_with_the_places_of_the_result():
-    (text,) = told(graftax.jit(lambda m: (0, jax.tree.map(lambda w: 0.9 * w, m))), tied_objects())
+    (text,) = untied_warnings(graftax.jit(lambda m: (0, jax.tree.map(lambda w: 0.9 * w, m))), tied_objects())
     assert "m['encoder'][0] and m['decoder'][0] are of one object" in text
     assert "result[1]['encoder'][0] and result[1]['decoder'][0]" in text
     assert "graftax.map_leaves" in text
@@ -81,7 +81,7 @@ def test_a_result_that_unties_objects_is_told_with_the_places_of_the_result():
 def test_functions_of_trees_are_told(step, model):
     step = graftax.jit(step)
     step.clear_cache()
-    assert len(told(step, model())) == 1
+    assert len(untied_warnings(step, model())) == 1
 
 
 @pytest.mark.quick(0)
@@ -96,20 +96,20 @@ def test_equinox_modules_with_a_shared_layer_are_told():
         grads = eqx.filter_grad(lambda m: m.second(m.first(jnp.ones(2))).sum())(model)
         return eqx.apply_updates(model, jax.tree.map(lambda g: -g, grads))
 
-    (text,) = told(graftax.jit(step), Model(layer, layer))
+    (text,) = untied_warnings(graftax.jit(step), Model(layer, layer))
     assert "model.first.weight and model.second.weight are one array" in text
-    assert told(graftax.filter_jit(step), Model(layer, layer)) == []  # a tree, by value: as in Equinox
+    assert untied_warnings(graftax.filter_jit(step), Model(layer, layer)) == []  # a tree, by value: as in Equinox
 
 
 @pytest.mark.quick(0)
 def test_what_keeps_ties_is_silent():
     model = tied_objects()
-    assert told(graftax.jit(lambda m: graftax.map_leaves(lambda w: w - 1.0, m)), model) == []
+    assert untied_warnings(graftax.jit(lambda m: graftax.map_leaves(lambda w: w - 1.0, m)), model) == []
 
     def replace(box):
         box["model"] = graftax.map_leaves(lambda w: w - 1.0, box["model"])
 
-    assert told(graftax.jit(replace), {"model": model}) == []
+    assert untied_warnings(graftax.jit(replace), {"model": model}) == []
     for make, loss in ((tied_arrays, of_embed_and_head), (tied_objects, total)):
         model = make()
         opt = graftax.optimizer(optax.adam(0.1), model)
@@ -117,7 +117,7 @@ def test_what_keeps_ties_is_silent():
         def step(model, opt, loss=loss):
             opt.update(model, graftax.grad(loss)(model))
 
-        assert told(graftax.jit(step), model, opt) == []
+        assert untied_warnings(graftax.jit(step), model, opt) == []
 
 
 @pytest.mark.quick(0)
@@ -131,8 +131,8 @@ def test_what_was_equal_by_chance_is_silent():
         average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, state["average"], params)
         return {"params": params, "average": average}
 
-    assert told(graftax.jit(averaged), {"params": params, "average": params}) == []
-    assert told(graftax.jit(averaged), {"params": params, "average": graftax.copy(params)}) == []
+    assert untied_warnings(graftax.jit(averaged), {"params": params, "average": params}) == []
+    assert untied_warnings(graftax.jit(averaged), {"params": params, "average": graftax.copy(params)}) == []
 
     class Net:
         def __init__(self, w):
@@ -147,13 +147,15 @@ def test_what_was_equal_by_chance_is_silent():
         for i, net in enumerate([both.net, *both.workers]):
             net.w = net.w - 0.1 * batch * i
 
-    assert told(graftax.jit(by_hand), Both()) == []
+    assert untied_warnings(graftax.jit(by_hand), Both()) == []
     zero = jnp.zeros(())
-    assert told(graftax.jit(lambda c: jax.tree.map(lambda x: x + 1, c)), {"a": zero, "b": zero}) == []
-    assert told(graftax.jit(lambda a, b: (a - 1, b - 1)), params["w"], params["w"]) == []
-    assert told(graftax.jit(lambda m: jax.grad(of_embed_and_head)(m)), tied_arrays()) == []
-    assert told(graftax.jit(lambda m: optax.adam(1.0).init(m)), tied_objects()) == []
-    assert told(graftax.jit(lambda m: {**m, "head": m["head"] - 1}), tied_arrays()) == []  # one of them alone
+    assert untied_warnings(graftax.jit(lambda c: jax.tree.map(lambda x: x + 1, c)), {"a": zero, "b": zero}) == []
+    assert untied_warnings(graftax.jit(lambda a, b: (a - 1, b - 1)), params["w"], params["w"]) == []
+    assert untied_warnings(graftax.jit(lambda m: jax.grad(of_embed_and_head)(m)), tied_arrays()) == []
+    assert untied_warnings(graftax.jit(lambda m: optax.adam(1.0).init(m)), tied_objects()) == []
+    assert (
+        untied_warnings(graftax.jit(lambda m: {**m, "head": m["head"] - 1}), tied_arrays()) == []
+    )  # one of them alone
 
 
 def test_cycles_and_many_shared_objects_are_looked_at():
@@ -168,15 +170,15 @@ def test_cycles_and_many_shared_objects_are_looked_at():
         for node in nodes:
             node.w = node.w - 1.0
 
-    assert told(graftax.jit(step), nodes) == []
+    assert untied_warnings(graftax.jit(step), nodes) == []
 
 
 def test_it_is_told_once_for_a_function():
     f = graftax.jit(lambda m: jax.tree.map(lambda w: w * 2, m))
-    assert len(told(f, tied_arrays())) == 1
-    assert told(f, tied_objects()) == []
+    assert len(untied_warnings(f, tied_arrays())) == 1
+    assert untied_warnings(f, tied_objects()) == []
     f.clear_cache()
-    assert len(told(f, tied_objects())) == 1
+    assert len(untied_warnings(f, tied_objects())) == 1
 
 
 def halved(m):
@@ -207,9 +209,9 @@ def test_a_carry_and_a_branch_are_told(loop, step):
     def function(model):
         return loop(step, model)
 
-    assert len(told(graftax.jit(function), tied_arrays())) == 1
+    assert len(untied_warnings(graftax.jit(function), tied_arrays())) == 1
     kept = lambda m: {**m, "bias": m["bias"] - 1.0}
-    assert told(graftax.jit(lambda m: loop(kept, m)), tied_arrays()) == []
+    assert untied_warnings(graftax.jit(lambda m: loop(kept, m)), tied_arrays()) == []
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
@@ -221,7 +223,7 @@ def test_a_loop_that_keeps_an_average_is_silent(loop):
         average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, state["average"], params)
         return {"params": params, "average": average}
 
-    assert told(graftax.jit(lambda s: loop(averaged, s)), {"params": params, "average": dict(params)}) == []
+    assert untied_warnings(graftax.jit(lambda s: loop(averaged, s)), {"params": params, "average": dict(params)}) == []
 
 
 def test_what_a_loop_writes_is_told():
@@ -229,7 +231,7 @@ def test_what_a_loop_writes_is_told():
         graftax.scan(lambda _, x: (trainer.step(of_embed_and_head), None), None, length=2)
 
     trainer = Trainer(tied_arrays())
-    (text,) = told(graftax.jit(steps), trainer)
+    (text,) = untied_warnings(graftax.jit(steps), trainer)
     assert "trainer.model['embed'] and trainer.model['head']" in text
 
 
@@ -243,5 +245,5 @@ def test_a_third_place_outside_of_what_is_replaced_hides_nothing(tied):
         grads = graftax.grad(total)(trainer.model)
         trainer.model = jax.tree.map(lambda p, g: p - 0.1 * g, trainer.model, grads)
 
-    (text,) = told(graftax.jit(step), trainer)
+    (text,) = untied_warnings(graftax.jit(step), trainer)
     assert "trainer.model" in text and "UntiedWarning" not in text

@@ -96,14 +96,14 @@ def test_lowering_a_donating_function_leaves_warnings_as_they_were(recwarn):
 @pytest.mark.parametrize("threads", [1, 8])
 def test_warm_compiles_what_calls_need(threads):
     f = graftax.jit(lambda model, x, mode: model["w"] * x * len(mode))
-    told = []
+    reports = []
     calls = [(MODEL, x, mode) for x in shapes(2, 3) for mode in ("train", "eval")]
     f.warm(
         [*calls, {"model": MODEL, "x": jnp.ones(4), "mode": "eval"}],
         threads=threads,
-        progress=lambda *t: told.append(t),
+        progress=lambda *t: reports.append(t),
     )
-    assert [(done, of) for done, of, _ in told] == [(i, 5) for i in range(1, 6)]
+    assert [(done, of) for done, of, _ in reports] == [(i, 5) for i in range(1, 6)]
 
     def run():
         for n, mode in ((2, "train"), (2, "eval"), (3, "train"), (3, "eval"), (4, "eval")):

@@ -144,12 +144,12 @@ def test_a_proxy_is_its_referent():
 
 def test_nothing_is_kept_alive_by_a_reference():
     node = Node(x)
-    seen = weakref.ref(node)
+    reference = weakref.ref(node)
     jitted = graftax.jit(lambda ref: ref().w)
     jitted(weakref.ref(node))
     del node
     gc.collect()
-    assert seen() is None
+    assert reference() is None
 
 
 class Called:

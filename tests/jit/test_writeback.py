@@ -42,8 +42,8 @@ def as_plain_python(build, f, calls=2):
         args = oracle.deep_copy(plain, memo=memo)
         pairs = [pair for pair in memo.values() if oracle.is_mutable(pair[0])]
         wanted, got = f(plain), jitted(args)
-        seen = [[x for x, _ in pairs], [y for _, y in pairs]]
-        assert oracle.difference((wanted, plain, seen[0]), (got, args, seen[1]), pairs) is None
+        node_pairs = [[x for x, _ in pairs], [y for _, y in pairs]]
+        assert oracle.difference((wanted, plain, node_pairs[0]), (got, args, node_pairs[1]), pairs) is None
     assert jitted.cache_info().traces == traces + 1
 
 
