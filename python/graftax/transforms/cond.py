@@ -20,7 +20,6 @@ from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.lift import name_of, named
 from graftax.transforms._engine.loop_state import (
     EndedTracer,
-    Provenance,
     StateAfter,
     elements,
     node_name,
@@ -342,7 +341,7 @@ class Branches:
                 reference.graph((*reference.roots, expected), 1),
                 state.graph((*state.roots, actual), 1),
             )
-            if _origins(graph, reference_graph) != reference_graph.origins:
+            if graph.origins_along(reference_graph) != reference_graph.origins:
                 differing.add(i)
         return differing
 
@@ -440,9 +439,3 @@ class Branches:
             return COPY_CHANGED.format(name=name, differences=text) if text else ""
 
         note_copy(changes)
-
-
-def _origins(provenance: Provenance, reference: Provenance) -> list[int | None] | None:
-    """The origins of the nodes in the order of `reference`; None if the structures differ."""
-    correspondence = provenance.correspondence(reference)
-    return None if correspondence is None else [provenance.origins[i] for i in correspondence[1]]

@@ -70,6 +70,7 @@ def _specs_of_roots(program: Program, option: SpecOption, spec: object, keyword:
     count = program.positional
     keywords = program.operands - count
     captured = [Constant(option, option.nothing)] * (len(program.roots) - program.operands)
+    # A tuple has an entry for each positional argument, unless it is a spec itself.
     if isinstance(spec, (tuple, list)) and not option.is_leaf_spec(spec):
         # The prefix is adapted as a whole, because its entries may share parts.
         spec = spec if (adapted := interop.prefix(spec)) is None else adapted
@@ -78,6 +79,7 @@ def _specs_of_roots(program: Program, option: SpecOption, spec: object, keyword:
             text = "; keyword arguments are not counted" if keyword is not UNKNOWN else ", and no keyword arguments"
             raise ValueError(option.text(ENTRIES_COUNT, count=len(entries), given=count, keywords=text))
         return [*map(option.read, entries), *[Constant(option, keyword)] * keywords, *captured]
+    # Anything else is for all arguments together. A constant leaves `keyword` to the keyword arguments, if there is one.
     read = spec if isinstance(spec, Spec) else option.read(spec, names=True)
     keyword_spec = Constant(option, keyword) if isinstance(read, Constant) and keyword is not UNKNOWN else read
     return [*[read] * count, *[keyword_spec] * keywords, *captured]
@@ -138,6 +140,7 @@ class Outputs:
         excluded = leaves_in_functions(outcome) if ignore_opaque else set[int]()
         in_values = leaves_in_values(outcome) if ignore_opaque else set[int]()
         output_leaves: list[OutputLeaf] = []
+        # Root 0 of an Outcome is the result; each other root is an operand's node that the function has written to.
         for i, ((root, path), leaf) in enumerate(zip(leaf_places, outputs, strict=True)):
             if root > 0:
                 name, leaf_spec = self._broadcast.spec_of_written(
@@ -170,6 +173,7 @@ class Outputs:
     ) -> None:
         """Raises StructureError if a returned operand, which keeps its arrays, has another spec in the result."""
         option = self._option
+        # A tracer tells which input or written leaf an array of a returned operand is; it may be several of them.
         specs_by_id: dict[int, list[Any]] = {}
         for leaf, leaf_spec in [
             *zip(self._leaves, self._broadcast.leaf_specs, strict=True),

@@ -123,6 +123,7 @@ class Loop:
 
     def _explain(self, attempted: LoopAttempt, error: Exception) -> None:
         rename_leaves(error, [attempted.paths[i] for i in attempted.carried_leaves], "carried")
+        # JAX names the leaves after `rows_signature`: `scan` passes (rows, index) for `rows`, `map` the rows alone.
         rows = self.slices.names if self.slices is not None else []
         rename_leaves(error, rows, "rows[0]")
         rename_leaves(error, rows, "rows")
@@ -140,7 +141,7 @@ class LoopAttempt:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self._facts = facts = loop.fixpoint.facts
-        if not facts.numbers:
+        if not facts.numbers:  # no number is traced, or none is any longer: the next comparison shows all differences
             loop.differing = ""
         dynamic = facts.numbers.__contains__ if facts.numbers else None
         self.program = Program(loop.name, loop.functions, loop.operands, dynamic=dynamic)
@@ -239,6 +240,7 @@ class LoopAttempt:
             ran: whether at least one step is known to have run.
         """
         init, recipes = self.init, {i: recipe for i, recipe in self._recipes.items() if self._representatives[i] == i}
+        # If no step has run, each final array is the initial one: as a further input, that has to be the same one, too.
         if not ran:
             recipes = {
                 i: (description, (self.carried_leaves[i], *inputs)) for i, (description, inputs) in recipes.items()
@@ -282,6 +284,7 @@ class LoopAttempt:
             StructureError: in every other case.
         """
         loop, program = self.loop, self.program
+        # Only numbers of the carry can be traced; a step that changes a captured number is an error.
         if loop.carry is not None:
             differing = {d.path for d in differences(expected, actual, program.names) if d.kind != "order"}
             changed = differing & numbers_in(program, loop.carry)
@@ -302,11 +305,11 @@ class LoopAttempt:
             StructureError: if a moved object was changed or captured.
         """
         loop, program = self.loop, self.program
+        # Copies of the elements that reach a moved object help, unless a step has made them already.
         if loop.carry is not None and not self._facts.copied:
             origins = {source_node for _, source_node in moved}
-            changed_in_place = {
-                t for t in state.changed if state.final.origins[t] == t
-            }  # the caller's object must get the change, not a copy of it
+            # An object that is changed in place must not be copied: the caller's own has to get the change.
+            changed_in_place = {t for t in state.changed if state.final.origins[t] == t}
             reached = [state.reached(part) for part in elements(state.result)]
             copied_elements = [i for i, nodes in enumerate(reached) if origins & nodes]
             if copied_elements and not any(changed_in_place & reached[i] for i in copied_elements):

@@ -44,7 +44,7 @@ KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule coul
 
 
 class _BindsAsMethod(Generic[P, R]):
-    """A callable around a function, that acts as a method if it is defined in the body of a class."""
+    """A callable around a function, which acts as a method if it is defined in the body of a class."""
 
     _title = ""
 
@@ -74,7 +74,8 @@ class CustomRule(_BindsAsMethod[P, R]):
 
     @classmethod
     def _create(cls, fun: object, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
-        if fun is MISSING and (nondiff_argnums != () or nondiff_argnames != ()):  # a decorator with options
+        """`__new__` of the subclasses: without a function, but with options, the result is a decorator."""
+        if fun is MISSING and (nondiff_argnums != () or nondiff_argnames != ()):
             return functools.partial(cls, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
         return super().__new__(cls)
 

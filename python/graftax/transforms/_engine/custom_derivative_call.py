@@ -50,8 +50,6 @@ RETURNS_ARGUMENT = (
 
 
 TangentRule = Callable[[list[Any], tuple[Any, ...]], tuple[Any, Any]]
-
-
 Forward = Callable[[list[Any], list[bool]], tuple[Any, Any]]
 
 
@@ -134,12 +132,26 @@ class TangentSpace(NamedTuple):
 
 
 class TracedValue:
-    """The traced value of a function: its structure, and the types of its arrays."""
+    """The traced value of a function: its structure, and the types of its arrays.
 
-    forwarded: list[int | None]  # for each written array, the operand leaf that it is
+    Args:
+        output: the value.
+        outcome, changed: of the trace: its Outcome, and the key paths that it changed.
+        forwarded: for each written array, the operand leaf that it is.
+        name: what messages call the function.
+        filtered: as in `CustomCall`.
+    """
 
-    def __init__(self, output: Output, outcome: _core.Outcome, changed: list[str], name: str, filtered: bool) -> None:
-        self.graphdef, self.outcome, self.changed = output.graphdef, outcome, changed
+    def __init__(
+        self,
+        output: Output,
+        outcome: _core.Outcome,
+        changed: list[str],
+        forwarded: list[int | None],
+        name: str,
+        filtered: bool,
+    ) -> None:
+        self.graphdef, self.outcome, self.changed, self.forwarded = output.graphdef, outcome, changed, forwarded
         paths = output.graphdef.leaf_paths()
         pairs = zip(output.leaves, paths, strict=True)
         self.types = [TangentType.from_leaf(x, 0, path, f"value{path_text(path)}") for x, path in pairs]
@@ -160,6 +172,7 @@ class TracedValue:
         """The value that a rule returned, in which Python numbers at the paths of arrays are leaves."""
         array_paths = set(self.graphdef.leaf_places())
         leaves, graphdef = _core.record((output.rebuilt(output.leaves),), ("value",), dynamic=array_paths.__contains__)
+        # Flattened once more around arrays, the value has the structure that it would have with arrays there.
         arrays = [np.zeros(()) for _ in leaves]
         leaf_of = {id(array): leaf for array, leaf in zip(arrays, leaves, strict=True)}
         flat_arrays, graphdef = _core.flatten(_core.unflatten(graphdef, arrays))
@@ -187,7 +200,7 @@ class CustomCall:
         self, program: Program, nondiff: set[int], error_type: type[Exception] = TypeError, filtered: bool = False
     ) -> None:
         self.name, self._error_type, self._filtered = program.name, error_type, filtered
-        self._live_program: Program | None = program
+        self._live_program: Program | None = program  # with the caller's objects, until the call has ended
         self._private_program, self._nondiff = program.private(), nondiff
         self._value: TracedValue | None = None
         excluded = leaves_in_values(program.graphdef) if filtered else ()
@@ -223,19 +236,23 @@ class CustomCall:
         arrays = [_as_array(leaf) for leaf in leaves]
         output, outcome, outputs = traced_output(program, arrays, arrays=True)
         number = {id(leaf): i for i, leaf in enumerate(arrays)}
-        self._value = TracedValue(output, outcome, program.changed, self.name, self._filtered)
-        self._value.forwarded = [number.get(id(leaf)) for leaf in outputs[outcome.result_leaves :]]
+        forwarded = [number.get(id(leaf)) for leaf in outputs[outcome.result_leaves :]]
+        self._value = TracedValue(output, outcome, program.changed, forwarded, self.name, self._filtered)
         return tuple(outputs)
+
+    def _named_flat(self) -> Callable[..., Any]:
+        """`_flat` under the user's name, which a bound method cannot take."""
+
+        def flat(*leaves: object) -> tuple[Any, ...]:
+            return self._flat(*leaves)
+
+        return named(flat, self._private_program)
 
     def _ensure_traced(self, leaves: Sequence[object]) -> TracedValue:
         """The traced value of the function. JAX may run a rule without having run the function; it is traced then."""
         if self._value is None:
-
-            def flat(*abstract: object) -> tuple[Any, ...]:
-                return self._flat(*abstract)
-
             try:
-                jax.eval_shape(flat, *leaves)
+                jax.eval_shape(self._named_flat(), *leaves)
             except jax.errors.ConcretizationTypeError:  # the code needs concrete values
                 self._flat(*leaves)
         assert self._value is not None
@@ -260,7 +277,7 @@ class CustomCall:
             assert self._value is not None
             return program.finish(outputs, self._value.outcome)
         finally:
-            self._live_program = None
+            self._live_program = None  # JAX keeps `flat` for later derivatives, and must not keep these objects alive
 
     # ---- the rules
 
@@ -315,10 +332,8 @@ class CustomCall:
     def with_tangents(self, rule: TangentRule, symbolic: bool) -> Any:
         """The call under `jax.custom_jvp`. `rule` takes operands and tangents, and returns (value, tangent)."""
 
-        def flat(*leaves: object) -> tuple[Any, ...]:
-            return self._flat(*leaves)
-
         def flat_rule(primals: tuple[object, ...], tangents: tuple[object, ...]) -> tuple[Any, ...]:
+            # What is differentiated has a tangent other than JAX's symbolic zero.
             leaves = [_rule_argument(primal) for primal in primals]
             self._require_covered([not isinstance(t, SymbolicZero) for t in tangents], leaves)
             traced = self._ensure_traced(leaves)
@@ -326,22 +341,24 @@ class CustomCall:
             tangent_graphs = self._inputs.graphs(leaf_tangents, not self._filtered)
             outputs, rate = self._trace_rule(leaves, lambda operands: rule(operands, tangent_graphs))
             types = [traced.types[i] for i in traced.order]
-            # The rule's tangent is a graph like the value; JAX wants one tangent per output leaf, in their order.
+            # The rule's tangent is a graph like the value; JAX wants one tangent per output leaf, in their order. None
+            # takes the place of all parts if no argument has a rule: the tangent is zero.
             parts = rate.parts if isinstance(rate, TangentParts) else [rate]
             rates = [
                 match_tangents(self.name, "tangent", types, (part,), keep_numbers=True) for part in parts or [None]
             ]
             total = tuple(map(_sum, zip(*rates, strict=True)))
+            # The rule is for the result only: what the function writes has the derivative of its own code.
             if traced.writes:
                 diff_leaves = [
                     i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and is_inexact(leaves[i])
                 ]
                 writes, diff_values = self._writes_of(leaves, diff_leaves)
-                written, leaf_tangents = jax.jvp(writes, diff_values, tuple(tangents[i] for i in diff_leaves))
-                return (*outputs, *written), (*total, *leaf_tangents)
+                written, written_tangents = jax.jvp(writes, diff_values, tuple(tangents[i] for i in diff_leaves))
+                return (*outputs, *written), (*total, *written_tangents)
             return tuple(outputs), total
 
-        custom = jax.custom_jvp(named(flat, self._private_program))
+        custom = jax.custom_jvp(self._named_flat())
         custom.defjvp(flat_rule, symbolic_zeros=True)
         return self._run(custom)
 
@@ -363,9 +380,6 @@ class CustomCall:
             symbolic, symbolic_primals: pass JAX's symbolic zeros to `backward`, and CustomVJPPrimals to `forward`.
             updates: `backward` also takes the cotangents of what the function writes, and is their rule, too.
         """
-
-        def flat(*leaves: object) -> tuple[Any, ...]:
-            return self._flat(*leaves)
 
         def flat_forward(*primals: CustomVJPPrimal) -> tuple[Any, Any]:
             leaves, perturbed = [_as_array(p.value) for p in primals], [bool(p.perturbed) for p in primals]
@@ -415,7 +429,7 @@ class CustomCall:
                 all_cotangents[i] = total
             return tuple(all_cotangents)
 
-        custom = jax.custom_vjp(named(flat, self._private_program))
+        custom = jax.custom_vjp(self._named_flat())
         custom.defvjp(flat_forward, flat_backward, symbolic_zeros=True)
         return self._run(custom)
 
@@ -493,4 +507,5 @@ def _materialize_zeros(tangent: object, like: object, symbolic: bool) -> Any:
 
 
 def _sum(parts: Sequence[Any]) -> Any:
+    # float0 has no addition, and needs none: it is the tangent of an integer.
     return parts[0] if len(parts) == 1 or is_float0(parts[0]) else sum(parts[1:], parts[0])

@@ -39,7 +39,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], needed: Seque
     environment = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True))
 
     def read(v: object) -> Any:
-        return v.val if isinstance(v, Literal) else environment.get(v)
+        return v.val if isinstance(v, Literal) else environment[v]
 
     for eqn in reversed(live_eqns):
         operands = [read(v) for v in eqn.invars]

@@ -6,13 +6,14 @@ from __future__ import annotations
 import threading
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from graftax._capture.namespaces import with_parts
 from graftax._jit.running_trace import RunningTrace, originals
 
 _DEPTH = 3  # how deep functions that capture functions are followed
-_SMALL = (bool, int, float, complex, str, type(None))
+_PLAIN_VALUES = (bool, int, float, complex, str, type(None))
 
 _RUN = threading.local()  # .count: how often this thread has run a rule
 
@@ -42,6 +43,7 @@ class DeferredRule:
         if not self._is_rebuilt:
             return self._value
         value = self._value
+        # From the innermost trace out: one that has ended gives way to what it rebuilt, up to one that still runs.
         for running, reference in self._owners:
             if running.trace is not None:
                 break
@@ -49,6 +51,7 @@ class DeferredRule:
             value = value if live_object is None else live_object
         if not self._parts:
             return value
+        # The function itself was not rebuilt, but what it captures was: a twin gets the current parts.
         parts = [part.current for part in self._parts]
         if all(part is captured for part, captured in zip(parts, _captured_parts(value), strict=True)):
             return value
@@ -73,13 +76,15 @@ def _captured_parts(value: object) -> list[Any]:
     return []
 
 
-def _weak_references(owners_found: list[tuple[RunningTrace, Any]]) -> list[tuple[RunningTrace, Any]]:
-    references: list[tuple[RunningTrace, Any]] = []
-    for running, owner in owners_found:
+def _weak_references(
+    owners: list[tuple[RunningTrace, object]],
+) -> list[tuple[RunningTrace, Callable[[], Any]]]:
+    references: list[tuple[RunningTrace, Callable[[], Any]]] = []
+    for running, owner in owners:
         try:
             references.append((running, weakref.ref(owner)))
         except TypeError:
-            if not isinstance(owner, types.CellType) or not isinstance(owner.cell_contents, _SMALL):
+            if not isinstance(owner, types.CellType) or not isinstance(owner.cell_contents, _PLAIN_VALUES):
                 break
             # A cell has no weak references, but with a plain value in it, it keeps nothing else alive.
             references.append((running, lambda owner=owner: owner))

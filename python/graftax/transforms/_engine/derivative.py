@@ -100,7 +100,7 @@ def _run_hook(callback: Any, outputs: Any) -> Any:
     return callback(outputs)
 
 
-register_pytree_node(ForwardHook, lambda given: (given.outputs, given.callback), _run_hook)
+register_pytree_node(ForwardHook, lambda hook: (hook.outputs, hook.callback), _run_hook)
 
 
 @contextlib.contextmanager
@@ -179,6 +179,7 @@ class Differentiated:
         return LinearMap(self._program.name, self._chosen, self._inputs, self._output.graphdef, shapes)
 
     def results(self, second: object, outputs: Sequence[object]) -> tuple[Any, ...]:
+        """Writes the changes back: (the value, `second`), followed by the auxiliary part with `has_aux`."""
         result = self._program.finish(outputs, untouched=self._program.untouched)
         return (result[0], second, result[1]) if self._has_aux else (result, second)
 

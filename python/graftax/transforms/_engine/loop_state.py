@@ -67,6 +67,11 @@ class Provenance(NamedTuple):
             indices.append([index_of[path] for path in reference_paths])
         return indices[0], indices[1]
 
+    def origins_along(self, reference: Provenance) -> list[int | None] | None:
+        """The origins of the nodes in the order of `reference`; None if nodes cannot be matched."""
+        correspondence = self.correspondence(reference)
+        return None if correspondence is None else [self.origins[i] for i in correspondence[1]]
+
 
 class StateAfter(NamedTuple):
     """The graph after a trace. Leaves are numbered as in a recording of all roots and the parts of the result."""
@@ -98,8 +103,10 @@ class StateAfter(NamedTuple):
     def aligned(self, reference: Provenance) -> StateAfter | None:
         """This state with leaves and nodes numbered as in `reference`; None if the structures differ."""
         correspondence = self.final.correspondence(reference)
-        if correspondence is None or self.final.graphdef == reference.graphdef:
-            return correspondence and self
+        if correspondence is None:
+            return None
+        if self.final.graphdef == reference.graphdef:
+            return self
         leaves, nodes = correspondence
         new_index = {index: i for i, index in enumerate(leaves)}
         return self._replace(
@@ -174,8 +181,9 @@ def _placeholder(leaf: object) -> Any:
     """A new array object of the leaf's shape, with size 1 for a symbolic dimension. Only its identity matters."""
     shape = tuple(n if isinstance(n, int) else 1 for n in np.shape(leaf))
     dtype = getattr(leaf, "dtype", None)
-    if not isinstance(dtype, np.dtype):
+    if not isinstance(dtype, np.dtype):  # an extended dtype of JAX, such as that of random keys
         return np.zeros(shape)
+    # A view of a single element: a placeholder for a large array takes no memory.
     return np.broadcast_to(np.zeros((), cast("np.dtype[Any]", dtype)), shape)
 
 

@@ -24,17 +24,15 @@ class BranchObjects:
 
     def __init__(self, state: Sequence[Provenance]) -> None:
         self.reference = state[0]
-        self.origins: list[list[int | None]] = []
-        for provenance in state:
-            correspondence = provenance.correspondence(self.reference)
-            self.origins.append([] if correspondence is None else [provenance.origins[i] for i in correspondence[1]])
+        # Empty where nodes share a key path and cannot be matched: such a branch counts as equal to the first.
+        self.origins: list[list[int | None]] = [provenance.origins_along(self.reference) or [] for provenance in state]
         positions: dict[int, set[int]] = {}
         for origins in self.origins:
             for position, origin in enumerate(origins):
                 if origin is not None:
                     positions.setdefault(origin, set()).add(position)
         # A node at two positions cannot be replaced at one of them without losing what they share.
-        self._unique_nodes = {origin for origin, correspondence in positions.items() if len(correspondence) == 1}
+        self._unique_nodes = {origin for origin, positions_of in positions.items() if len(positions_of) == 1}
         self.replaced = {
             node for position in range(len(self.reference.origins)) for node in self._replaced_at(position)
         }
@@ -101,6 +99,7 @@ class BranchWriter:
                 self._current[position] = self._find(self._rows[position])
 
     def _find(self, row: _core.Row) -> Any:
+        # A new object is the child of its parent by the same key: the parent has been written to already.
         if row.track >= 0 and row.parent < 0:
             return self._current[row.track]
         parent = self._structure.rows[row.parent]

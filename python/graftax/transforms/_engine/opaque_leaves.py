@@ -36,6 +36,7 @@ def _is_value(row: Row) -> bool:
 
 def _leaves_below(program: _core.GraphDef | _core.Outcome, is_top: Callable[[Row], bool]) -> set[int]:
     structure = Structure(program)
+    # Most programs have none of these nodes: only then is the whole structure walked again.
     tops = [row for row in structure.rows if row.op is Op.node and is_top(row)]
     opaque_leaves = {row.leaf for top in tops for row in structure.subtree(top) if row.op is Op.leaf}
     return opaque_leaves - _leaves_reached_elsewhere(structure, is_top) if opaque_leaves else opaque_leaves

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import itertools
-import types
 import warnings
 from collections.abc import Callable, Collection, Set
 from typing import Any, NamedTuple
@@ -69,12 +68,11 @@ def warn_of_other_uses(program: Program, leaves: Set[int], roots: Collection[int
 
 def _is_read(program: Program, root: int) -> bool:
     """Does the function read this operand itself? If not, only the uses from elsewhere can be meant."""
-    codes = [function.__code__ for function in program.functions if isinstance(function, types.FunctionType)]
     name = program.names[root]
-    return not codes or any(
+    return any(
         name in (instruction.argval if type(instruction.argval) is tuple else (instruction.argval,))
-        for code in codes
-        for part in nested_codes(code)
+        for function in program.functions
+        for part in nested_codes(function.__code__)
         for instruction in dis.get_instructions(part)
         if "LOAD_FAST" in instruction.opname or "LOAD_DEREF" in instruction.opname
     )
@@ -83,6 +81,7 @@ def _is_read(program: Program, root: int) -> bool:
 def _attribute_test(program: Program, structure: Structure) -> Callable[[Row, Any], bool]:
     """Tells whether code of the program may follow an entry from a node: an attribute of a user's class by its name."""
     reachable, named, computes = ReachableCode(), set[str](), False
+    # Methods of the objects count: the function may call them.
     for function in program.functions:
         reachable.add(function)
     for row in structure.rows:
@@ -95,6 +94,7 @@ def _attribute_test(program: Program, structure: Structure) -> Callable[[Row, An
         named |= names.attributes
         computes = computes or names.computes or "vars" in names.loaded
 
+    # Only attributes of a user's class tell: any code may go through a container or a library's object.
     def may_follow(node: Row, entry: Any) -> bool:
         by_name = type(entry) is GetAttrKey and node.type is not None and is_users_class(node.type)
         return not by_name or computes or entry.name in named
@@ -126,6 +126,7 @@ def _warn(
         for i, row in enumerate(structure.roots)
         if i in roots and leaf in (paths := _paths_to_leaves(structure, row, lambda node, entry: True))
     )
+    # Below the object that is reached twice, both paths take the same steps: the message names that object.
     pairs = zip(reversed(path), reversed(own_path), strict=False)
     shared_steps = sum(1 for _ in itertools.takewhile(lambda steps: steps[0] == steps[1], pairs))
     argument, elsewhere = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import types
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from graftax._graph.array_aliases import Source, merge_aliases, recording_aliase
 from graftax._graph.structure import Structure, place_name
 from graftax._graph.structure_diff import differences
 from graftax._jax.tracebacks import caller_level
+from graftax._jit.call_plan import Layout
 from graftax._jit.flat_function import definition_of
 from graftax._jit.trace import run_trace
 from graftax.transforms._engine.deferred_rules import rules_run
@@ -48,10 +50,10 @@ Recipe = tuple[Hashable, tuple[int, ...]]  # how an array was computed, and from
 class _BoundFunction(NamedTuple):
     """One function of a program, bound to the roots of the program that it uses."""
 
-    function: Any
+    function: Any  # a FunctionType, which type checkers would take for a method here
     signature: Signature
-    layout: tuple[Any, ...]
-    roots: tuple[Any, ...]
+    layout: Layout
+    roots: tuple[object, ...]
     numbers: tuple[int, ...]  # for each root of the function, its index among the program's roots
 
 
@@ -96,12 +98,13 @@ class Program:
     ) -> None:
         keywords = keywords or {}
         self.name, self.mutation, self._shapes = name, mutation, shapes
+        # The operands come first; `_part` adds what each function captures.
         self.roots: tuple[Any, ...] = (*operands, *keywords.values())
         self.operands, self.positional = len(self.roots), len(operands)
         self.names = ("",) * self.operands
         self._keywords, self._traced, self._keeps = tuple(keywords), dynamic, not captured
         declared = {i % self.positional for i in static if -self.positional <= i < self.positional}
-        self._flags = [int(i in declared) for i in range(self.operands)]
+        self._flags: list[int] = [_core.RootFlag.static if i in declared else 0 for i in range(self.operands)]
         self._parts = [self._part(function, captured) for function in functions]
         self.leaves, self.graphdef = self._record()
         self.outcome: _core.Outcome | None = None
@@ -109,6 +112,7 @@ class Program:
         self.untouched: dict[int, int] = {}  # of the last trace: which output leaves are which input leaves
         self.sources: list[Source | None] = []  # of the last trace: how each output leaf was computed
         self._recording: _core.Recording | None = None  # of the last trace
+        # `finish_all` compares: if a derivative rule has run since, it may have changed the caller's objects.
         self._rules_run = rules_run()
 
     def private(self) -> Program:
@@ -128,9 +132,9 @@ class Program:
             if not callable(function):
                 raise TypeError(NOT_CALLABLE.format(name=self.name.partition(" of ")[0], given=function))
             plain, prefix, _ = resolve(function)
-            plain = seen(plain)
-        refuse_generators(plain)  # type: ignore[arg-type]
-        signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]
+            plain = seen(plain)  # in an enclosing trace: with the globals and cells that the trace has rebuilt
+        refuse_generators(plain)
+        signature = Signature.of(plain, len(prefix), captured)
         # Placeholders show which root of the signature each operand fills; all other roots are captured values.
         placeholders = [_Placeholder() for _ in range(self.operands)]
         bound = signature.binding.bind(*self._call_arguments(placeholders), prefix)
@@ -143,6 +147,7 @@ class Program:
         if not captured:  # the functions are constants, also those that a callable object holds
             flags[: len(prefix)] = [flag | _core.RootFlag.target for flag in flags[: len(prefix)]]
         operand_index = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
+        # A captured root is added to the program. An operand takes the name of the first parameter that it fills.
         numbers: list[int] = []
         for root, name, flag in zip(roots, names, flags, strict=True):
             number = operand_index.get(id(root))
@@ -165,7 +170,7 @@ class Program:
         return tuple(operands[: self.positional]), keywords
 
     def _name_operands(self, jitted: _core.Caller) -> None:
-        """Names the operands after the parameters of a jitted function."""
+        """Names the operands after the parameters of a jitted function, which is called as `call_opaque(f, *args)`."""
         plain, prefix, _ = resolve(jitted)
         signature = Signature.of(plain, len(prefix), False)
         placeholders = [_Placeholder() for _ in range(self.operands)]
@@ -236,13 +241,15 @@ class Program:
             note_warning()
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
         self.outcome, self.changed, self._recording = outcome, changed, recording
+        # An output that is one of the input tracers has not been computed: `finish` can give the caller's own array.
         numbers = {id(leaf): i for i, leaf in enumerate(input_leaves)}
         self.untouched = {k: numbers[id(leaf)] for k, leaf in enumerate(outputs) if id(leaf) in numbers}
         return outcome, outputs
 
     def _function(self, part: _BoundFunction, values: list[Any]) -> Callable[..., Any]:
         def run(*operands: object) -> Any:
-            # One operand may fill several parameters of the signature.
+            # The body may pass other operands than the rebuilt ones, such as a row in place of `xs`; what the function
+            # captures is always the rebuilt one. One operand may fill several parameters of the signature.
             arguments = [operands[i] if i < self.operands else values[i] for i in part.numbers]
             return part.signature.call(part.function, part.roots, arguments, part.layout, self.name, False)
 
@@ -283,6 +290,7 @@ class Program:
         results: list[Any] = []
         for position, (outputs, outcome) in enumerate(pairs):
             values = list(outputs)
+            # The walk gives the caller's own arrays, where `leaves` has copies of those that are NumPy's.
             for output, leaf in (untouched[position] if untouched else {}).items():
                 values[output] = walked[0][leaf]
             results.append(outcome.apply(values, self.leaves, nodes(position, walked[1]) if nodes else walked[1]))
@@ -358,6 +366,7 @@ class Program:
         """The leaves that can be reached from these roots, including those that other roots reach first."""
         if not roots:
             return set()
+        # These roots are flattened by themselves: in the recording, a shared leaf is below the root that came first.
         placeholders = [np.zeros(()) for _ in range(self.graphdef.num_leaves)]
         built = self.rebuilt(placeholders)
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
@@ -368,7 +377,7 @@ class Program:
         return {leaf for leaf in reached if leaf is not None}
 
     @property
-    def functions(self) -> list[Callable[..., Any]]:
+    def functions(self) -> list[types.FunctionType]:
         """The plain functions of the program."""
         return [part.function for part in self._parts]
 

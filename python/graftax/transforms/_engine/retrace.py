@@ -6,7 +6,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Sequence
+import types
+from collections.abc import Callable, Generator, Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -45,9 +46,10 @@ class Fixpoint:
 
     def __init__(self) -> None:
         self.facts = Facts()
-        self._inner: dict[Any, Fixpoint] = {}
-        self._call_counts: collections.Counter[Any] = collections.Counter()
-        self._function = 0
+        # An inner loop is known by its key (`for_call`), and by how many loops with this key were called before it.
+        self._inner: dict[tuple[int, Hashable], Fixpoint] = {}
+        self._call_counts: collections.Counter[Hashable] = collections.Counter()  # of the running trace, by key
+        self._function = 0  # which function of the loop is being traced: the branches of `cond` have their own loops
 
     @staticmethod
     def for_call(name: str, functions: Sequence[Callable[..., object]]) -> Fixpoint:
@@ -76,7 +78,8 @@ class Fixpoint:
             except Retrace:
                 continue
             except Exception as error:
-                if remembered and (self.facts.numbers or self.facts.copied):  # they may belong to other code
+                # Facts from the enclosing loop's last trace may belong to other code: begin once without them.
+                if remembered and (self.facts.numbers or self.facts.copied):
                     remembered = False
                     self.facts = Facts()
                     self._inner.clear()
@@ -102,5 +105,5 @@ class Fixpoint:
             _ENCLOSING.fixpoint = enclosing
 
 
-def _code(function: Callable[..., object]) -> Any:
+def _code(function: Callable[..., object]) -> types.CodeType | None:
     return resolve(function)[0].__code__ if callable(function) else None

@@ -50,7 +50,7 @@ class Broadcast:
         self._chosen: dict[int, set[int]] = {}  # the leaves that each filter selects, by the filter's id
         self._visited: set[Any] = set()
         self.from_function: set[int] = set()  # the leaves whose spec a function of the leaf returned
-        self._parts: dict[int, dict[tuple[Any, Any], Row]] = {}
+        self._children: dict[int, dict[tuple[type | None, Any], Row]] = {}  # of a row: by (type of key entry, key)
         self._nothing = specs[0].option.nothing if specs else None
         self.keyword = specs[0].option.keyword if specs else ""
         roots = zip(self._structure.roots, specs, strict=True)
@@ -210,15 +210,16 @@ class Broadcast:
 
     def _leaf_at(self, row: Row, path: tuple[object, ...]) -> int | None:
         for key in path:
-            parts = self._parts.get(row.number)
-            if parts is None:
-                parts = self._parts[row.number] = {}
+            children = self._children.get(row.number)
+            if children is None:
+                children = self._children[row.number] = {}
                 for child in self._structure.children(row):
                     entry = child.key_entry  # JAX's entries cannot be compared with those of other types
-                    parts[type(entry), plain_key(entry)] = child
-                    parts.setdefault((None, plain_key(entry)), child)
+                    children[type(entry), plain_key(entry)] = child
+                    children.setdefault((None, plain_key(entry)), child)
+            # An entry of the same type comes first: a subclass of dict may have a key and an attribute of one name.
             plain = plain_key(key)
-            child_row = parts.get((type(key), plain), parts.get((None, plain)))
+            child_row = children.get((type(key), plain), children.get((None, plain)))
             if child_row is None:
                 return None
             row = self._structure.target(child_row) if child_row.op is Op.ref else child_row
@@ -229,7 +230,7 @@ class Broadcast:
     ) -> Any:
         for key in path:
             spec = spec.child(key)
-        if isinstance(spec, Prefix):
+        if isinstance(spec, Prefix):  # a container or a callable object: it has no entry for a single array
             return UNKNOWN
 
         def is_selected(leaf_filter: Filter) -> bool:

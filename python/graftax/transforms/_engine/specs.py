@@ -76,6 +76,7 @@ class SpecOption(NamedTuple):
         value = value if (adapted := interop.prefix(value)) is None else adapted
         if value is None or self.is_leaf_spec(value):
             return Constant(self, value)
+        # For one argument, a dict may also be a prefix tree: `Prefix.open_node` decides when it knows the argument.
         if names and isinstance(value, dict):
             return Patterns.from_pairs(self, cast("dict[Any, Any]", value).items())
         if (choices := interop.choices(value)) is not None:
@@ -151,6 +152,7 @@ class Prefix(Spec):
             StructureError: if the prefix tree has parts that the node does not have.
         """
         tree = self.tree
+        # A dict is a prefix tree if the node has all of its keys, and otherwise patterns or filters.
         if isinstance(tree, dict):
             mapping = cast("dict[Any, Any]", tree)
             strange = [key for key in mapping if key not in children]
@@ -158,6 +160,7 @@ class Prefix(Spec):
                 return Patterns.from_pairs(self.option, mapping.items(), context)
             if strange:
                 raise self._misfit(OTHER_PARTS, context, f"has {', '.join(map(repr, strange))}")
+        # A sequence needs a part for each of the node's; a namedtuple has to be of the node's own class.
         elif isinstance(tree, (tuple, list)):
             parts = len(cast("Sequence[Any]", tree))
             if hasattr(cast("Any", tree), "_fields"):
@@ -165,6 +168,7 @@ class Prefix(Spec):
                     raise self._misfit(OTHER_PARTS, context, f"is a {type(cast('Any', tree)).__qualname__}")
             elif parts != len([key for key in children if isinstance(key, int)]):
                 raise self._misfit(OTHER_PARTS, context, f"has {parts} parts")
+        # An object of another class than the node's can only be a callable.
         elif cls is not type(tree):
             return ByLeaf(self.option, self._function(context))
         return self
@@ -176,10 +180,10 @@ class Prefix(Spec):
         return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
 
     def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
+        # A leaf has no parts, so a dict at one is patterns or filters, and any other object a callable.
         if isinstance(self.tree, dict) and _are_choices(cast("dict[Any, Any]", self.tree)):
-            return Patterns.from_pairs(self.option, cast("dict[Any, Any]", self.tree).items(), context).leaf_spec(
-                leaf, context
-            )
+            patterns = Patterns.from_pairs(self.option, cast("dict[Any, Any]", self.tree).items(), context)
+            return patterns.leaf_spec(leaf, context)
         if isinstance(self.tree, (tuple, list, dict)):
             raise self._misfit(ENTRY_TOO_DEEP, context)
         return self.option.check(self._function(context)(leaf), context.text())
@@ -209,7 +213,7 @@ class Choice(NamedTuple):
 
 
 class _Use:
-    """How the patterns of a spec were used, by index. All positions of the spec share it."""
+    """How the patterns of a spec were used, by index. The spec shares it with those of the nodes below."""
 
     def __init__(self) -> None:
         self.decided: set[int] = set()  # patterns that decided about an array
@@ -241,6 +245,7 @@ class Patterns(Spec):
         spec = Patterns(option, tuple(choices), _Use(), tuple(starts))
         if context is None:
             return spec
+        # Both readings at once: the patterns as they begin here, and as they have matched the key path up to here.
         from_root = functools.reduce(Patterns.child, context.key_entries(), spec)
         positions = (own | inherited for own, inherited in zip(spec._positions, from_root._positions, strict=True))
         return Patterns(option, spec.choices, spec.use, tuple(positions))

@@ -90,9 +90,8 @@ def match_tangents(
     """
     entries, first_paths = entries_by_path(graphs)
 
-    # A node that is reached twice has its entries at its first path only.
-
-    def resolve(key_path: Any) -> Any:
+    def resolve(key_path: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The key path of an entry: a node that is reached twice has its entries at its first path only."""
         for end in range(1, len(key_path) + 1):
             if key_path[:end] in first_paths:
                 return resolve((*first_paths[key_path[:end]], *key_path[end:]))
@@ -109,6 +108,7 @@ def match_tangents(
             missing.append(type_)
         is_array, value = entries.get(key_path, (False, None))
         zero = value is None or isinstance(value, SymbolicZero) or is_float0(value)
+        # A Python number is the tangent of a scalar; a complex one only of a complex scalar.
         if type(value) in (int, float, complex) and type_.shape == () and not is_float0(type_):
             is_array = not isinstance(value, complex) or jnp.issubdtype(type_.dtype, jnp.complexfloating)
             if is_array and not (keep_numbers and jnp.result_type(value) == type_.dtype):
@@ -143,8 +143,10 @@ def _root_name(types: Sequence[TangentType], root: int, noun: str) -> str:
 def entries_by_path(graphs: tuple[object, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
     """Flattens graphs into entries by key path.
 
+    The key of an entry is `(root, *path)`.
+
     Returns:
-        ({(root, *path): (whether it is an array, value)}, {key path of a node met again: its first key path}).
+        (key path -> (whether it is an array, value); key path of a node that is reached again -> its first key path).
     """
     leaves, graphdef = _core.record(graphs)
     entries: dict[Any, tuple[bool, Any]] = {}

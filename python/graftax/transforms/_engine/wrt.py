@@ -80,7 +80,7 @@ def differentiable_program(
     """The program of a call, in which a differentiated argument that is a Python number is an array, as in JAX."""
     name = name_of(fun, title)
     program = make(name, [fun], args, kwargs)
-    if make is not Program:
+    if make is not Program:  # by value, as in Equinox: Python numbers are static
         return program
     types = (float, complex, int, bool) if allow_int else (float, complex)
     arguments = [*args, *kwargs.values()]
@@ -89,6 +89,7 @@ def differentiable_program(
     ]
     if not number_operands:
         return program
+    # A program records its operands when it is made: one around arrays is another program.
     for i in number_operands:
         arguments[i] = jnp.asarray(arguments[i])
     count = len(args)
@@ -102,6 +103,7 @@ def parse_wrt(name: str, argnums: object, wrt: Wrt) -> tuple[list[int | str], bo
     single = isinstance(selection, str) or not isinstance(selection, Iterable)
     selectors: list[int | str] = []
     for selector in cast("Iterable[Any]", [selection] if single else selection):
+        # A library's selector, such as `nnx.DiffState`, is an argument with a filter: `_filter_by_library` applies it.
         library = interop.differentiated(selector)
         if library is not None:
             selectors.append(library[0])
@@ -128,6 +130,7 @@ def choose_leaves(
         allow_int: integer arrays are chosen as well.
         like_equinox: nothing that functions capture is chosen, and it is not an error to choose no leaf.
     """
+    # Filters and predicates select within the arguments of `argnums`; any other `wrt` takes the place of `argnums`.
     leaf_filter = as_filter(wrt, allow_path_functions=True)
     predicate = wrt if callable(wrt) and leaf_filter is None else None
     selectors, single = parse_wrt(program.name, argnums, wrt)
@@ -181,7 +184,7 @@ def _covered(program: Program, patterns: Sequence[str], usable: set[int]) -> dic
     """Maps each leaf that a pattern covers to the operands in which it does.
 
     Raises:
-        ValueError: if a pattern chooses nothing. A misspelled name would be ignored silently otherwise.
+        ValueError: if a pattern chooses nothing: a misspelled name must not be ignored silently.
     """
     finder = CoverFinder(program.graphdef, program.names)
     operands_of: dict[int, set[int]] = {}
