@@ -55,11 +55,12 @@ def _associative_scan(functions: Sequence[Callable[..., Any]], operands: Sequenc
     fn, (elems, reverse, axis) = functions[0], extra
     name = name_of(fn, "associative_scan")
     leaves, graphdef = _core.flatten(elems)
+    # The operands are placeholders: JAX calls `flat` with parts of `elems`, whose sizes differ from call to call.
     program = Program(name, functions, operands)
     _refuse_ragged(name, leaves, graphdef, axis)
 
-    def flat(left_leaves: Any, right_leaves: Any) -> Any:
-        def body(functions: list[Callable[..., Any]], _: list[Any]) -> Any:
+    def flat(left_leaves: Sequence[jax.Array], right_leaves: Sequence[jax.Array]) -> list[Any]:
+        def body(functions: list[Callable[..., Any]], _: list[Any]) -> None:
             result = functions[0](_core.unflatten(graphdef, left_leaves), _core.unflatten(graphdef, right_leaves))
             results.append(_core.flatten(result))
 
@@ -76,12 +77,12 @@ def _associative_scan(functions: Sequence[Callable[..., Any]], operands: Sequenc
 
 def _refuse_ragged(name: str, leaves: Sequence[object], graphdef: _core.GraphDef, axis: int) -> None:
     """Raises ValueError, with the key path, if an array has another length along the axis. JAX does not name it."""
-    reference = ("", None)
+    reference: tuple[str, int] | None = None  # the first array's path and length
     for leaf, key_path in zip(leaves, graphdef.leaf_places(), strict=True):
         shape, path = np.shape(leaf), place_name(key_path, ("elems",))
         if not -len(shape) <= axis < len(shape):
             raise ValueError(NO_AXIS.format(name=name, path=path, axis=axis, shape=shape))
-        if reference[1] is None:
+        if reference is None:
             reference = (path, shape[axis])
         elif shape[axis] != reference[1]:
             details = {"path": path, "size": shape[axis], "axis": axis, "first": reference[0], "length": reference[1]}

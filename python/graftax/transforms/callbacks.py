@@ -172,7 +172,9 @@ class _Host:
         vmap_method: str | None,
     ) -> None:
         self._name, self._callback = name, callback
+        # With any other method, `vmap` passes all rows at once.
         self._exact = vmap_method in (None, "sequential", "sequential_unrolled")
+        # Captured objects may be copies that a running trace has made: a change to one of these would be lost.
         self._copied = copied(callback, _core.running_traces())
         self._keywords = tuple(kwargs)
         self._names = (*(f"args[{i}]" for i in range(len(args))), *kwargs)

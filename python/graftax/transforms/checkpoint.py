@@ -88,7 +88,8 @@ def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -
     @wraps(fun, "checkpoint")
     def run(*args: Any, **kwargs: Any) -> Any:
         program = make(name_of(fun, "checkpoint"), [fun], args, kwargs)
-        return program.finish(program.tied(jax.checkpoint(flat_function(program), **options)(*program.leaves)))
+        outputs = jax.checkpoint(flat_function(program), **options)(*program.leaves)
+        return program.finish(program.tied(outputs))
 
     return run
 

@@ -55,6 +55,7 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
         Array([3., 3.], dtype=float32)
     """
     program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
+    # Leaves below the operands are arguments of the converted function; all others are captured.
     shapes = [_struct(x) for x in program.leaves]
     operand_leaves = program.leaves_below(range(program.operands))
     names = program.names[: program.operands]
@@ -96,6 +97,7 @@ def _struct(x: object) -> jax.ShapeDtypeStruct:
 
 
 def _in_order_of(expected: Any, value: Any) -> Any:
+    """The value with its dicts, within tuples and lists, in the order of those in `expected`."""
     cls = type(value)
     if cls is dict and type(expected) is dict and expected.keys() == value.keys():
         return {key: _in_order_of(part, value[key]) for key, part in expected.items()}
@@ -136,7 +138,7 @@ class _Arguments:
         """
         operands = (*args, *(kwargs[name] for name in self.keywords if name in kwargs))
         leaves, graphdef = _core.record(operands)
-        if graphdef != self.graphdef:
+        if graphdef != self.graphdef:  # perhaps only in the order of dicts
             leaves, graphdef = _core.record(self._in_order(operands))
         text = "" if graphdef == self.graphdef else differences_text(self.graphdef, graphdef, self.names)
         shapes = tuple((np.shape(x), str(jnp.result_type(x))) for x in leaves)
@@ -154,9 +156,9 @@ class _Conversion:
     """The static part of a converted function: everything but its jaxpr and arrays."""
 
     arguments: _Arguments
-    captured: tuple[int, ...]
+    captured: tuple[int, ...]  # the inputs of the jaxpr that are captured arrays
     output: _core.GraphDef
-    consts: int
+    consts: int  # how many of `Converted.consts` are constants of the jaxpr, and not captured arrays
 
 
 @jax.tree_util.register_pytree_node_class
@@ -196,6 +198,7 @@ class Converted:
         """
         conversion = self._conversion
         leaves = conversion.arguments.leaves(args, kwargs)
+        # The inputs of the jaxpr are the leaves of the program: arguments and captured arrays in the order of its walk.
         argument_leaves, captured_leaves = iter(leaves), iter(self.consts[conversion.consts :])
         count = len(leaves) + len(conversion.captured)
         inputs = [next(captured_leaves) if i in conversion.captured else next(argument_leaves) for i in range(count)]

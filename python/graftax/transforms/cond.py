@@ -99,6 +99,7 @@ def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R],
         Array([0.75, 1.  ], dtype=float32)
     """
     branches = [true_fun, false_fun]
+    # As an array, since a Python number is static: the compiled program would be that of one branch.
     predicate = np.bool_(pred) if isinstance(pred, (bool, int, float)) else pred
     return run_compiled("cond", branches, operands, [predicate], _cond)
 
@@ -179,7 +180,7 @@ class Branches:
         self.traced: frozenset[str] = frozenset()  # key paths of Python numbers that `program` traces
         self.fixpoint = Fixpoint.for_call(name, branches)
         self.error: StructureError | None = None  # how the branches differed while those numbers were static
-        self.states: dict[int, StateAfter] = {}
+        self.states: dict[int, StateAfter] = {}  # the state after each branch that has been traced
         self.objects: BranchObjects
 
     def run(self, choose: Callable[[list[Callable[..., Any]], list[Any]], Any]) -> Any:
@@ -217,6 +218,7 @@ class Branches:
             state = state_after(program, leaves, outcome, outputs, roots_after)
             reference = self.states.get(0, state)  # JAX traces the branches in order
             state = state.aligned(reference.final) or state
+            # The tracers end with the trace of this branch: a summary of each is kept for the comparison.
             input_index, values = {id(leaf): i for i, leaf in enumerate(leaves)}, state.values
             first_index: dict[int, int] = {}
             sources = dict(zip(map(id, outputs), program.sources, strict=True))
@@ -249,6 +251,7 @@ class Branches:
     # ---- what the branches agree on
 
     def _compare(self) -> None:
+        """Raises StructureError if a branch differs from the first one, or Retrace if another trace may remove that."""
         for number, title in enumerate(self.titles):
             self._same_structure(self.states[0], self.states[number], title)
         self._same_objects()
@@ -257,6 +260,7 @@ class Branches:
         copied = {i for state in self.states.values() for i in self._other_elements(reference, state)}
         if copied - self.fixpoint.facts.copied:
             self.fixpoint.restart(copied=copied)
+        # With the same objects and copies everywhere, the structures have to be equal, and their arrays of one type.
         for number, title in enumerate(self.titles):
             state = self.states[number]
             if state.final.graphdef != reference.final.graphdef:
@@ -319,6 +323,7 @@ class Branches:
             number, node = differing
             path, title = node_name(self.program, self.states[0], node), self.titles[number]
             raise StructureError(BRANCH_OBJECTS.format(name=self.name, one=self.titles[0], other=title, path=path))
+        # A branch that changes an object, and then drops it, would lose the change.
         for number, title in enumerate(self.titles):
             state = self.states[number]
             replaced = set(state.changed) - set(self.objects.origins[number]) - self._in_result()

@@ -168,6 +168,7 @@ class filter_custom_jvp(FilteredRule[P, R]):
             raise self._missing("def_jvp")
         fn_jvp, count = self._rule, len(args)
         program = by_value(self._name(), [self.__wrapped__], args, kwargs)
+        # Keyword arguments are not differentiated.
         call = CustomCall(program, set(range(count, count + len(kwargs))), NotDifferentiated, filtered=True)
 
         def rule(operands: list[Any], tangents: tuple[Any, ...]) -> Any:

@@ -104,6 +104,7 @@ class custom_vjp(CustomRule[P, R]):
         if self._rules is None:
             raise self._no_rule("defvjp")
         call, symbolic = self._call(args, kwargs), self._symbolic
+        # JAX may run the rule when the trace of this call has ended: what it captures is the caller's own by then.
         fwd, bwd = map(DeferredRule, self._rules)
         updates = _takes_updates(self._rules[1])
 
@@ -114,6 +115,7 @@ class custom_vjp(CustomRule[P, R]):
         def backward(saved: Saved, cotangent: Any) -> tuple[Any, ...]:
             nondiff, diff = call.split(saved.operands)
             arguments = (*nondiff, saved.residuals, cotangent)
+            # All of these are copies, so a change to them would be lost.
             snapshot = Snapshot.take(arguments, tuple(f"argument {i} of bwd" for i in range(len(arguments))))
             cotangents = bwd.current(
                 *arguments, **({"updates_g": interop.none_for_empty(saved.updates)} if updates else {})
@@ -205,6 +207,7 @@ class filter_custom_vjp(FilteredRule[P, R]):
             raise TypeError(NO_FIRST.format(name=self._name()))
         fn_fwd, fn_bwd, count = self._fwd, self._bwd, len(args)
         program = by_value(self._name(), [self.__wrapped__], args, kwargs)
+        # Only the first argument is differentiated.
         call = CustomCall(program, set(range(1, count + len(kwargs))), NotDifferentiated, filtered=True)
 
         def split(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -219,6 +219,7 @@ def with_gradient(
         program = differentiable_program(make, fun, title, args, kwargs, selectors, allow_int)
         chosen = choose_leaves(program, argnums, wrt, allow_int, make is not Program)
 
+        # `ForwardHook` calls it before the backward pass, whose rules find the caller's objects updated.
         def finish(outputs: list[Any]) -> Any:
             return program.finish(program.tied(outputs), untouched=program.untouched)
 
@@ -244,7 +245,8 @@ def with_gradient(
     return value_and_gradient
 
 
-def as_scalar(value: Any, name: str) -> Any:
+def as_scalar(value: object, name: str) -> Any:
+    """The value. Raises TypeError if it is not a scalar, and says what to do, which JAX's error does not."""
     shape = getattr(value, "shape", () if isinstance(value, (int, float, complex)) else None)
     if shape != ():
         returned = f"an array of shape {shape}" if shape is not None else type(value).__qualname__

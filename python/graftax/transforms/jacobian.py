@@ -231,6 +231,8 @@ def jacobian_by(
         with explaining_reverse_errors():
             by_output, result = run(tuple(program.leaves[i] for i in chosen.leaves))
 
+        # JAX returns a row for each output array, nested as deep as the order of the derivative: the entries become
+        # graphs like the arguments, from the innermost out.
         def nested(values: Any, depth: int) -> Any:
             inner = [nested(v, depth - 1) for v in values] if depth > 1 else values
             return chosen.graphs(inner)

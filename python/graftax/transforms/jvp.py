@@ -76,12 +76,13 @@ def jvp(
         Array([2., 2.], dtype=float32)
     """
     if fun is MISSING:
+        # A decorator: `partial(partial, jvp, has_aux=...)(fun)` is `partial(jvp, fun, has_aux=...)`.
         return functools.partial(functools.partial, jvp, has_aux=has_aux)
     for option, value in (("primals", primals), ("tangents", tangents)):
-        several = isinstance(value, (tuple, list))
-        if not several or len(value) != len(primals):
-            tangent_leaves = f"a {type(value).__name__}" + (f" of {len(value)}" if several else "")
-            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=tangent_leaves))
+        is_sequence = isinstance(value, (tuple, list))
+        if not is_sequence or len(value) != len(primals):
+            text = f"a {type(value).__name__}" + (f" of {len(value)}" if is_sequence else "")
+            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=text))
     differentiated = Differentiated(Program, fun, "jvp", primals, has_aux)
     tangent_leaves = differentiated.tangents(tangents)
     _, rates, outputs = jax.jvp(differentiated.flat, (differentiated.primals,), (tangent_leaves,), has_aux=True)
@@ -156,7 +157,8 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
     if structures[0] != structures[1]:
         raise ValueError(OTHER_TREE.format(name=name, expected=structures[0], given=structures[1]))
 
-    def as_array(tangent: Any, primal: Any) -> Any:
+    # A Python float that has a tangent becomes an array, which makes it a leaf of the program.
+    def as_array(tangent: object, primal: object) -> Any:
         return primal if tangent is None or not isinstance(primal, (float, complex)) else jnp.asarray(primal)
 
     operands: tuple[Any, ...] = jax.tree.map(as_array, tuple(tangents), tuple(primals), is_leaf=_is_none)
@@ -164,6 +166,7 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
     graphdef = _core.record(operands)[1]
     tangent_arrays: tuple[Any, ...] = jax.tree.map(jnp.asarray, tuple(tangents))
     tangent_leaves, tangents_graphdef = _core.record(tangent_arrays)
+    # The two trees have one structure: a tangent is at the key path of its primal.
     leaf_index = {key_path: i for i, key_path in enumerate(graphdef.leaf_places())}
     chosen = [leaf_index[key_path] for key_path in tangents_graphdef.leaf_places()]
     depends: list[bool] = []
@@ -172,6 +175,7 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
     def flat(diff_leaves: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
         output, _, output_leaves = traced_output(program, program.with_leaves(chosen, diff_leaves))
         outputs.append(output)
+        # Equinox returns None, not zeros, as the tangent of what does not depend on a primal with one.
         depends[:] = [bool(diff_leaves) and in_same_trace(x, diff_leaves[0]) and is_inexact(x) for x in output.leaves]
         return tuple(x for x, d in zip(output.leaves, depends, strict=True) if d), output_leaves
 

@@ -56,7 +56,7 @@ def shard(obj: T, mesh: Any, rules: Any, default: Any = ..., *, local: bool = Fa
     graph = Graph(obj)
     assignment = rules.assign(graph, mesh, default, local)
     assignment.check()
-    placed: dict[int, Any] = {}
+    placed: dict[int, Any] = {}  # by the id of the array, which may be in several places
     for array, sharding in assignment.shardings():
         try:
             placed[id(array.leaf)] = _placed(array.leaf, sharding, local)

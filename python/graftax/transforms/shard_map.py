@@ -170,6 +170,7 @@ class _OwnSharding(Spec):
         parts: list[Any] = []
         for part in spec:
             axes = part if isinstance(part, tuple) else () if part is None else (part,)
+            # Of axes that split one dimension together, those outside have to be the manual ones.
             manual_axes = tuple(axis for axis in axes if axis in self._manual)
             if manual_axes != axes[: len(manual_axes)]:
                 text = ", ".join(map(repr, sorted(self._manual, key=str)))

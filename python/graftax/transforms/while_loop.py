@@ -73,6 +73,7 @@ def while_loop(
 
 def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
     (cond_fun, body_fun), init_val, max_steps = functions, operands[0], extra[0]
+    # In plain Python, unless the condition is a tracer, which has no value yet.
     if jax.config.jax_disable_jit and max_steps is None:
         test = with_arrays(cond_fun(init_val))
         if not isinstance(test, Tracer):
@@ -96,7 +97,7 @@ def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]
             )
         else:
             final = _bounded(test, body, loop_attempt.init, operator.index(max_steps))
-        loop_attempt.set_final(final, False)
+        loop_attempt.set_final(final, False)  # the condition may be false from the start
 
     return Loop(name_of(body_fun, "while_loop"), functions, operands).run(attempt)[0]
 
@@ -163,8 +164,7 @@ def _bounded(
     if max_steps < 1:
         body(init)  # traced for its errors only
         return init
-    # n steps as sqrt(n) checkpointed scans of sqrt(n) steps: this minimises the carries that are alive at a time.
-    inner = math.isqrt(max_steps - 1) + 1
+    inner = math.isqrt(max_steps - 1) + 1  # the square root, rounded up
     outer = -(-max_steps // inner)
 
     dtypes: list[Any] = []

@@ -79,7 +79,7 @@ def _specs_of_roots(program: Program, option: SpecOption, spec: object, keyword:
             text = "; keyword arguments are not counted" if keyword is not UNKNOWN else ", and no keyword arguments"
             raise ValueError(option.text(ENTRIES_COUNT, count=len(entries), given=count, keywords=text))
         return [*map(option.read, entries), *[Constant(option, keyword)] * keywords, *captured]
-    # Anything else is for all arguments together. A constant leaves `keyword` to the keyword arguments, if there is one.
+    # Anything else is for all arguments together, but a constant leaves keyword arguments the spec `keyword`.
     read = spec if isinstance(spec, Spec) else option.read(spec, names=True)
     keyword_spec = Constant(option, keyword) if isinstance(read, Constant) and keyword is not UNKNOWN else read
     return [*[read] * count, *[keyword_spec] * keywords, *captured]

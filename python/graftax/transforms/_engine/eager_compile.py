@@ -57,7 +57,7 @@ def run_compiled(title: str, functions: Sequence[Any], operands: Sequence[Any], 
     if outside_of_traces() and not jax.config.jax_disable_jit and not _core.running_traces():
         compiled = _compiled_for(title, functions[0], run)
         if compiled is not None:
-            _THREAD.host_was_called = False
+            _THREAD.host_was_called = False  # `checked_flat` sets it
             try:
                 return compiled(tuple(functions), tuple(operands), tuple(extra))
             except Exception as error:
@@ -80,6 +80,7 @@ class _Compiled(Jitted[Any, Any]):
 
     def __init__(self, title: str, function: types.FunctionType, run: Run) -> None:
         self.code = function.__code__  # kept alive: its id is the key in `_COMPILED`
+        # What is jitted is `run`: the user's functions are its arguments.
         plain, table = resolve(run)[0], FunctionTable(_OPTIONS)
         signature = self._signature(plain, 0, _OPTIONS, table)
         self._set_up(f"{title} of {function.__name__}", plain, (), table, _OPTIONS, definition_of(function), signature)
@@ -132,7 +133,8 @@ def _trace_counters(
 
     Variables that the loop's own functions name are excluded, because they are part of the loop's state.
     """
-    # A changed node without arrays in it, such as a list or a cell with a number, differs after every trace.
+    # A changed node without arrays in it, such as a list or a cell with a number, differs after every trace. Among the
+    # roots of a call, those of the origins come last.
     with_arrays = {root - 1 for root, _ in outcome.leaf_places() if root > 0}
     written = [track for i, track in enumerate(outcome.inputs()[2]) if i not in with_arrays]
     changed = {graphdef._node_place(track)[0] - len(roots) + len(origins) for track in written}  # pyright: ignore[reportPrivateUsage]

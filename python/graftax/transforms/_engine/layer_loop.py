@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,29 +60,15 @@ LISTED = (
 )
 
 
-class Spec(NamedTuple):
-    """Static facts about the objects of a loop."""
-
-    # (leaf, indices of the objects that reach it through one mutable node), if there are several.
-    shared: tuple[tuple[int, tuple[int, ...]], ...]
-
-    def require_unshared(self, name: str, graphdef: _core.GraphDef, initial: list[Any], current: list[Any]) -> None:
-        """Raises StructureError if a step replaced an array that several objects share."""
-        for i, numbers in self.shared:
-            if current[i] is not initial[i]:
-                path = keystr(graphdef.leaf_places()[i][1])
-                raise StructureError(SHARED.format(name=name, path=path, numbers=" and ".join(map(str, numbers))))
-
-
 class Layers:
     """Objects of one structure, stacked into one object. Changes to that object are written back to each of them."""
 
     def __init__(self, name: str, objects: list[Any], flat: list[Flat] | None = None) -> None:
         self._name, self.objects = name, objects
         self.stacked = stack_named(name, objects) if flat is None else stack_flat(flat)
-        self._flat = flat or [_core.flatten(obj) for obj in objects]
+        self._flat = flat or [_core.flatten(obj) for obj in objects]  # before the loop
         self._initial_leaves, self._structure = _core.flatten(self.stacked)
-        self._spec = self._shared()
+        self._shared = self._find_shared()
         self._changed: set[int] = set()  # leaves that the last traced step changed
         self._watched: tuple[Program, dict[int, tuple[int, int]]]
 
@@ -100,7 +86,7 @@ class Layers:
         pair = as_pair(self._name, f(carry, obj))
         current, final_structure = _core.flatten(obj)
         require_structure(self._name, structure, final_structure)
-        self._spec.require_unshared(self._name, structure, leaves, current)
+        self._require_unshared(leaves, current)
         self._changed = {i for i, (a, b) in enumerate(zip(leaves, current, strict=True)) if a is not b}
         return pair
 
@@ -110,7 +96,8 @@ class Layers:
         object_leaves = {id(leaf) for leaves, _ in self._flat for leaf in leaves}
         for i, leaf in enumerate(program.leaves):
             if id(leaf) in object_leaves and i not in self._watched[1] and not isinstance(leaf, ref_types):
-                program.leaves[i] = jnp.copy(leaf)  # held elsewhere: that holder keeps the old value
+                # Another object holds this array too, and keeps the old value: to read it there is not to read a layer.
+                program.leaves[i] = jnp.copy(leaf)
 
     def require_unread(self, leaves: Sequence[object]) -> None:
         """Raises StructureError if the traced step reads, other than from its slice, an array that the steps change.
@@ -118,13 +105,14 @@ class Layers:
         Args:
             leaves: the leaves of the loop's program in this trace.
         """
-        # A changed array that is read from the program's own leaves, by a path other than the slice.
+        # First the leaves of the program: arrays that the loop's functions reach by a path other than the slice.
         program, watched = self._watched
         read = read_in_trace() if self._changed else set[int]()
         for i, (number, leaf) in watched.items():
             if leaf in self._changed and id(leaves[i]) in read:
                 self._refuse_read(program.key_paths[i].name, number, leaf)
-        for number, (object_leaves, _) in enumerate(self._flat):  # read by code outside of the loop's program
+        # Then the layers' own arrays, which code outside of the program reads as constants.
+        for number, (object_leaves, _) in enumerate(self._flat):
             for leaf in self._changed:
                 if id(object_leaves[leaf]) in read:
                     self._refuse_read("what a helper reads", number, leaf)
@@ -141,26 +129,33 @@ class Layers:
                 owners.setdefault(holder, (number, leaf))
         return {leaf: owners[holder] for leaf, holder in _holders(program.graphdef, program.roots) if holder in owners}
 
-    def _shared(self) -> Spec:
-        """Finds the leaves that several objects reach through one mutable node."""
+    def _find_shared(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The leaves that several objects reach through one mutable node: (leaf, indices of these objects)."""
         reached: dict[tuple[int, int], list[int]] = {}
         for number, (_, graphdef) in enumerate(self._flat):
             walked = _core.walk(graphdef, (self.objects[number],))
             for track, node in enumerate(walked[1] if walked else ()):
                 reached.setdefault((track, id(node)), []).append(number)
         # Nodes by their index in the structure and their identity: one node under several objects is shared.
-        several = {track: tuple(numbers) for (track, _), numbers in reached.items() if len(numbers) > 1}
-        if not several:
-            return Spec(())
+        shared_nodes = {track: tuple(numbers) for (track, _), numbers in reached.items() if len(numbers) > 1}
+        if not shared_nodes:
+            return []
         rows = Structure(self._structure).rows
         shared: list[tuple[int, tuple[int, ...]]] = []
         for row in rows:
             ancestor = row
             while ancestor.parent >= 0 and (ancestor is row or ancestor.track < 0):
                 ancestor = rows[ancestor.parent]
-            if row.leaf >= 0 and ancestor.track in several:
-                shared.append((row.leaf, several[ancestor.track]))
-        return Spec(tuple(shared))
+            if row.leaf >= 0 and ancestor.track in shared_nodes:
+                shared.append((row.leaf, shared_nodes[ancestor.track]))
+        return shared
+
+    def _require_unshared(self, initial: list[Any], current: list[Any]) -> None:
+        """Raises StructureError if a step replaced an array that several objects share."""
+        for i, numbers in self._shared:
+            if current[i] is not initial[i]:
+                path = keystr(self._structure.leaf_places()[i][1])
+                raise StructureError(SHARED.format(name=self._name, path=path, numbers=" and ".join(map(str, numbers))))
 
     def write_back(self) -> None:
         """Writes the rows of the changed arrays into the objects.
@@ -172,11 +167,11 @@ class Layers:
         require_structure(self._name, self._structure, structure)
         changed = {i: b for i, (a, b) in enumerate(zip(self._initial_leaves, current, strict=True)) if a is not b}
         if changed:
-            self._spec.require_unshared(self._name, self._structure, self._initial_leaves, current)
+            self._require_unshared(self._initial_leaves, current)
         for number, obj in enumerate(self.objects):
             leaves, structure = _core.flatten(obj)
             self._require_unchanged(number, leaves)
-            if changed:
+            if changed:  # where a row is None, `update` leaves the array as it is
                 rows = [changed[i][number] if i in changed else None for i in range(len(leaves))]
                 update(obj, _core.unflatten(structure, rows))
 
@@ -189,11 +184,11 @@ class Layers:
 
 
 def layers_in(name: str, xs: object, length: int | None = None) -> Layers | str | None:
-    """Decides whether a list is one of layers: alike objects that JAX does not open, or modules.
+    """Decides whether a list is one of layers: modules, or objects that JAX does not open, all of one structure.
 
     Returns:
-        the stacked layers; a message if the objects differ, or one object has rows: as JAX finds them, or as
-        many as there are to be steps; None for other lists.
+        the stacked layers. Or a message for a list that is sliced as in JAX: if its objects differ, or if it is a
+        single object with rows, either because JAX opens it, or because it has `length` of them. None for other lists.
     """
     objects = _layers(xs)
     if objects is None:
@@ -217,6 +212,7 @@ def with_lists_as_each(args: Sequence[object], in_axes: object, axis_size: int |
     if not lists:
         return tuple(args)
     sizes = {size for i in along_0 if i not in lists for size in _rows(args[i])} | ({axis_size} - {None})
+    # The sizes that the other arguments and `axis_size` ask for decide about a list whose objects have rows.
     by_object = {i for i, objects in lists.items() if _goes_by_object(objects, sizes)}
     return tuple(Each(lists[i]) if i in by_object else arg for i, arg in enumerate(args))
 
@@ -224,8 +220,9 @@ def with_lists_as_each(args: Sequence[object], in_axes: object, axis_size: int |
 def _goes_by_object(objects: list[Any], sizes: set[Any]) -> bool:
     """Are the layers alike, and is there no axis of theirs that JAX would map?
 
-    JAX opens no object of a class that it does not know. One list of them may still have rows: where the other
-    arguments have as many. Objects without arrays have nothing to be mapped.
+    JAX finds no axis in objects of a class that it does not know. If all their arrays have as many rows as the other
+    arguments, they are mapped along these rows all the same, unless there are as many rows as objects. Objects without
+    arrays have nothing to be mapped.
     """
     if mismatch_text("vmap", [_core.flatten(obj) for obj in objects]) is not None or _rows_for_jax(objects) is not None:
         return False

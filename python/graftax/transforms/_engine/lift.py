@@ -14,8 +14,11 @@ from graftax._jax.tracebacks import boundary
 from graftax._jit.cache import record_transform_of, remove_copied_table
 from graftax.transforms._engine.program import Program
 
-Make = Callable[..., Program]  # `Program`, which writes changes back, or `by_value`, which drops them
+F = TypeVar("F", bound=Callable[..., Any])
+W = TypeVar("W")
 
+Make = Callable[..., Program]  # `Program`, which writes changes back, or `by_value`, which drops them
+MISSING: Any = None  # no function was passed: the transform is used as a decorator with options
 
 # Makes the programs of `filter_*`: the caller's objects are never changed; closures and globals are constants.
 by_value = functools.partial(Program, mutation="discard", captured=False)
@@ -53,9 +56,6 @@ def wraps(fun: object, title: str) -> Callable[[Callable[..., Any]], Callable[..
     return wrap
 
 
-W = TypeVar("W")
-
-
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
 
 
@@ -77,20 +77,18 @@ def memoize_wrapper(wrapper: W, fun: object, *options: object) -> W:
     JAX, and Equinox's own `filter_jit`, cache compilations by the identity of the function. A wrapper that was created
     for every call would compile every time.
     """
+    # Only plain options can be compared, and kept without keeping the user's objects alive.
     if not isinstance(wrapper, types.FunctionType) or not _is_plain(options):
         return wrapper
     if isinstance(fun, types.FunctionType):
         wrappers, key = _WRAPPERS.setdefault(fun, {}), tuple((type(option), option) for option in options)
-        existing = wrappers.get(key, _nothing)()
+        reference = wrappers.get(key)
+        existing = None if reference is None else reference()
         if existing is not None and _looks_like(existing, wrapper):
             return existing
         wrappers[key] = weakref.ref(wrapper)
     record_transform_of(wrapper, fun, *options)
     return wrapper
-
-
-def _nothing() -> None:
-    pass
 
 
 def _looks_like(candidate: types.FunctionType, wrapper: types.FunctionType) -> bool:
@@ -109,11 +107,6 @@ def _is_plain(option: object) -> bool:
     if type(option) is tuple:
         return all(map(_is_plain, cast("tuple[Any, ...]", option)))
     return option is None or option is ARRAYS or type(option) in (bool, int, str)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-MISSING: Any = None  # no function was passed: the transform is used as a decorator with options
 
 
 def decorator(transform: F) -> F:

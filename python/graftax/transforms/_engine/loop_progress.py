@@ -18,7 +18,7 @@ WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, 
 Progress = bool | str | Callable[[int, int], Any] | None
 
 
-_MAX_REPORTS = 100
+_MAX_REPORTS = 100  # of one loop: each is a host callback
 
 
 def reporter(progress: Progress, name: str, num_steps: int) -> Callable[[Any], None] | None:

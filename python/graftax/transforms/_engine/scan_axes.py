@@ -103,14 +103,14 @@ class _AxesScan:
         self._option = SpecOption(program.name, "in_axes", _ENTRY, None, _is_entry, _canonical)
         self._broadcast = broadcast_of(program, self._option, in_axes, None)
         leaf_specs = self._broadcast.leaf_specs
+        # From here on a carried leaf is one without an axis: more of these may turn out to be carried.
         self._carried = {i for i, axis in enumerate(leaf_specs) if is_carry(axis)}
         leaf_specs[:] = [None if is_carry(axis) else axis for axis in leaf_specs]
         self._rows = [i for i, axis in enumerate(leaf_specs) if axis is not None]
         self._constant_roots = _constant_roots(program, in_axes)
         self._outputs: list[OutputLeaf] = []
-        self._carry_targets: list[
-            int | None
-        ] = []  # for each output leaf the leaf that it replaces in the next step, if it is carried
+        # For each output leaf the leaf that it replaces in the next step, if it is carried.
+        self._carry_targets: list[int | None] = []
 
     def size(self, length: int | None) -> int:
         if not self._rows and length is None:
@@ -131,6 +131,7 @@ class _AxesScan:
                 break
             except Retrace:
                 continue
+        # Each output leaf is carried, and has its value after the last step, or was stacked by JAX.
         final, stacked = dict(zip(carried, final_carry, strict=True)), iter(stacked_outputs)
         results: list[Any] = []
         for output, carry_leaf in zip(self._outputs, self._carry_targets, strict=True):
@@ -156,6 +157,7 @@ class _AxesScan:
         def call(functions: Sequence[Callable[..., object]], operands: Sequence[object]) -> Any:
             if self._carry is None:
                 return call_first(functions, operands)
+            # Before the call, which may change the carry in place.
             carry_leaves, graphdef = _core.flatten(operands[self._carry])
             leaf_index = {id(leaf): i for i, leaf in enumerate(leaves)}
             carry_paths.update(

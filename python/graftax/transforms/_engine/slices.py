@@ -109,10 +109,11 @@ class Slices:
         slice_walk, state_walk = (_core.walk(p.graphdef, p.roots) for p in (self._program, program))
         if slice_walk is None or state_walk is None:  # changed meanwhile: `finish` raises the error
             return
-        number = {id(node): i for i, node in enumerate(slice_walk[1])}
+        slice_index = {id(node): i for i, node in enumerate(slice_walk[1])}
         for i in outcome.inputs()[2]:
-            if id(state_walk[1][i]) in number:
-                path, slice_path = self._name(number[id(state_walk[1][i])]), self._name(outcome_of_slice.inputs()[2][0])
+            node = slice_index.get(id(state_walk[1][i]))
+            if node is not None:
+                path, slice_path = self._name(node), self._name(outcome_of_slice.inputs()[2][0])
                 raise StructureError(CHANGED_TWICE.format(name=program.name, path=path, other=slice_path))
 
     def _name(self, node: int) -> str:
@@ -124,6 +125,7 @@ class Slices:
         program, changed_leaves = self._program, iter(changed)
         if self.length == 0 or program.outcome is None or not program.outcome.num_writes:
             return
+        # A row that a step put somewhere as it was: all rows are the array of `xs` itself.
         untouched = program.untouched
         count = len(changed) + len(untouched)
         outputs = [program.leaves[untouched[i]] if i in untouched else next(changed_leaves) for i in range(count)]
@@ -146,9 +148,9 @@ def _whole_number(name: str, length: Any) -> Any:
 
 def as_pair(name: str, result: Any) -> tuple[Any, Any]:
     """The result of a step as (carry, y). Raises TypeError if it is not a pair."""
-    several = type(result) in (tuple, list)
-    if not several or len(result) != 2:
-        raise TypeError(NOT_A_PAIR.format(name=name, found=type_text(result) + f" of {len(result)}" * several))
+    is_sequence = type(result) in (tuple, list)
+    if not is_sequence or len(result) != 2:
+        raise TypeError(NOT_A_PAIR.format(name=name, found=type_text(result) + f" of {len(result)}" * is_sequence))
     return cast("tuple[Any, Any]", result)
 
 
@@ -177,8 +179,9 @@ def plain_scan_of_objects(name: str, f: Callable[..., object], carry: object, ob
 
 
 def _stacked_results(name: str, ys: list[tuple[list[Any], _core.GraphDef]]) -> Any:
+    # Numbers that differ between steps become arrays, because a compiled loop would trace them.
     changing = {d.path for _, graphdef in ys for d in differences(ys[0][1], graphdef, ("y",))}
-    if changing:  # numbers that differ between steps become arrays, because a compiled loop would trace them
+    if changing:
 
         def changes(key_path: RootPath) -> bool:
             return place_name(key_path, ("y",)) in changing
@@ -196,7 +199,7 @@ def _columns(rows: list[list[Any]]) -> list[Any]:
 
 
 def _is_list_of_objects(xs: object) -> bool:
-    parts = cast("list[Any]", xs) if type(xs) in (list, tuple) else []
-    if not parts or hasattr(parts[0], "shape") or len(set(map(type, parts))) > 1:
+    objects = cast("list[Any]", xs) if type(xs) in (list, tuple) else []
+    if not objects or hasattr(objects[0], "shape") or len(set(map(type, objects))) > 1:
         return False
-    return type(xs) is tuple or not is_layer(parts[0])  # for a list of layers, a note says more
+    return type(xs) is tuple or not is_layer(objects[0])  # for a list of layers, a note says more
