@@ -29,7 +29,7 @@ def freeze(value: Any) -> Any:
 class UnhashableSpec:
     """An unhashable object with shardings, compared by identity as part of the options of a jitted function."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ TOO_MANY = "{name}: {option} is given for {given} arguments, and there {are}: on
 _SHARDINGS = (Sharding, PartitionSpec, jax.ShapeDtypeStruct)
 
 
-def has_parts(spec: Any) -> bool:
+def has_parts(spec: object) -> bool:
     """Whether a spec has entries for the parts of what it applies to, and is not one sharding for everything."""
     spec = unwrapped(spec)
     if spec is None or type(spec).__module__.partition(".")[0] in ("jax", "jaxlib"):
@@ -61,17 +61,17 @@ class Shardings:
         self,
         name: str,
         option: str,
-        spec: Any,
+        spec: object,
         subject: str,
         *,
-        part: Callable[[Sequence[Any]], Any],
+        part: Callable[[Sequence[Any]], object],
         by_argument: bool = False,
     ) -> None:
         self._name, self._option, self._spec, self._subject = name, option, spec, subject
         self._message_fields = {"name": name, "option": option}
         self._selected: dict[tuple[int, Path], tuple[Graph, set[int]]] = {}
         self._containers: dict[tuple[int, Path], tuple[Any, str]] = {}  # specs with parts, and their key paths as text
-        # NNX's filters are made anew each time that they are asked for. What is selected is kept by the id of a filter.
+        # NNX makes new filters on each access. The first ones are kept, since `_selected` has selections by their ids.
         self._choices: dict[int, tuple[Any, list[tuple[Any, Any]] | None]] = {}
         self._pattern_used: dict[str, bool] = {}  # whether each pattern has decided about a leaf
         self._paths: list[str] = []
@@ -79,7 +79,7 @@ class Shardings:
         self._by_graph: dict[tuple[int, Path], tuple[Graph, dict[int, Any]]] = {}
         self._unused: dict[int, set[str]] = {}  # rules of each `Rules` that have decided about no leaf
 
-    def of_leaf(self, path: Sequence[Any], named: Sequence[Any], silent: bool = False) -> Any:
+    def of_leaf(self, path: Sequence[object], named: Sequence[object], silent: bool = False) -> Any:
         """The sharding of a leaf.
 
         Args:
@@ -100,18 +100,22 @@ class Shardings:
                 return self._by_rules(spec, full_path, i)
             if not has_parts(spec):
                 return _plain(spec)
+            # An entry under the key itself comes before a pattern or filter that covers the path.
             part = child_spec(spec, key) if interop.choices(spec) is None else ABSENT
             if part is ABSENT and (choices := self._choices_of(spec)) is not None:
                 choice, part = self._deciding_choice(choices, full_path, i, named)
                 an_argument = (
                     i == 0 and self._by_argument and isinstance(choice, str) and root_entries(choice)[:1] == named[:1]
                 )
+                # What a pattern covers has this entry as a whole. The name of an argument is a key of the container
+                # instead: its entry may be a container for the argument's parts.
                 if part is not ABSENT and not (an_argument and choice.isidentifier()):
                     if isinstance(part, Rules):
                         return self._by_rules(part, full_path, i)
                     return self._leaf_entry(part, named)
             elif part is not ABSENT and isinstance(plain_key(key), str):
                 self._pattern_used[plain_key(key)] = True  # the name of a part is its pattern, too
+            # The outermost container of each argument or result: `check` looks for entries without a part.
             if not is_entered and i >= int(self._by_argument) and part is not ABSENT:
                 is_entered = True
                 self._enter(spec, full_path[:i], named[: len(named) - len(full_path) + i])
@@ -126,34 +130,37 @@ class Shardings:
             return self._by_rules(spec, full_path, len(full_path))
         return self._leaf_entry(spec, named)
 
-    def _choices_of(self, spec: Any) -> list[tuple[Any, Any]] | None:
+    def _choices_of(self, spec: object) -> list[tuple[Any, Any]] | None:
         if id(spec) not in self._choices:
             self._choices[id(spec)] = spec, _choices(spec)
         return self._choices[id(spec)][1]
 
-    def _enter(self, spec: Any, path: tuple[Any, ...], named: Sequence[Any]) -> None:
+    def _enter(self, spec: object, path: tuple[object, ...], named: Sequence[object]) -> None:
+        """Notes a container, to be checked against the object at its path."""
         key = id(spec), Path(path)
         if key not in self._containers:
             self._containers[key] = spec, self._path_text(named)
 
-    def _leaf_entry(self, spec: Any, named: Sequence[Any]) -> Any:
+    def _leaf_entry(self, spec: object, named: Sequence[object]) -> Any:
         if has_parts(spec):
             raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, path=self._path_text(named), **self._message_fields))
         return _plain(spec)
 
-    def _path_text(self, named: Sequence[Any]) -> str:
+    def _path_text(self, named: Sequence[object]) -> str:
         if named and isinstance(named[0], Root):
             return named[0].name + path_text(named[1:])
         return self._subject + path_text(named)
 
-    def _by_rules(self, rules: Rules, path: tuple[Any, ...], depth: int) -> Any:
+    def _by_rules(self, rules: Rules, path: tuple[object, ...], depth: int) -> Any:
         """The sharding that rules assign to a leaf; they apply to the object at `depth` entries of its path."""
+        # Once for each object, at its first leaf.
         path_of_graph = Path(path[: max(depth, int(self._by_argument))])
         ruled = self._by_graph.get((id(rules), path_of_graph))
         if ruled is None:
             graph = Graph(self._graph_part(path_of_graph))
             assigned = rules.assign(graph)
             refuse(f"this {assigned.cls}", [f"  {a.path!r}: {a.problem}" for a in assigned.arrays if a.problem])
+            # Of several objects under the same rules, one that uses a rule is enough.
             unused = self._unused.setdefault(id(rules), set(assigned.unused))
             unused.intersection_update(assigned.unused)
             ruled = graph, {id(array.leaf): sharding for array, sharding in assigned.shardings()}
@@ -163,7 +170,7 @@ class Shardings:
         return shardings.get(id(value))
 
     def _deciding_choice(
-        self, choices: list[tuple[Any, Any]], path: tuple[Any, ...], depth: int, named: Sequence[Any]
+        self, choices: list[tuple[Any, Any]], path: tuple[object, ...], depth: int, named: Sequence[object]
     ) -> tuple[Any, Any]:
         """(the pattern or filter that decides about a leaf, its entry); they apply below its first `depth` entries."""
         for key, value in choices:
@@ -179,7 +186,7 @@ class Shardings:
                 return key, value
         return None, ABSENT
 
-    def _is_selected(self, key: Any, leaf_filter: Filter, path: tuple[Any, ...]) -> bool:
+    def _is_selected(self, key: object, leaf_filter: Filter, path: tuple[object, ...]) -> bool:
         path_of_graph = Path(path[: int(self._by_argument)])
         selection = self._selected.get((id(key), path_of_graph))
         if selection is None:
@@ -212,7 +219,7 @@ class Shardings:
         for unused in self._unused.values():
             refuse(f"{self._subject} of {self._name}", [f"  the rule {rule} {UNUSED}" for rule in sorted(unused)])
 
-    def _refuse_unknown_parts(self, spec: Any, target: Any, path: str, visited: set[tuple[int, int]]) -> None:
+    def _refuse_unknown_parts(self, spec: object, target: object, path: str, visited: set[tuple[int, int]]) -> None:
         """Raises ValueError if a spec has an entry for a part that `target` does not have."""
         spec = unwrapped(spec)
         key = id(spec), id(target)
@@ -240,14 +247,14 @@ class Shardings:
         return any(isinstance(row.value, _SHARDINGS) for row in Graph(value).rows)
 
 
-def _entries(node: Any) -> list[tuple[Any, Any]]:
+def _entries(node: object) -> list[tuple[Any, Any]]:
     """The (key entry, child) pairs of a spec, or of the object that it is for."""
     if isinstance(node, Mapping):
         return [(DictKey(key), value) for key, value in cast("Mapping[Any, Any]", node).items()]
     return open_node(node)
 
 
-def _choices(spec: Any) -> list[tuple[Any, Any]] | None:
+def _choices(spec: object) -> list[tuple[Any, Any]] | None:
     """The patterns and filters of a spec, and their entries; None if it is not a dict of these."""
     if isinstance(spec, dict):
         items = list(cast("dict[Any, Any]", spec).items())
@@ -255,6 +262,7 @@ def _choices(spec: Any) -> list[tuple[Any, Any]] | None:
     return interop.choices(spec)
 
 
-def _plain(spec: Any) -> Any:
+def _plain(spec: object) -> Any:
+    """The sharding that a spec without parts stands for: as in JAX, that of a `jax.ShapeDtypeStruct`."""
     spec = unwrapped(spec)
     return spec.sharding if isinstance(spec, jax.ShapeDtypeStruct) else spec

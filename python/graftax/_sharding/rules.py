@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -37,6 +37,16 @@ PROBLEMS = "the rules do not fit {what}:\n{lines}"
 _MAX_LINES = 40  # problems that a message shows
 
 ArraySelector = Any  # a pattern, `re.Pattern`, type, filter or `f(path, leaf)`
+Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
+
+class Shaped(Protocol):
+    """An array, or a `jax.ShapeDtypeStruct` in its place."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
 
 
 class FullySharded(NamedTuple):
@@ -45,8 +55,8 @@ class FullySharded(NamedTuple):
     axes: tuple[str, ...]
     min_size: int
 
-    def spec(self, leaf: Any, mesh: Any) -> PartitionSpec:
-        parts = math.prod(mesh.shape.get(axis, 1) for axis in self.axes)
+    def spec(self, leaf: Shaped, mesh: Mesh) -> PartitionSpec:
+        parts = math.prod(mesh.shape[axis] for axis in self.axes)
         fits = [d for d, size in enumerate(leaf.shape) if size and size % parts == 0]
         if math.prod(leaf.shape) < self.min_size or not fits:
             return PartitionSpec()
@@ -76,7 +86,7 @@ class Assigned(NamedTuple):
 
     number: int  # its row in the graph
     path: Path
-    leaf: Any
+    leaf: Shaped
     decided_by: str  # the rule, `scalar`, `metadata` or `default`; empty if nothing decides
     spec: PartitionSpec | Sharding | None
     problem: str
@@ -88,7 +98,7 @@ class Assignment(NamedTuple):
     cls: str
     arrays: list[Assigned]
     unused: list[str]
-    mesh: Any
+    mesh: Mesh
 
     def lines(self) -> list[str]:
         return [f"  {a.path!r}: {a.problem}" for a in self.arrays if a.problem] + [
@@ -103,6 +113,7 @@ class Assignment(NamedTuple):
         """Yields each array and its sharding, which is a bare spec if the mesh is that of the context."""
         for array in self.arrays:
             spec = array.spec
+            # The abstract mesh of the context has no devices to place an array on.
             if isinstance(spec, PartitionSpec) and isinstance(self.mesh, jax.sharding.Mesh):
                 yield array, NamedSharding(self.mesh, spec)
             else:
@@ -180,8 +191,9 @@ class Rules:
         for rule in items:
             if not isinstance(rule, tuple) or len(cast("tuple[Any, ...]", rule)) != 2:
                 raise TypeError(NOT_A_RULE.format(rule=rule))
-            pairs.append(cast("tuple[Any, Any]", rule))
-            _check_spec(pairs[-1][1])
+            selector, spec = cast("tuple[Any, Any]", rule)
+            _check_spec(spec)
+            pairs.append((selector, spec))
         self._pairs, self._mesh = tuple(pairs), mesh
 
     def __repr__(self) -> str:
@@ -229,26 +241,25 @@ class Rules:
         """
         mesh = mesh_of(mesh if mesh is not None else self._mesh)
         arrays = _arrays(graph)
-        free = [number for number in arrays if arrays[number].shape != ()]
+        # The first rule that selects an array decides. A rule that decides about no array is unused.
         decided: dict[int, tuple[str, Any]] = {}
         unused: list[str] = []
         for selector, spec in self._pairs:
-            newly_decided = [
-                number for number in _selected_arrays(graph, selector, list(arrays), arrays) if number not in decided
-            ]
+            newly_decided = [number for number in _selected_arrays(graph, selector, arrays) if number not in decided]
             if not newly_decided:
                 unused.append(_selector_text(selector))
             decided.update((number, (_selector_text(selector), spec)) for number in newly_decided)
-        for number in free:
-            if number not in decided and (names := _metadata(graph, number)) is not None:
+        # A scalar has no dimension to split, whatever the rules say. Other arrays may be left to their metadata.
+        for number, leaf in arrays.items():
+            if leaf.shape == ():
+                decided[number] = "scalar", PartitionSpec()
+            elif number not in decided and (names := _metadata(graph, number)) is not None:
                 decided[number] = "metadata", names
             elif number not in decided and default is not ...:
                 decided[number] = "default", default
         assigned: list[Assigned] = []
         for number, leaf in arrays.items():
             decided_by, spec = decided.get(number, ("", None))
-            if leaf.shape == ():
-                decided_by, spec = "scalar", PartitionSpec()
             spec, problem = _resolved(spec, leaf, mesh.local_mesh if local else mesh) if decided_by else (None, NO_RULE)
             assigned.append(Assigned(number, graph.path(number), leaf, decided_by, spec, problem))
         return Assignment(type(graph.rows[0].value).__qualname__, assigned, unused, mesh)
@@ -261,11 +272,11 @@ def refuse(subject: str, lines: Sequence[str]) -> None:
         raise StructureError(PROBLEMS.format(what=subject, lines="\n".join([*lines[:_MAX_LINES], *remaining])))
 
 
-def mesh_of(mesh: Any) -> Any:
-    """The given mesh, or that of `jax.set_mesh`.
+def mesh_of(mesh: Mesh | None) -> Mesh:
+    """This mesh, or for None that of `jax.set_mesh`.
 
     Raises:
-        StructureError: if there is none.
+        StructureError: if neither is there.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
@@ -279,10 +290,10 @@ def is_placed(row: GraphRow) -> bool:
     return (row.category == "array" and not row.aux) or isinstance(row.value, jax.ShapeDtypeStruct)
 
 
-def _arrays(graph: Graph) -> dict[int, Any]:
+def _arrays(graph: Graph) -> dict[int, Shaped]:
     """The arrays of a graph, and the shapes in place of arrays, by row; each object once."""
     visited: set[int] = set()
-    arrays: dict[int, Any] = {}
+    arrays: dict[int, Shaped] = {}
     for number, row in enumerate(graph.rows):
         if is_placed(row) and id(row.value) not in visited:
             visited.add(id(row.value))
@@ -290,10 +301,10 @@ def _arrays(graph: Graph) -> dict[int, Any]:
     return arrays
 
 
-def _selected_arrays(graph: Graph, selector: Any, numbers: list[int], arrays: dict[int, Any]) -> list[int]:
+def _selected_arrays(graph: Graph, selector: ArraySelector, arrays: dict[int, Shaped]) -> list[int]:
     """The rows of the arrays that a rule selects."""
     if isinstance(selector, re.Pattern):
-        return [n for n in numbers if cast("re.Pattern[str]", selector).search(regex_path(graph.path(n)))]
+        return [n for n in arrays if cast("re.Pattern[str]", selector).search(regex_path(graph.path(n)))]
     leaf_filter = as_filter(selector)
     if isinstance(selector, (str, Path)) or leaf_filter is not None:
         try:
@@ -303,13 +314,13 @@ def _selected_arrays(graph: Graph, selector: Any, numbers: list[int], arrays: di
         except StructureError:  # the pattern selects nothing
             return []
         selected_ids = {id(graph.rows[number].value) for number in chosen}  # an array may be at several paths
-        return [n for n in numbers if id(arrays[n]) in selected_ids]
+        return [n for n in arrays if id(arrays[n]) in selected_ids]
     if callable(selector):
-        return [n for n in numbers if selector(graph.path(n), arrays[n])]
+        return [n for n in arrays if selector(graph.path(n), arrays[n])]
     raise TypeError(NO_WHERE.format(where=selector))
 
 
-def regex_path(path: Iterable[Any]) -> str:
+def regex_path(path: Iterable[object]) -> str:
     """The path that regular expressions search, such as `layers/0/w`, without the entry for the value of a Variable."""
     return "/".join(str(plain_key(entry)) for entry in path if not is_hidden_entry(entry))
 
@@ -320,14 +331,15 @@ def _metadata(graph: Graph, number: int) -> Any:
     return None if parent < 0 else interop.axes(graph.rows[parent].value)
 
 
-def _check_spec(spec: Any) -> None:
+def _check_spec(spec: object) -> None:
     if spec is not None and not isinstance(spec, (PartitionSpec, Sharding, FullySharded)) and not callable(spec):
         raise TypeError(NO_SPEC.format(spec=spec))
 
 
-def _resolved(spec: Any, leaf: Any, mesh: Any) -> tuple[Any, str]:
+def _resolved(spec: object, leaf: Shaped, mesh: Mesh) -> tuple[PartitionSpec | Sharding | None, str]:
     """(the spec or sharding of an array, the problem with it as text, which is empty if there is none)."""
     if isinstance(spec, FullySharded):
+        # With an unknown axis the spec is that axis, for which `_misfit` has a message.
         missing = [axis for axis in spec.axes if axis not in mesh.shape]
         spec = PartitionSpec(missing[0]) if missing else spec.spec(leaf, mesh)
     elif callable(spec) and not isinstance(spec, (PartitionSpec, Sharding)):
@@ -345,7 +357,8 @@ def _resolved(spec: Any, leaf: Any, mesh: Any) -> tuple[Any, str]:
     return spec, _misfit(spec, leaf, mesh)
 
 
-def _misfit(spec: PartitionSpec, leaf: Any, mesh: Any) -> str:
+def _misfit(spec: PartitionSpec, leaf: Shaped, mesh: Mesh) -> str:
+    """What is wrong with a spec for an array; empty if nothing is."""
     if len(spec) > len(leaf.shape):
         return TOO_LONG.format(spec=_spec_text(spec), entries=len(spec), dims=_dims(leaf))
     axes = [_axes(entry) for entry in spec]
@@ -369,7 +382,7 @@ def _axes(entry: Any) -> tuple[str, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
-def _elements_per_device(array: Assigned, sharding: Any, mesh: Any) -> int:
+def _elements_per_device(array: Assigned, sharding: object, mesh: Mesh) -> int:
     """The number of an array's elements on one device."""
     if isinstance(sharding, Sharding):
         return math.prod(sharding.shard_shape(tuple(array.leaf.shape)))
@@ -377,15 +390,15 @@ def _elements_per_device(array: Assigned, sharding: Any, mesh: Any) -> int:
     return math.prod(array.leaf.shape) // math.prod(mesh.shape[axis] for axis in axes)
 
 
-def _dims(leaf: Any) -> str:
+def _dims(leaf: Shaped) -> str:
     return "1 dimension" if len(leaf.shape) == 1 else f"{len(leaf.shape)} dimensions"
 
 
-def _width(leaf: Any) -> int:
+def _width(leaf: Shaped) -> int:
     return leaf.dtype.itemsize
 
 
-def _selector_text(selector: Any) -> str:
+def _selector_text(selector: ArraySelector) -> str:
     if isinstance(selector, str):
         return selector
     if isinstance(selector, re.Pattern):
@@ -393,7 +406,7 @@ def _selector_text(selector: Any) -> str:
     return getattr(selector, "__name__", None) or repr(selector)
 
 
-def _spec_text(spec: Any) -> str:
+def _spec_text(spec: object) -> str:
     return str(spec).replace("PartitionSpec", "P") if isinstance(spec, PartitionSpec) else str(spec)
 
 

@@ -51,6 +51,7 @@ def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
 def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
     xs, batch_size, is_each = extra
     name = name_of(functions[0], "map")
+    # As in `scan`: layers are stacked, anything else is sliced.
     layers = Layers(name, xs) if is_each else layers_in(name, xs)
     if not isinstance(layers, Layers):
         try:
@@ -63,7 +64,7 @@ def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra
         result = _map_rows(functions, operands, layers.stacked, batch_size)
         layers.write_back()
         return result
-    return scan_layers([_as_step(functions[0])], [None, None], layers, (False, 1, None))[1]
+    return scan_layers([_as_step(functions[0])], [None, None], layers, (False, 1, None))[1]  # reverse, unroll, progress
 
 
 def _as_step(f: Callable[[Any], object]) -> Callable[[None, Any], tuple[None, Any]]:
@@ -87,10 +88,11 @@ def _map_rows(
     if jax.config.jax_disable_jit and slices.length:
         return plain_scan(name, _as_step(f), None, slices, False)[1]
 
+    # A loop whose only state is what `f` captures.
     def attempt(loop_attempt: LoopAttempt) -> tuple[Any, list[Any]]:
         structure: list[_core.GraphDef] = []
 
-        def flat(carry: Any, rows: Any) -> Any:
+        def flat(carry: list[jax.Array], rows: list[jax.Array]) -> tuple[list[Any], tuple[list[Any], ...]]:
             outputs: list[list[Any]] = []
 
             def body(functions: list[Callable[..., Any]], _: list[Any]) -> None:
@@ -112,6 +114,7 @@ def _map_rows(
 
 
 def _batched_map(name: str, f: Callable[..., object], slices: Slices, batch_size: int) -> Any:
+    """`map` with the steps of a batch side by side: `f` must change nothing but its slice."""
     program = Program(name, [f], [None])
     structure: list[_core.GraphDef] = []
 

@@ -153,12 +153,14 @@ def scan(
         )
     rows = xs.objects if isinstance(xs, Each) else xs
     operands, extra = [with_arrays(init), None], [rows, length, reverse, unroll, progress, isinstance(xs, Each)]
+    # The functions that report progress belong to this call, so that no later one could use its compiled program.
     return _scan([f], operands, extra) if progress else run_compiled("scan", [f], operands, extra, _scan)
 
 
 def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> tuple[Any, Any]:
     xs, length, *options, is_each = extra
     name = name_of(functions[0], "scan")
+    # Layers are stacked; anything else is sliced, with a note about the layers if that fails.
     layers = Layers(name, xs) if is_each else layers_in(name, xs, length)
     if isinstance(layers, Layers):
         require_length(name, layers.count, length)
@@ -187,6 +189,7 @@ def scan_layers(
 def _loop(
     functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any], layers: Layers | None
 ) -> tuple[Any, Any]:
+    """A loop over the rows of `xs`, which are the stacked objects of `layers`, if there are any."""
     f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], extra
     name = name_of(f, "scan")
     call = _call if layers is None else layers.call_step

@@ -17,7 +17,6 @@ from graftax._graph.prefix_tree import is_prefix
 from graftax._graph.structure import Structure
 from graftax._jax.tracebacks import boundary
 from graftax._sharding.rules import Rules, is_placed
-from graftax.transforms.jvp import _is_none
 from graftax.tree import tree_broadcast
 
 T = TypeVar("T")
@@ -78,6 +77,7 @@ def _placed(leaf: Any, sharding: Any, local: bool) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
     if isinstance(leaf, jax.Array) and (sharding.is_fully_addressable or not leaf.is_fully_addressable):
         return leaf if leaf.sharding == sharding else jax.device_put(leaf, sharding)
+    # From here on the sharding spans processes, and the values come from the host; random keys go as their data.
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = _placed(jax.random.key_data(leaf), sharding, local)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
@@ -85,12 +85,14 @@ def _placed(leaf: Any, sharding: Any, local: bool) -> Any:
         return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
     if sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
+    # Each process copies the parts of its own devices only.
     host_array = np.asarray(leaf)
     dtype = jax.dtypes.canonicalize_dtype(host_array.dtype)
     return jax.make_array_from_callback(host_array.shape, sharding, lambda part: np.asarray(host_array[part], dtype))
 
 
 def _constrained(leaf: object, sharding: PartitionSpec | Sharding) -> Any:
+    # Along explicit axes the sharding is part of the type, which only `reshard` changes.
     mesh: Any = sharding.mesh if isinstance(sharding, NamedSharding) else jax.sharding.get_abstract_mesh()
     if AxisType.Explicit in getattr(mesh, "axis_types", ()):
         return jax.sharding.reshard(leaf, sharding)
@@ -121,7 +123,8 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
         spec = SingleDeviceSharding(spec)
     leaves, graphdef = _core.flatten(x)
     if is_prefix(spec) or not jax.tree_util.all_leaves([spec]):
-        full = tree_broadcast(spec, x, is_leaf=_is_none)
+        # A sharding is static: `full` is a graph like `x` with a static in place of each array.
+        full = tree_broadcast(spec, x, is_leaf=lambda part: part is None)
         structure = Structure(_core.flatten(full)[1])
         spec_at = {structure.root_path(row): value for row, value in structure.statics()}
         spec = [spec_at[key_path] for key_path in graphdef.leaf_places()]

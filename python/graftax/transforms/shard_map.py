@@ -107,9 +107,8 @@ def shard_map(
         inputs = SpecOption(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
         current_mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
         manual_axes = frozenset(axis_names or current_mesh.axis_names)
-        specs = (
-            _OwnSharding(inputs, current_mesh, manual_axes, program.leaves) if in_specs is inferred_specs else in_specs
-        )
+        is_inferred = in_specs is inferred_specs
+        specs = _OwnSharding(inputs, current_mesh, manual_axes, program.leaves) if is_inferred else in_specs
         broadcast = broadcast_of(program, inputs, specs, UNKNOWN)
         flat_out_specs: list[Any] = []  # jax.shard_map reads this list after `flat` has filled it
         outputs: list[OutputLeaf] = []
@@ -131,6 +130,7 @@ def shard_map(
         )
         try:
             results = run(*program.leaves)
+        # JAX names the arguments of `flat`: its messages get the key paths of the user's objects.
         except ValueError as error:
             paths = [broadcast.path(i) for i in range(len(program.leaves))]
             rename_leaves(error, paths)
@@ -185,6 +185,7 @@ class _OwnSharding(Spec):
 
 def _check_shards(name: str, output: OutputLeaf, manual_axes: AbstractSet[Hashable], check_vma: bool) -> None:
     """Raises the errors that JAX would raise for a result, but with its key path."""
+    # An array may differ only along axes that its spec mentions; JAX knows along which it varies.
     mentioned = {axis for part in output.spec for axis in (part if isinstance(part, tuple) else (part,)) if part}
     if mentioned - manual_axes:
         unknown, names = mentioned - manual_axes, ", ".join(map(repr, sorted(manual_axes, key=str)))
@@ -209,7 +210,8 @@ def _is_sharding(spec: object) -> bool:
     return isinstance(spec, PartitionSpec)
 
 
-def _canonical_sharding(spec: Any, leaf: object) -> Any:
+def _canonical_sharding(spec: Any, leaf: object) -> tuple[Any, ...]:
+    """The parts of a spec without trailing None, which makes no difference."""
     del leaf
     parts = tuple(spec)
     while parts and parts[-1] is None:

@@ -159,6 +159,7 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
 
         run = jax.make_jaxpr(named(of_arguments, program), return_shape=True)
         jaxpr, shapes = run(*(program.leaves[i] for i in operand_leaves))
+        # The result is built around the shapes, and split in two: shapes of computed arrays, and all other leaves.
         result_leaves, graphdef = _core.record((program.finish(shapes),), shapes=True)
         shape_ids = set(map(id, shapes))
         dynamic = [_shape_of(x) if id(x) in shape_ids else None for x in result_leaves]

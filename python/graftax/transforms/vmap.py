@@ -180,14 +180,14 @@ def vmap_by(
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
-        if not ignore_opaque:
+        if not ignore_opaque:  # `filter_vmap` slices a list of layers, as Equinox does
             args = with_lists_as_each(args, in_axes, axis_size)
         if any(isinstance(arg, Each) for arg in args):
             return call_with_stacked(name_of(fun, title), mapped, args, kwargs)
-        axis = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
+        axis_names = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         try:
             program = make(name_of(fun, title), [fun], args, kwargs)
-            return _run(program, in_axes, out_axes, axis_size, axis, ignore_opaque, call, ignore_new_opaque)
+            return _run(program, in_axes, out_axes, axis_size, axis_names, ignore_opaque, call, ignore_new_opaque)
         except (ValueError, TypeError, AttributeError) as error:
             add_list_notes(name_of(fun, title), args, error)
             raise
@@ -200,12 +200,13 @@ def _run(
     in_axes: object,
     out_axes: object,
     axis_size: int | None,
-    axis: dict[str, Any],
+    axis_names: dict[str, Any],
     ignore_opaque: bool,
     call: Call,
     ignore_new_opaque: bool,
 ) -> Any:
-    """Maps a program, writes its changes back and returns its result. `axis` has further options of `jax.vmap`."""
+    """Maps a program, writes its changes back and returns its result. `axis_names` are options of `jax.vmap`."""
+    # The axis of each leaf of the program; JAX gets the leaves that have one.
     inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
     broadcast = broadcast_of(program, inputs, in_axes, _axis_0 if ignore_opaque else 0)
     for i in _not_mapped(program, broadcast) if ignore_opaque else ():
@@ -242,7 +243,7 @@ def _run(
         in_axes=tuple(in_axes_flat),
         out_axes=flat_out_axes,
         axis_size=size,
-        **axis,
+        **axis_names,
     )
     results = run(*mapped_arrays)
     # Arrays that were computed alike are one array only if they are mapped along the same axes, too.
@@ -309,12 +310,14 @@ def filter_vmap(
             filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
     options = in_axes, out_axes, axis_name, axis_size
+    # An axis that the user gives applies to numbers and opaque values, too; the defaults apply to arrays only.
     call = call_first if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
     ignore_new_opaque = out_axes is ARRAYS or callable(out_axes)
     in_axes, out_axes = _axis_0 if in_axes is ARRAYS else in_axes, 0 if out_axes is ARRAYS else out_axes
     if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
         named_axes = cast("dict[str, Any]", in_axes)
 
+        # Which position a name has is known when the arguments are bound.
         @wraps(fun, "filter_vmap")
         def by_name(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
@@ -370,6 +373,7 @@ def _axis_0(leaf: object) -> int:
 
 
 def _not_mapped(program: Program, broadcast: Broadcast) -> set[int]:
+    """The leaves that `filter_vmap` leaves alone, although the spec gives them an axis."""
     return leaves_in_functions(program.graphdef) | (leaves_in_values(program.graphdef) & broadcast.from_function)
 
 
@@ -396,27 +400,16 @@ def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> in
             continue
         shape: tuple[int, ...] = np.shape(leaf)
         if not -len(shape) <= axis < len(shape):
-            raise ValueError(
-                NO_SUCH_DIMENSION.format(
-                    name=program.name, option="in_axes", path=broadcast.path(i), axis=axis, shape=shape
-                )
-            )
+            details = {"option": "in_axes", "path": broadcast.path(i), "axis": axis, "shape": shape}
+            raise ValueError(NO_SUCH_DIMENSION.format(name=program.name, **details))
         expected = reference[1] if reference else shape[axis] if axis_size is None else axis_size
         if shape[axis] != expected:
-            text = (
-                f"{broadcast.path(reference[0])} has {expected} along axis {broadcast.leaf_specs[reference[0]]}"
-                if reference
-                else None
-            )
-            raise ValueError(
-                OTHER_SIZE.format(
-                    name=program.name,
-                    path=broadcast.path(i),
-                    size=shape[axis],
-                    axis=axis,
-                    other=text or f"axis_size is {axis_size}",
-                )
-            )
+            text = f"axis_size is {axis_size}"
+            if reference:
+                reference_axis = broadcast.leaf_specs[reference[0]]
+                text = f"{broadcast.path(reference[0])} has {expected} along axis {reference_axis}"
+            details = {"path": broadcast.path(i), "size": shape[axis], "axis": axis, "other": text}
+            raise ValueError(OTHER_SIZE.format(name=program.name, **details))
         reference = reference or (i, shape[axis])
     if reference is None and axis_size is None:
         raise ValueError(NOTHING_MAPPED.format(name=program.name, option="in_axes"))
@@ -444,19 +437,19 @@ def _refuse_misfits(name: str, outputs: Sequence[OutputLeaf], mapped: object) ->
                 )
             )
     unmapped = [o for o in outputs if o.spec is None]
-    for output, bad in zip(unmapped, _depend([o.leaf for o in unmapped], mapped), strict=True):
-        if bad and output.is_write:
+    for output, depends in zip(unmapped, _depend([o.leaf for o in unmapped], mapped), strict=True):
+        if depends and output.is_write:
             raise MutationError(DEPENDS_ON_AXIS.format(name=name, path=output.path))
-        if bad:
+        if depends:
             raise ValueError(RESULT_DEPENDS.format(name=name, path=output.path))
 
 
 def _unmap_opaque(outputs: Sequence[OutputLeaf], mapped: object) -> list[OutputLeaf]:
     """The output leaves, of which those in opaque values of the result lose their axis if they do not depend on it."""
-    within = [i for i, o in enumerate(outputs) if o.in_value and o.spec is not None]
-    depend = _depend([outputs[i].leaf for i in within], mapped)
-    free = {i for i, depends in zip(within, depend, strict=True) if not depends}
-    return [o._replace(spec=None) if i in free else o for i, o in enumerate(outputs)]
+    opaque = [i for i, o in enumerate(outputs) if o.in_value and o.spec is not None]
+    answers = _depend([outputs[i].leaf for i in opaque], mapped)
+    independent = {i for i, depends in zip(opaque, answers, strict=True) if not depends}
+    return [o._replace(spec=None) if i in independent else o for i, o in enumerate(outputs)]
 
 
 def _depend(leaves: Sequence[object], mapped: object) -> list[bool]:
@@ -478,7 +471,7 @@ def _depend(leaves: Sequence[object], mapped: object) -> list[bool]:
         depends.extend(batched[1])
         return mapped, True
 
-    if tracers:
+    if tracers:  # anything else is a constant, which depends on nothing
         probe(mapped, tracers)
     answers = iter(depends)
     return [isinstance(x, Tracer) and next(answers) for x in leaves]
