@@ -101,6 +101,13 @@ def test_shapes_and_traces():
         graftax.shard(Net(), None, [("**", None)])
 
 
+def test_a_local_part_is_divided_over_the_mesh_of_the_context():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AUTO,))
+    with jax.set_mesh(mesh):
+        batch = graftax.shard({"x": np.ones(4)}, None, [("**", P("data"))], local=True)
+    assert batch["x"].sharding == NamedSharding(mesh, P("data"))
+
+
 @eight
 def test_explicit_axes():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))

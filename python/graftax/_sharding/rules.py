@@ -184,7 +184,7 @@ class Rules:
     """
 
     def __init__(
-        self, rules: Iterable[tuple[ArraySelector, Any]] | Mapping[ArraySelector, Any], *, mesh: Any = None
+        self, rules: Iterable[tuple[ArraySelector, Any]] | Mapping[ArraySelector, Any], *, mesh: Mesh | None = None
     ) -> None:
         items: Iterable[Any] = cast("Mapping[Any, Any]", rules).items() if isinstance(rules, Mapping) else rules
         pairs: list[tuple[Any, Any]] = []
@@ -200,7 +200,7 @@ class Rules:
         return f"Rules({list(self._pairs)!r})"
 
     @boundary
-    def shardings(self, obj: Any, mesh: Any = None) -> dict[Path, Any]:
+    def shardings(self, obj: object, mesh: Mesh | None = None) -> dict[Path, Any]:
         """The sharding of each array of an object, by its path; the arrays may be `jax.ShapeDtypeStruct`s.
 
         Raises:
@@ -211,7 +211,7 @@ class Rules:
         return {array.path: sharding for array, sharding in assignment.shardings()}
 
     @boundary
-    def table(self, obj: Any, mesh: Any = None) -> Table:
+    def table(self, obj: object, mesh: Mesh | None = None) -> Table:
         """The rule, the sharding and the bytes on each device for each array of an object. Moves nothing.
 
         Args:
@@ -230,7 +230,7 @@ class Rules:
         total, per_device = sum(r.bytes for r in rows), sum(r.bytes_per_device for r in rows)
         return Table(tuple(rows), tuple(assignment.unused), total, per_device)
 
-    def assign(self, graph: Graph, mesh: Any = None, default: Any = ..., local: bool = False) -> Assignment:
+    def assign(self, graph: Graph, mesh: Mesh | None = None, default: object = ..., local: bool = False) -> Assignment:
         """Applies the rules to each array of a graph. Rules that do not fit are noted as problems, and do not raise.
 
         Args:
@@ -240,6 +240,7 @@ class Rules:
             local: arrays are this process's part of the whole, and have to be divisible among its own devices only.
         """
         mesh = mesh_of(mesh if mesh is not None else self._mesh)
+        divided_mesh = _local_mesh(mesh) if local else mesh
         arrays = _arrays(graph)
         # The first rule that selects an array decides. A rule that decides about no array is unused.
         decided: dict[int, tuple[str, Any]] = {}
@@ -260,7 +261,7 @@ class Rules:
         assigned: list[Assigned] = []
         for number, leaf in arrays.items():
             decided_by, spec = decided.get(number, ("", None))
-            spec, problem = _resolved(spec, leaf, mesh.local_mesh if local else mesh) if decided_by else (None, NO_RULE)
+            spec, problem = _resolved(spec, leaf, divided_mesh) if decided_by else (None, NO_RULE)
             assigned.append(Assigned(number, graph.path(number), leaf, decided_by, spec, problem))
         return Assignment(type(graph.rows[0].value).__qualname__, assigned, unused, mesh)
 
@@ -283,6 +284,11 @@ def mesh_of(mesh: Mesh | None) -> Mesh:
         if mesh.empty:
             raise StructureError(NO_MESH)
     return mesh
+
+
+def _local_mesh(mesh: Mesh) -> Mesh:
+    """The mesh of this process's own devices. Only a concrete mesh has it, as that of `jax.set_mesh` is."""
+    return (mesh if isinstance(mesh, jax.sharding.Mesh) else jax.sharding.get_mesh()).local_mesh
 
 
 def is_placed(row: GraphRow) -> bool:
