@@ -86,7 +86,7 @@ def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -
     """`checkpoint` with its programs made by `make`, for `checkpoint` and `filter_checkpoint`."""
 
     @wraps(fun, "checkpoint")
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         program = make(name_of(fun, "checkpoint"), [fun], args, kwargs)
         outputs = jax.checkpoint(flat_function(program), **options)(*program.leaves)
         return program.finish(program.tied(outputs))

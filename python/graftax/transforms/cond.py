@@ -209,7 +209,7 @@ class Branches:
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
                 return with_copies(with_arrays(functions[number](*operands)), self.fixpoint.facts.copied)
 
-            def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
+            def roots_after(roots: tuple[Any, ...], result: object) -> tuple[tuple[Any, ...], int]:
                 parts = elements(result)
                 return (*roots, *parts), len(parts)
 

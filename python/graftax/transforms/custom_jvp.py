@@ -153,7 +153,7 @@ class filter_custom_jvp(FilteredRule[P, R]):
         """The older form: the rule receives zeros, not None, for floating arrays that are not differentiated."""
         self._warn_old("defjvp", "def_jvp", "tangent")
 
-        def rule(primals: Any, tangents: Any, **kwargs: Any) -> Any:
+        def rule(primals: object, tangents: object, **kwargs: object) -> Any:
             return fn_jvp(primals, with_zeros(primals, tangents), **kwargs)
 
         self.def_jvp(rule)

@@ -112,7 +112,7 @@ class custom_vjp(CustomRule[P, R]):
             value, residuals = require_pair(call.name, "fwd", "(value, residuals)", fwd.current(*operands))
             return value, residuals
 
-        def backward(saved: Saved, cotangent: Any) -> tuple[Any, ...]:
+        def backward(saved: Saved, cotangent: object) -> tuple[Any, ...]:
             nondiff, diff = call.split(saved.operands)
             arguments = (*nondiff, saved.residuals, cotangent)
             # All of these are copies, so a change to them would be lost.
@@ -188,7 +188,7 @@ class filter_custom_vjp(FilteredRule[P, R]):
         """The older form: without `perturbed`, and with zeros for floating arrays that have no gradient."""
         self._warn_old("defvjp", "def_fwd and def_bwd", "gradient")
 
-        def fwd(perturbed: Any, vjp_arg: Any, *args: Any, **kwargs: Any) -> Any:
+        def fwd(perturbed: object, vjp_arg: object, *args: object, **kwargs: object) -> Any:
             value, residuals = fn_fwd(vjp_arg, *args, **kwargs)
             return value, (value, residuals)
 
@@ -218,7 +218,7 @@ class filter_custom_vjp(FilteredRule[P, R]):
             result = fn_fwd(call.perturbed_tree(positional[0], perturbed), *positional, **keywords)
             return require_pair(call.name, "fwd", "(value, residuals)", result)
 
-        def backward(saved: Saved, cotangent: Any) -> tuple[Any, ...]:
+        def backward(saved: Saved, cotangent: object) -> tuple[Any, ...]:
             positional, keywords = split(saved.operands)
             perturbed = call.perturbed_tree(positional[0], saved.perturbed)
             return (fn_bwd(saved.residuals, none_for_zero(cotangent), perturbed, *positional, **keywords),)

@@ -188,7 +188,7 @@ def _without_value(
     value_and_gradient: Callable[..., Any], fun: Callable[..., object], title: str, has_aux: bool
 ) -> Callable[..., Any]:
     @wraps(fun, title)
-    def gradient(*args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: object, **kwargs: object) -> Any:
         value, grads = value_and_gradient(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
@@ -213,7 +213,7 @@ def with_gradient(
     """`value_and_grad` with its programs made by `make`, for `value_and_grad` and `filter_value_and_grad`."""
 
     @wraps(fun, title)
-    def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
+    def value_and_gradient(*args: object, **kwargs: object) -> Any:
         allow_int = options.get("allow_int", False)
         selectors = parse_wrt(name_of(fun, title), argnums, wrt)[0]
         program = differentiable_program(make, fun, title, args, kwargs, selectors, allow_int)
@@ -345,7 +345,7 @@ def _filtered_gradient(title: str, fun: Callable[..., object], has_aux: bool, op
     run = with_gradient(by_value, fun, title, 0, has_aux, None, options)
 
     @wraps(fun, title)
-    def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
+    def value_and_gradient(*args: object, **kwargs: object) -> Any:
         value, gradient = run(*with_own_first(fun, args), **kwargs)
         return value, arrays_only(gradient)
 

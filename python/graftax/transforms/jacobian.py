@@ -339,7 +339,7 @@ def _filtered_jacobian(
     run = jacobian_by(by_value, transform, title, fun, 0, has_aux, None, {}, order)
 
     @wraps(fun, title)
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
+    def jacobian(*args: object, **kwargs: object) -> Any:
         result = run(*with_own_first(fun, args), **kwargs)
         return (arrays_only(result[0]), result[1]) if has_aux else arrays_only(result)
 

@@ -92,7 +92,7 @@ def _map_rows(
     def attempt(loop_attempt: LoopAttempt) -> tuple[Any, list[Any]]:
         structure: list[_core.GraphDef] = []
 
-        def flat(carry: list[jax.Array], rows: list[jax.Array]) -> tuple[list[Any], tuple[list[Any], ...]]:
+        def flat(carry: list[Any], rows: list[Any]) -> tuple[list[Any], tuple[list[Any], ...]]:
             outputs: list[list[Any]] = []
 
             def body(functions: list[Callable[..., Any]], _: list[Any]) -> None:
@@ -118,7 +118,7 @@ def _batched_map(name: str, f: Callable[..., object], slices: Slices, batch_size
     program = Program(name, [f], [None])
     structure: list[_core.GraphDef] = []
 
-    def flat(rows: Any) -> Any:
+    def flat(rows: list[Any]) -> tuple[list[Any], list[Any]]:
         def body(functions: list[Callable[..., Any]], _: list[Any]) -> tuple[list[Any], list[Any]]:
             result, changed = slices.trace_step(rows, functions[0])
             leaves, graphdef = _core.flatten(with_arrays(result))

@@ -205,7 +205,7 @@ def _loop(
 
         # What JAX scans: the flat leaves of the carry, and of one row. Besides `y`, a step returns the arrays that it
         # wrote into its slice; JAX stacks both, and `Slices.finish` writes the stacked rows into `xs`.
-        def flat(carry: Any, x: Any) -> Any:
+        def flat(carry: list[Any], x: tuple[list[Any], Any]) -> tuple[list[Any], tuple[list[Any], ...]]:
             row, index = x
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:

@@ -16,14 +16,14 @@ from graftax._graph.path import Graph
 from graftax._graph.prefix_tree import is_prefix
 from graftax._graph.structure import Structure
 from graftax._jax.tracebacks import boundary
-from graftax._sharding.rules import Rules, is_placed
+from graftax._sharding.rules import Mesh, Rules, is_placed
 from graftax.tree import tree_broadcast
 
 T = TypeVar("T")
 
 
 @boundary
-def shard(obj: T, mesh: Any, rules: Any, default: Any = ..., *, local: bool = False) -> T:
+def shard(obj: T, mesh: Mesh | None, rules: Any, default: Any = ..., *, local: bool = False) -> T:
     """A copy of a graph whose arrays are sharded by rules; sharing and cycles are kept.
 
     An array in several places is placed once. A `jax.ShapeDtypeStruct`, as `eval_shape` returns it, gets the sharding.

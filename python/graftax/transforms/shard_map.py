@@ -102,7 +102,7 @@ def shard_map(
         )
 
     @wraps(f, "shard_map")
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: object, **kwargs: object) -> Any:
         program = Program(name_of(f, "shard_map"), [f], args, kwargs)
         inputs = SpecOption(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
         current_mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh

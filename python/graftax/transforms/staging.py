@@ -97,7 +97,7 @@ def make_jaxpr(
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     @wraps(fun, "make_jaxpr")
-    def show(*args: Any, **kwargs: Any) -> Any:
+    def show(*args: object, **kwargs: object) -> Any:
         program = Program(name_of(fun, "make_jaxpr"), [fun], args, kwargs, static=static, shapes=True)
         jaxpr = jax.make_jaxpr(flat_function(program), axis_env=axis_env)(*program.leaves)
         return (jaxpr, eval_shape(fun, *args, **kwargs)) if return_shape else jaxpr
@@ -148,13 +148,13 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
     """
 
     @wraps(fun, "filter_make_jaxpr")
-    def show(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+    def show(*args: object, **kwargs: object) -> tuple[Any, Any, Any]:
         program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
         # As in Equinox, captured arrays are constants of the jaxpr.
         operand_leaves = sorted(program.leaves_below(range(program.operands)))
         flat = flat_function(program, arrays=True)
 
-        def of_arguments(*leaves: Any) -> tuple[Any, ...]:
+        def of_arguments(*leaves: object) -> tuple[Any, ...]:
             return flat(*program.with_leaves(operand_leaves, leaves))
 
         run = jax.make_jaxpr(named(of_arguments, program), return_shape=True)

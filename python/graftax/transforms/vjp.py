@@ -73,7 +73,7 @@ def pulled_back(
     linear_map = differentiated.linear_map()
 
     @boundary
-    def pull_back(cotangent: Any) -> tuple[Any, ...]:
+    def pull_back(cotangent: object) -> tuple[Any, ...]:
         cotangent_leaves = linear_map.cotangents(cotangent)
         with explaining_reverse_errors():
             (gradients,) = pull(cotangent_leaves)
@@ -116,7 +116,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
     value, pull, *aux = pulled_back(by_value, fun, primals, has_aux, {})
 
     @boundary
-    def pull_back(cotangent: Any) -> tuple[Any, ...]:
+    def pull_back(cotangent: object) -> tuple[Any, ...]:
         return tuple(arrays_only(x) for x in pull(cotangent))
 
     return (value, pull_back, *aux)

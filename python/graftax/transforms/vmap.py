@@ -178,7 +178,7 @@ def vmap_by(
     """
 
     @wraps(fun, title)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: object, **kwargs: object) -> Any:
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
         if not ignore_opaque:  # `filter_vmap` slices a list of layers, as Equinox does
             args = with_lists_as_each(args, in_axes, axis_size)
@@ -319,7 +319,7 @@ def filter_vmap(
 
         # Which position a name has is known when the arguments are bound.
         @wraps(fun, "filter_vmap")
-        def by_name(*args: Any, **kwargs: Any) -> Any:
+        def by_name(*args: object, **kwargs: object) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
             axes = _axes_by_name(fun, named_axes, bound)
             run = vmap_by(
@@ -337,10 +337,10 @@ def _with_arrays(out_axes: object, functions: Sequence[Callable[..., object]], o
     """Calls the function, and converts Python numbers in its result to arrays if `out_axes` gives them an axis."""
     result = call_first(functions, operands)
 
-    def as_array(x: Any) -> Any:
+    def as_array(x: object) -> Any:
         return jnp.asarray(x) if type(x) in NUMBERS else x
 
-    def with_axis(axis: Any, part: Any) -> Any:
+    def with_axis(axis: object, part: object) -> Any:
         return jax.tree.map(as_array, part) if type(axis) is int else part
 
     if not any(type(x) in NUMBERS for x in jax.tree.leaves(result)):
@@ -461,7 +461,7 @@ def _depend(leaves: Sequence[object], mapped: object) -> list[bool]:
     depends: list[bool] = []
 
     @custom_vmap
-    def probe(mapped: Any, leaves: Any) -> Any:
+    def probe(mapped: object, leaves: object) -> Any:
         del leaves
         return mapped
 

@@ -83,10 +83,10 @@ def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]
             return init_val
 
     def attempt(loop_attempt: LoopAttempt) -> None:
-        def test(carry: Any) -> Any:
+        def test(carry: list[Any]) -> Any:
             return loop_attempt.trace_condition(carry, lambda functions, operands: functions[0](operands[0]))
 
-        def body(carry: Any) -> Any:
+        def body(carry: list[Any]) -> list[Any]:
             return loop_attempt.trace_step(carry, lambda functions, operands: functions[1](operands[0]))
 
         if max_steps is None:
@@ -142,7 +142,7 @@ def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any],
         return init_val
 
     def attempt(loop_attempt: LoopAttempt) -> None:
-        def flat(i: Any, carry: Any) -> Any:
+        def flat(i: jax.Array, carry: list[Any]) -> list[Any]:
             return loop_attempt.trace_step(carry, lambda functions, operands: functions[0](i, operands[1]))
 
         final = jax.lax.fori_loop(
@@ -154,8 +154,8 @@ def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any],
 
 
 def _bounded(
-    test: Callable[[Any], Any], body: Callable[[Any], Any], init: Sequence[Any], max_steps: int
-) -> Sequence[Any]:
+    test: Callable[[list[Any]], Any], body: Callable[[list[Any]], list[Any]], init: list[Any], max_steps: int
+) -> list[Any]:
     """A loop of at most `max_steps` steps that is differentiable in reverse mode.
 
     It is a scan of rematerialised scans of about sqrt(max_steps) steps each, so only the carries between the inner
@@ -169,21 +169,21 @@ def _bounded(
 
     dtypes: list[Any] = []
 
-    def run_body(carry: Any) -> Any:
+    def run_body(carry: list[Any]) -> list[Any]:
         carry_after = body(carry)
         dtypes[:] = [type_of(x).dtype for x in carry_after]
         return carry_after
 
-    def keep(carry: Any) -> Any:
-        # The carry has the dtypes of the first step's result, as in `while_loop`. JAX has traced `run_body` before.
+    def keep(carry: list[Any]) -> list[Any]:
+        # JAX has traced `run_body` before: as in `while_loop`, the carry has the dtypes of a step's result.
         return [x if type_of(x).dtype == d else x.astype(d) for x, d in zip(carry, dtypes, strict=True)]
 
-    def inner_step(carry: Any, allowed: Any) -> Any:
+    def inner_step(carry: list[Any], allowed: jax.Array) -> tuple[list[Any], None]:
         return jax.lax.cond(allowed & test(carry), run_body, keep, carry), None
 
     @jax.checkpoint
-    def inner_scan(carry: Any, allowed: Any) -> Any:
+    def inner_scan(carry: list[Any], allowed: jax.Array) -> tuple[list[Any], None]:
         return jax.lax.scan(inner_step, carry, allowed)
 
     allowed = (jnp.arange(inner * outer) < max_steps).reshape(outer, inner)
-    return jax.lax.scan(inner_scan, list(init), allowed)[0]
+    return jax.lax.scan(inner_scan, init, allowed)[0]
