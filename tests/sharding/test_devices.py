@@ -54,8 +54,8 @@ def test_another_process():
         "import pickle, sys, graftax; s = pickle.load(sys.stdin.buffer); "
         "print(s.fingerprint()); print(pickle.loads(pickle.dumps(s)) == s)"
     )
-    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(structure), capture_output=True, check=True)
-    assert done.stdout.decode().split() == [structure.fingerprint(), "True"]
+    child = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(structure), capture_output=True, check=True)
+    assert child.stdout.decode().split() == [structure.fingerprint(), "True"]
 
 
 def test_a_device_that_is_not_there():

@@ -21,7 +21,7 @@ from devices import run_again
 P = PartitionSpec
 COUNT = 4
 IS_SEVERAL = jax.device_count() >= COUNT
-several = pytest.mark.skipif(not IS_SEVERAL, reason="runs in the processes that the first test starts")
+in_several_processes = pytest.mark.skipif(not IS_SEVERAL, reason="runs in the processes that the first test starts")
 pytestmark = pytest.mark.quick(50)  # all: they take milliseconds
 OF_JAX = {"Auto": AxisType.Auto, "Explicit": AxisType.Explicit}
 
@@ -169,17 +169,17 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-@several
+@in_several_processes
 @pytest.mark.parametrize("kind", OF_JAX)
 @pytest.mark.parametrize("call", FAULTS, ids=lambda call: call.__name__)
 def test_a_traceback_shows_nothing_of_graftax(call: Any, kind: str):
     error = raised(call, mesh_of(kind))
-    here = os.path.dirname(graftax.__file__)
+    package_folder = os.path.dirname(graftax.__file__)
     frames = [frame for link in chain(error) for frame, _ in traceback.walk_tb(link.__traceback__)]
-    assert not [frame for frame in frames if frame.f_code.co_filename.startswith(here)]
+    assert not [frame for frame in frames if frame.f_code.co_filename.startswith(package_folder)]
     assert any(frame.f_code is call.__code__ for frame in frames)
     text = "".join(traceback.format_exception(error))
-    assert "flat_function" not in text and "leaves[" not in text and here not in text
+    assert "flat_function" not in text and "leaves[" not in text and package_folder not in text
 
 
 def indexed(model: Any, x: Any) -> Any:
@@ -194,7 +194,7 @@ def scanned(model: Any, x: Any) -> Any:
     return graftax.scan(lambda x, w: (x + w, None), x[0], model.w)[0].sum()
 
 
-@several
+@in_several_processes
 @pytest.mark.parametrize("loss", [indexed, multiplied, scanned])
 @pytest.mark.parametrize("jit", [graftax.jit, lambda f: f], ids=["jitted", "plain"])
 def test_explicit_axes_under_fsdp_name_axis_types(loss: Any, jit: Any):
@@ -210,7 +210,7 @@ def test_explicit_axes_under_fsdp_name_axis_types(loss: Any, jit: Any):
     assert notes.count("axis_types=(jax.sharding.AxisType.Auto,) * len(names)") == 1
 
 
-@several
+@in_several_processes
 def test_a_spec_of_the_users_own_that_repeats_an_axis_is_no_matter_of_axis_types():
     spec = NamedSharding(mesh_of("Auto"), P("data"))
     wrong = graftax.jit(lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(spec.mesh, P("data", "data"))))

@@ -39,8 +39,8 @@ class Model:
         return ((x @ self.w + self.b) ** 2).mean()
 
 
-def rules(**more: Any) -> graftax.Rules:
-    return graftax.Rules([("**.w", P("data", "model")), ("**.b", None), *more.get("rules", ())], mesh=MESH)
+def rules(**options: Any) -> graftax.Rules:
+    return graftax.Rules([("**.w", P("data", "model")), ("**.b", None), *options.get("rules", ())], mesh=MESH)
 
 
 def descend(model: Model, x: Any) -> Any:
@@ -55,11 +55,11 @@ def specs(model: Model) -> list[Any]:
 
 def compiled(name: str, call: Any) -> int:
     """How often a call has JAX compile the function of this name."""
-    found: list[str] = []
+    messages: list[str] = []
 
     class Note(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
+            messages.append(record.getMessage())
 
     handler = Note()
     logging.getLogger("jax").addHandler(handler)
@@ -68,7 +68,7 @@ def compiled(name: str, call: Any) -> int:
             call()
     finally:
         logging.getLogger("jax").removeHandler(handler)
-    return sum(text.startswith(f"Finished XLA compilation of jit({name})") for text in found)
+    return sum(text.startswith(f"Finished XLA compilation of jit({name})") for text in messages)
 
 
 @eight
@@ -150,8 +150,8 @@ def test_rules_say_how_arguments_come():
     assert w.sharding.spec == P("data", "model") and x.sharding.spec == P("data")
     named = graftax.jit(lambda model, x: (model.w * 1, x * 1), in_shardings={"model": rules(), "x": placed(P("data"))})
     assert [a.sharding.spec for a in named(Model(), np.ones((4, 8)))] == [P("data", "model"), P("data")]
-    both = graftax.Rules([("**.w", P("data")), ("**[mu]", P("data")), ("**", None)], mesh=MESH)
-    for in_shardings in (both, (both, both)):
+    rules_of_all = graftax.Rules([("**.w", P("data")), ("**[mu]", P("data")), ("**", None)], mesh=MESH)
+    for in_shardings in (rules_of_all, (rules_of_all, rules_of_all)):
         w, mu = graftax.jit(lambda m, s: (m.w * 1, s["mu"] * 1), in_shardings=in_shardings)(Model(), {"mu": np.ones(8)})
         assert w.sharding.spec == P("data") and mu.sharding.spec == P("data")
 
@@ -176,8 +176,8 @@ def test_written_arrays_and_the_result_by_name():
 def test_a_training_step_of_optax_keeps_all_of_its_state():
     params = {"b": jnp.zeros(8), "w": jnp.ones((8, 8))}
     tx = optax.adam(1e-2)
-    by = graftax.Rules([("**[w]", P("data", "model")), ("**", None)])
-    state = graftax.shard({"params": params, "opt": tx.init(params)}, MESH, by)
+    split_rules = graftax.Rules([("**[w]", P("data", "model")), ("**", None)])
+    state = graftax.shard({"params": params, "opt": tx.init(params)}, MESH, split_rules)
     before = graftax.map_leaves(lambda a: a.sharding, state)
 
     @graftax.jit
@@ -229,11 +229,11 @@ def test_what_is_written_keeps_its_sharding_where_it_is_returned_as_well():
 
 
 @eight
-@pytest.mark.parametrize("many", [False, True])
-def test_a_tie_of_arrays_lasts_under_in_shardings(many: bool):
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_tie_of_arrays_lasts_under_in_shardings(counts: bool):
     def step(model: Any) -> None:
         model["head"] = model["layers"][0] = model["head"] * 2
-        if many:
+        if counts:
             model["steps"] += 1  # a number that is symbolic from the second call on
 
     w = jnp.ones((8, 8))
@@ -269,17 +269,19 @@ TIES = {
 
 @eight
 @pytest.mark.parametrize("donate", [None, "all"])
-@pytest.mark.parametrize(("options", "again"), TIES.values(), ids=TIES)
-def test_a_tie_of_arrays_lasts_under_out_shardings_where_both_places_ask_for_one(options: Any, again: Any, donate: Any):
+@pytest.mark.parametrize(("options", "second"), TIES.values(), ids=TIES)
+def test_a_tie_of_arrays_lasts_under_out_shardings_where_both_places_ask_for_one(
+    options: Any, second: Any, donate: Any
+):
     model: Any = tied()
     f = graftax.jit(doubled, out_shardings=options(), donate=donate)
     for step in range(4):
         if step == 3:
             jax.clear_caches()  # what is traced again is tied again
         out = f(model)
-        assert (out["w"] is out["again"][0]) is (again != COLUMNS)
-        assert out["again"][0].sharding.spec == again
-        assert out["w"].sharding.spec == (ROWS if again == COLUMNS else again)
+        assert (out["w"] is out["again"][0]) is (second != COLUMNS)
+        assert out["again"][0].sharding.spec == second
+        assert out["w"].sharding.spec == (ROWS if second == COLUMNS else second)
         assert model.w is model.layers[0] and model.w[0, 0] == 2.0 ** (step + 1)
 
 
@@ -359,11 +361,11 @@ def test_beside_other_devices_what_nobody_else_holds_is_donated_unasked(place):
         state["w"] = state["w"] * 2
 
     f = graftax.jit(double, donate="auto")
-    where = {"first": jax.devices()[0], "other": jax.devices()[5], "mesh": placed(P("data"))}[place]
-    state = {"w": jax.device_put(np.ones(1 << 15, "float32"), where)}
+    placement = {"first": jax.devices()[0], "other": jax.devices()[5], "mesh": placed(P("data"))}[place]
+    state = {"w": jax.device_put(np.ones(1 << 15, "float32"), placement)}
     for _ in range(4):
         f(state)
-    held = jax.device_put(state["w"], where)
+    held = jax.device_put(state["w"], placement)
     f(state)
     report = f.donation()
     assert (report.calls_donated, report.calls_kept) == (4, 1)

@@ -90,10 +90,10 @@ def test_shapes_and_traces():
     assert spec(shapes.layers[0]["w"]) == P("data", "model")
 
     @graftax.jit
-    def inside(net: Net) -> Any:
+    def sharded(net: Net) -> Any:
         return graftax.shard(net, MESH, rules).layers[1]["w"] * 2
 
-    assert spec(inside(Net())) == P("data", "model")
+    assert spec(sharded(Net())) == P("data", "model")
     with jax.set_mesh(MESH):
         net = graftax.shard(Net(), None, [("**", graftax.fsdp("data", min_size=32))])
     assert spec(net.layers[0]["w"]) == P("data") and spec(net.layers[0]["b"]) == P()
@@ -112,9 +112,9 @@ def test_a_local_part_is_divided_over_the_mesh_of_the_context():
 def test_explicit_axes():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
     rules = graftax.Rules([("**", P("x"))], mesh=mesh)
-    inside = jax.jit(lambda a: graftax.shard(a, None, rules) * 2)
+    constrained = jax.jit(lambda a: graftax.shard(a, None, rules) * 2)
     with jax.set_mesh(mesh):
-        assert spec(inside(jnp.ones(8))) == P("x")
+        assert spec(constrained(jnp.ones(8))) == P("x")
     assert spec(graftax.shard({"a": jnp.ones(8)}, None, rules)["a"]) == P("x")
 
 
@@ -154,8 +154,8 @@ def test_shapes_in_variables_of_nnx():
     shapes = graftax.eval_shape(lambda: nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
     rules = graftax.Rules([("**.kernel", P("data")), (nnx.Param, None)], mesh=MESH)
     assert spec(graftax.shard(shapes, None, rules).kernel.get_value()) == P("data")
-    made = graftax.jit(lambda: nnx.Linear(8, 4, rngs=nnx.Rngs(0)), out_shardings=rules)()
-    assert spec(made.kernel[...]) == P("data") and spec(made.bias[...]) == P()
+    linear = graftax.jit(lambda: nnx.Linear(8, 4, rngs=nnx.Rngs(0)), out_shardings=rules)()
+    assert spec(linear.kernel[...]) == P("data") and spec(linear.bias[...]) == P()
 
 
 @eight

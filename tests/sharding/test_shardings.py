@@ -63,14 +63,14 @@ SHARDINGS = {
 @two_devices
 @pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
 @pytest.mark.parametrize("cls", [Module, Plain, State])
-@pytest.mark.parametrize("of", SHARDINGS.values(), ids=SHARDINGS)
-def test_what_says_where_arrays_are(of: Any, cls: Any, jit: Any):
+@pytest.mark.parametrize("make", SHARDINGS.values(), ids=SHARDINGS)
+def test_what_says_where_arrays_are(make: Any, cls: Any, jit: Any):
     def double(model: Any) -> Any:
         return cls(model.w * 2, model.b * 2)
 
-    assert specs(jit(double, in_shardings=(of(cls),))(arrays(cls))) == [PartitionSpec("d"), PartitionSpec()]
-    if of is not SHARDINGS["types"]:
-        run = jit(double, out_shardings=of(cls))
+    assert specs(jit(double, in_shardings=(make(cls),))(arrays(cls))) == [PartitionSpec("d"), PartitionSpec()]
+    if make is not SHARDINGS["types"]:
+        run = jit(double, out_shardings=make(cls))
         assert specs(run(arrays(cls))) == specs(run(arrays(cls))) == [PartitionSpec("d"), PartitionSpec()]
 
 
@@ -87,8 +87,8 @@ def test_patterns_begin_with_the_names_of_arguments():
 @two_devices
 def test_the_state_of_an_optimizer_and_of_nnx():
     state = optax.adam(1e-3).init({"w": jnp.ones((4, 2))})
-    of = jax.tree.map(lambda x: ROWS if x.ndim else ALL, state)
-    new = graftax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), in_shardings=(of,), out_shardings=of)(state)
+    places = jax.tree.map(lambda x: ROWS if x.ndim else ALL, state)
+    new = graftax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), in_shardings=(places,), out_shardings=places)(state)
     assert new[0].mu["w"].sharding.spec == PartitionSpec("d")
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     by_filter = nnx.StateSharding({nnx.PathContains("kernel"): ROWS, ...: ALL})
@@ -169,16 +169,16 @@ def test_each_variable_is_where_its_filter_says(names: list[str]):
 
 
 @two_devices
-@pytest.mark.parametrize("of", [nnx.state, lambda m: m, lambda m: nnx.prefix(m, {...: ROWS}, graph=True)])
-def test_states_and_prefixes_of_nnx_are_shardings(of: Any):
+@pytest.mark.parametrize("make", [nnx.state, lambda m: m, lambda m: nnx.prefix(m, {...: ROWS}, graph=True)])
+def test_states_and_prefixes_of_nnx_are_shardings(make: Any):
     m = nnx.Linear(2, 4, rngs=nnx.Rngs(0))
-    spec = of(m)
+    spec = make(m)
     if not isinstance(spec, nnx.Linear | nnx.State):
         assert graftax.jit(lambda m: m.kernel * 2, in_shardings=(spec,))(m).sharding == ROWS
         return
     spec = jax.tree.map(lambda _: ROWS, spec)
     run = graftax.jit(lambda m: jax.tree.map(lambda x: x * 2, m), in_shardings=(spec,), out_shardings=spec)
-    assert [x.sharding for x in jax.tree.leaves(run(of(m)))] == [ROWS] * 2
+    assert [x.sharding for x in jax.tree.leaves(run(make(m)))] == [ROWS] * 2
 
 
 @two_devices

@@ -20,21 +20,21 @@ K = jnp.asarray([2.0, 3.0])
 X = jnp.asarray([0.5, -1.0])
 
 
-def closing_over(by: Any) -> Any:
-    return lambda x: by * x
+def closing_over(scale: Any) -> Any:
+    return lambda x: scale * x
 
 
 class Scaled:
-    def __init__(self, by: Any) -> None:
-        self.by = by
+    def __init__(self, scale: Any) -> None:
+        self.scale = scale
 
     def twice(self, x: Any) -> Any:
-        return 2 * self.by * x
+        return 2 * self.scale * x
 
 
 FUNCTIONS = {
     "a closure": lambda: closing_over(K),
-    "a default": lambda: lambda x, by=K: by * x,
+    "a default": lambda: lambda x, scale=K: scale * x,
     "a partial": lambda: functools.partial(jnp.multiply, K),
     "a method": lambda: Scaled(K).twice,
     "a wrapped one": lambda: functools.wraps(jnp.sin)(closing_over(K)),
@@ -102,9 +102,9 @@ def test_what_else_holds_the_array_has_its_derivative():
 def test_a_map_returns_one_as_it_is(library: Any, make: Any):
     function = make()
     rows = jnp.stack([X, 2 * X, 3 * X])
-    same, out = library.filter_vmap(lambda f, x: (f, f(x)), in_axes=(None, 0))(function, rows)
+    returned, out = library.filter_vmap(lambda f, x: (f, f(x)), in_axes=(None, 0))(function, rows)
     np.testing.assert_allclose(out, jax.vmap(function)(rows))
-    np.testing.assert_allclose(same(X), function(X))
+    np.testing.assert_allclose(returned(X), function(X))
     models = library.filter_vmap(lambda x: eqx.nn.Lambda(function), axis_size=3)(rows)
     np.testing.assert_allclose(models(X), function(X))
 
@@ -113,38 +113,38 @@ def test_a_map_returns_one_as_it_is(library: Any, make: Any):
 @EACH
 def test_rules_are_given_none_for_one(library: Any, make: Any):
     function = make()
-    seen: list[Any] = []
+    received: list[Any] = []
 
     @library.filter_custom_jvp
     def call(f: Any, x: Any) -> Any:
         return f(x)
 
     def rule(primals: Any, tangents: Any) -> Any:
-        seen.append(tangents[0])
+        received.append(tangents[0])
         return call(*primals), 10 * tangents[1]
 
     call.def_jvp(rule)
     np.testing.assert_allclose(jax.jvp(lambda x: call(function, x), (X,), (X,))[1], 10 * X)
-    assert seen == [None]
+    assert received == [None]
 
     @library.filter_custom_vjp
-    def both(parts: Any, n: Any) -> Any:
+    def applied(parts: Any, n: Any) -> Any:
         return parts[0](parts[1]), parts[0]
 
     def forward(perturbed: Any, parts: Any, n: Any) -> Any:
-        seen.append(perturbed)
-        return both(parts, n), parts[0]
+        received.append(perturbed)
+        return applied(parts, n), parts[0]
 
     def backward(residuals: Any, grad: Any, perturbed: Any, parts: Any, n: Any) -> Any:
-        seen.append((grad[1], residuals(X)))
+        received.append((grad[1], residuals(X)))
         return None, 7 * grad[0]
 
-    both.def_fwd(forward)
-    both.def_bwd(backward)
-    np.testing.assert_allclose(both((function, X), 1)[1](X), function(X))
-    np.testing.assert_allclose(jax.grad(lambda x: both((function, x), 1)[0].sum())(X), [7, 7])
-    assert seen[1] == (False, True) and seen[2][0] is None
-    np.testing.assert_allclose(seen[2][1], function(X))
+    applied.def_fwd(forward)
+    applied.def_bwd(backward)
+    np.testing.assert_allclose(applied((function, X), 1)[1](X), function(X))
+    np.testing.assert_allclose(jax.grad(lambda x: applied((function, x), 1)[0].sum())(X), [7, 7])
+    assert received[1] == (False, True) and received[2][0] is None
+    np.testing.assert_allclose(received[2][1], function(X))
 
 
 def test_a_rule_is_not_asked_for_what_a_function_captures():
@@ -154,4 +154,4 @@ def test_a_rule_is_not_asked_for_what_a_function_captures():
 
     call.def_jvp(lambda primals, tangents: (call(*primals), 10 * tangents[1]))
     with pytest.raises((TypeError, RuntimeError), match="differentiated with respect to"):
-        jax.grad(lambda by: call(closing_over(by), X).sum())(K)
+        jax.grad(lambda scale: call(closing_over(scale), X).sum())(K)

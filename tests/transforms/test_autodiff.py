@@ -36,9 +36,9 @@ def split(obj):
     leaves, graphdef = graftax.flatten(obj)
     inexact = [i for i, x in enumerate(leaves) if is_inexact(x)]
 
-    def flat(by):
+    def flat(diff_leaves):
         filled = list(leaves)
-        for i, x in zip(inexact, by, strict=True):
+        for i, x in zip(inexact, diff_leaves, strict=True):
             filled[i] = x
         return measure(filled)
 
@@ -97,13 +97,13 @@ HAND = (Net().first.w, Net().first.b, Net().last.w, Net().last.b, X)
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
 def test_the_gradient_of_a_graph_is_that_of_its_arrays(build, jit):
     obj = build()
-    flat, by, inexact, leaves, graphdef = split(obj)
-    if not by:
+    flat, diff_leaves, inexact, leaves, graphdef = split(obj)
+    if not diff_leaves:
         with pytest.raises(TypeError, match="no array of a floating dtype"):
             jit(value_and_grad(loss_of))(obj)
         return
     value, gradient = jit(value_and_grad(loss_of))(obj)
-    expected, grads = jax.value_and_grad(flat)(by)
+    expected, grads = jax.value_and_grad(flat)(diff_leaves)
     close(value, expected)
     for i, g in zip(inexact, grads, strict=True):
         leaves[i] = g
@@ -121,18 +121,18 @@ def _close_graphs(a, b):
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
 def test_products_of_a_graph_are_those_of_its_arrays(build):
     obj = build()
-    flat, by, inexact, leaves, graphdef = split(obj)
-    if not by:
+    flat, diff_leaves, inexact, leaves, graphdef = split(obj)
+    if not diff_leaves:
         return
-    rates = [jnp.ones_like(x) * 0.5 for x in by]
+    rates = [jnp.ones_like(x) * 0.5 for x in diff_leaves]
     tangent = graftax.unflatten(graphdef, [dict(zip(inexact, rates, strict=True)).get(i) for i in range(len(leaves))])
-    value, rate = jax.jvp(flat, (by,), (rates,))
-    for found in (jvp(loss_of, (obj,), (tangent,)), _at(linearize(loss_of, obj), tangent)):
-        close(found[0], value)
-        close(found[1], rate)
-    value, pull = jax.vjp(flat, by)
-    found, pull_back = vjp(loss_of, obj)
-    close(found, value)
+    value, rate = jax.jvp(flat, (diff_leaves,), (rates,))
+    for result in (jvp(loss_of, (obj,), (tangent,)), _at(linearize(loss_of, obj), tangent)):
+        close(result[0], value)
+        close(result[1], rate)
+    value, pull = jax.vjp(flat, diff_leaves)
+    actual, pull_back = vjp(loss_of, obj)
+    close(actual, value)
     (gradient,) = pull_back(jnp.ones_like(value))
     for a, b in zip(graftax.flatten(gradient)[0], pull(jnp.ones_like(value))[0], strict=True):
         close(a, b)
@@ -159,9 +159,9 @@ def test_jacobians_nest_graphs_as_jax_nests_trees(transform):
 
 
 def test_a_static_result_stays_beside_its_jacobian():
-    found = jacrev(lambda x: {"y": x**2, "name": "square", "n": 3})(jnp.asarray([1.0, 2.0]))
-    close(found["y"], jnp.diag(jnp.asarray([2.0, 4.0])))
-    assert (found["name"], found["n"]) == ("square", 3)
+    jacobian = jacrev(lambda x: {"y": x**2, "name": "square", "n": 3})(jnp.asarray([1.0, 2.0]))
+    close(jacobian["y"], jnp.diag(jnp.asarray([2.0, 4.0])))
+    assert (jacobian["name"], jacobian["n"]) == ("square", 3)
 
 
 # ---- sharing
@@ -194,8 +194,8 @@ def test_sharing_between_arguments_is_one_derivative():
         first = grad(f)({"s": shared}, {"s": shared})
     with pytest.warns(graftax.SharedGradientWarning, match=r"b\['s'\] is also a\['s'\]"):
         second = grad(f, argnums=1)({"s": shared}, {"s": shared})
-    both = grad(f, argnums=(0, 1))({"s": shared}, {"s": shared})
-    assert first["s"][0] == second["s"][0] == 6 and both[0]["s"] is both[1]["s"] and both[0]["s"][0] == 6
+    gradients = grad(f, argnums=(0, 1))({"s": shared}, {"s": shared})
+    assert first["s"][0] == second["s"][0] == 6 and gradients[0]["s"] is gradients[1]["s"] and gradients[0]["s"][0] == 6
 
 
 # ---- changes
@@ -212,17 +212,17 @@ def test_what_the_function_changes_comes_back(jit):
 
 
 def test_changes_of_captured_state_come_back():
-    log, seen = [], 0
+    log, calls = [], 0
 
     def f(x):
-        nonlocal seen
-        seen += 1
+        nonlocal calls
+        calls += 1
         log.append(x * 2)
         return (x**2).sum()
 
     grad(f)(jnp.ones(2))
     graftax.jit(grad(f))(jnp.ones(2))
-    assert seen == 2 and [x.tolist() for x in log] == [[2, 2], [2, 2]]
+    assert calls == 2 and [x.tolist() for x in log] == [[2, 2], [2, 2]]
 
 
 def test_an_exception_leaves_everything_as_it_was():
@@ -286,8 +286,8 @@ B = jnp.asarray([5.0, 6.0])
     ids=range(11),
 )
 def test_what_is_differentiated_can_be_named(choice, expected):
-    found = grad(product, **choice)(A, B)
-    assert jax.tree.map(lambda x: x.tolist() if isinstance(x, jax.Array) else x, found) == expected
+    gradient = grad(product, **choice)(A, B)
+    assert jax.tree.map(lambda x: x.tolist() if isinstance(x, jax.Array) else x, gradient) == expected
 
 
 def test_a_python_number_that_is_the_argument_is_differentiated():
@@ -316,14 +316,14 @@ def test_aux_may_be_any_objects():
 
     def f(d):
         info = Info()
-        info.text, info.twice, info.given = "done", d["x"] * 2, d
+        info.text, info.twice, info.source = "done", d["x"] * 2, d
         return (d["x"] ** 2).sum(), info
 
     d = {"x": jnp.ones(2)}
     (value, info), g = value_and_grad(f, has_aux=True)(d)
-    assert value == 2 and info.text == "done" and info.twice.tolist() == [2, 2] and info.given is d
+    assert value == 2 and info.text == "done" and info.twice.tolist() == [2, 2] and info.source is d
     g, info = graftax.jit(grad(f, has_aux=True))(d)
-    assert g["x"].tolist() == [2, 2] and info.given is d
+    assert g["x"].tolist() == [2, 2] and info.source is d
     jacobian, info = jacfwd(f, has_aux=True)(d)
     assert jacobian["x"].tolist() == [2, 2] and info.text == "done"
     value, rate, info = jvp(f, (d,), ({"x": jnp.ones(2)},), has_aux=True)

@@ -20,10 +20,10 @@ def times(x, y):
 @pytest.mark.parametrize("transform", ["grad", "value_and_grad", "jacfwd", "jacrev", "hessian"])
 @pytest.mark.parametrize("argnums", [1, -1, np.int64(1), (0, 1), [1, 0], np.array([0, 1])])
 def test_positions_are_given_as_to_jax(transform, argnums):
-    found = getattr(graftax, transform)(times, argnums)(ONES, 2 * ONES)
+    gradient = getattr(graftax, transform)(times, argnums)(ONES, 2 * ONES)
     by_jax = int(argnums) if np.ndim(argnums) == 0 else tuple(argnums)
     expected = getattr(jax, transform)(times, by_jax)(ONES, 2 * ONES)
-    jax.tree.map(np.testing.assert_allclose, found, expected)
+    jax.tree.map(np.testing.assert_allclose, gradient, expected)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_a_number_that_is_an_argument_is_differentiated_by_name_too(wrt):
     names = [wrt] if isinstance(wrt, str) else wrt
     expected = [{"x": 3.0, "y": 2.0}[name] for name in names]
     for call in (lambda f: f(2.0, 3.0), lambda f: f(2.0, y=3.0), lambda f: f(x=2.0, y=3.0)):
-        found = call(graftax.grad(lambda x, y: x * y, wrt=wrt))
-        assert (list(found) if isinstance(wrt, list) else [found]) == expected
+        gradient = call(graftax.grad(lambda x, y: x * y, wrt=wrt))
+        assert (list(gradient) if isinstance(wrt, list) else [gradient]) == expected
 
 
 @pytest.mark.parametrize("number", [3, True, 3.0, jnp.asarray(3)])
 def test_integers_are_differentiated_where_that_is_allowed(number):
-    found, expected = (m.grad(lambda x: x * 2.0, allow_int=True)(number) for m in (graftax, jax))
-    assert found.dtype == expected.dtype and found.shape == expected.shape
+    actual, expected = (m.grad(lambda x: x * 2.0, allow_int=True)(number) for m in (graftax, jax))
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
 
 
 def test_zeros_of_jax_are_tangents_and_cotangents():
@@ -122,13 +122,13 @@ def test_a_rule_may_return_numpy_arrays(kind):
         return {"y": x * 2, "table": np.arange(3.0, dtype=np.float32)}
 
     if kind == "jvp":
-        made = graftax.custom_jvp(f)
-        made.defjvp(lambda primals, tangents: (f(*primals), {"y": 5 * tangents[0], "table": None}))
+        ruled = graftax.custom_jvp(f)
+        ruled.defjvp(lambda primals, tangents: (f(*primals), {"y": 5 * tangents[0], "table": None}))
     else:
-        made = graftax.custom_vjp(f)
-        made.defvjp(lambda x: (f(x), None), lambda kept, c: (5 * c["y"],))
-    assert graftax.grad(lambda x: made(x)["y"].sum())(ONES).tolist() == [5, 5]
-    assert graftax.jit(made)(ONES)["table"].tolist() == [0, 1, 2]
+        ruled = graftax.custom_vjp(f)
+        ruled.defvjp(lambda x: (f(x), None), lambda residuals, c: (5 * c["y"],))
+    assert graftax.grad(lambda x: ruled(x)["y"].sum())(ONES).tolist() == [5, 5]
+    assert graftax.jit(ruled)(ONES)["table"].tolist() == [0, 1, 2]
 
 
 def test_a_filtered_transform_is_called_by_its_name():

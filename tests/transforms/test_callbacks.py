@@ -36,35 +36,36 @@ def test_a_graph_goes_to_the_host_and_back(build, jit):
     leaves, graphdef = graftax.flatten(obj)
     if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in leaves):
         return
-    seen = []
+    structures = []
 
-    def host(given):
-        seen.append(graftax.flatten(given)[1])
-        return given
+    def host(argument):
+        structures.append(graftax.flatten(argument)[1])
+        return argument
 
-    found, structure = graftax.flatten(jit(lambda obj: io_callback(host, shapes(obj), obj))(obj))
+    leaves_back, structure = graftax.flatten(jit(lambda obj: io_callback(host, shapes(obj), obj))(obj))
     jax.effects_barrier()
-    assert seen[0] == structure == graphdef
-    for x, y in zip(found, leaves, strict=True):
+    assert structures[0] == structure == graphdef
+    for x, y in zip(leaves_back, leaves, strict=True):
         np.testing.assert_array_equal(x, y)
 
 
 class Batch:
     def __init__(self, x):
         self.x, self.size, self.parts = x, 3, [x]
-        self.whole = self
+        self.owner = self
 
 
-def double(batch, *, by):
-    assert batch.whole is batch
+def double(batch, *, times):
+    assert batch.owner is batch
     assert batch.parts[0].shape == (2,)
-    return {"out": np.asarray(batch.x) * by * batch.size, "by": by}
+    return {"out": np.asarray(batch.x) * times * batch.size, "by": times}
 
 
 @JITS
 def test_objects_and_keywords_reach_the_host(jit):
     def f(x):
-        return pure_callback(double, {"out": jax.ShapeDtypeStruct((2,), jnp.float32), "by": 2}, Batch(x), by=2)["out"]
+        shapes = {"out": jax.ShapeDtypeStruct((2,), jnp.float32), "by": 2}
+        return pure_callback(double, shapes, Batch(x), times=2)["out"]
 
     np.testing.assert_array_equal(jit(f)(jnp.ones(2)), [6, 6])
 
@@ -200,15 +201,15 @@ def test_a_host_function_reads_a_numpy_table_as_it_is_now(call):
 
 
 def test_a_change_of_the_callers_dict_by_the_host_is_there_however_it_is_spelled():
-    seen = {"last": 0.0}
+    state = {"last": 0.0}
 
     def f(x):
-        jax.debug.callback(lambda v: operator.setitem(seen, "last", float(v)), x)
+        jax.debug.callback(lambda v: operator.setitem(state, "last", float(v)), x)
         return x
 
     graftax.jit(f)(jnp.float32(3))
     jax.effects_barrier()
-    assert seen == {"last": 3.0}
+    assert state == {"last": 3.0}
 
 
 def test_what_the_compiled_code_reads_too_stays_its_own():
@@ -301,7 +302,7 @@ def test_an_error_of_the_host_function_is_shown():
 # ---- JAX's own callbacks
 
 
-def told(run: Callable[[], Any]) -> list[str]:
+def warnings_of(run: Callable[[], Any]) -> list[str]:
     """The warnings of a run."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -324,7 +325,7 @@ def by_ordered_io(host: Callable[..., Any], x: Any) -> None:
 
 class Recorder:
     def __init__(self) -> None:
-        self.w, self.seen, self.count = jnp.ones(()), [], 0
+        self.w, self.inputs, self.count = jnp.ones(()), [], 0
 
     def note(self, x: Any) -> None:
         self.keep(x)
@@ -333,7 +334,7 @@ class Recorder:
         self.count += 1
 
     def show(self, x: Any) -> None:
-        print(self.count, self.seen)
+        print(self.count, self.inputs)
 
 
 def hosts_that_write() -> dict[str, Callable[[Any], tuple[Callable[..., Any], str]]]:
@@ -346,17 +347,17 @@ def hosts_that_write() -> dict[str, Callable[[Any], tuple[Callable[..., Any], st
         return host
 
     def storing(r: Any) -> Any:
-        return lambda x: r.seen.__setitem__(slice(None), [1])
+        return lambda x: r.inputs.__setitem__(slice(None), [1])
 
     def deleting(r: Any) -> Any:
         def host(x: Any) -> None:
-            del r.seen[:]
+            del r.inputs[:]
 
         return host
 
     def inner(r: Any) -> Any:
         def add() -> None:
-            r.seen.append(1)
+            r.inputs.append(1)
 
         return lambda x: add()
 
@@ -366,8 +367,8 @@ def hosts_that_write() -> dict[str, Callable[[Any], tuple[Callable[..., Any], st
         "deleting": lambda r: (deleting(r), "closure r"),
         "inner": lambda r: (inner(r), "closure add"),
         "method": lambda r: (r.note, "what note is bound to"),
-        "builtin method": lambda r: (r.seen.append, "what append is bound to"),
-        "partial": lambda r: (functools.partial(lambda r, x: r.seen.append(x), r), "what it is bound to"),
+        "builtin method": lambda r: (r.inputs.append, "what append is bound to"),
+        "partial": lambda r: (functools.partial(lambda r, x: r.inputs.append(x), r), "what it is bound to"),
     }
 
 
@@ -381,10 +382,10 @@ def test_a_change_that_a_callback_of_jax_would_lose_earns_a_warning(kind: str, c
         call(host, x)
         return x
 
-    [message] = told(lambda: graftax.jit(program)(recorder, 1.0))
+    [message] = warnings_of(lambda: graftax.jit(program)(recorder, 1.0))
     for word in ("program: its host function", hosts_that_write()[kind](recorder)[1], "graftax.io_callback"):
         assert word in message, message
-    assert (recorder.seen, recorder.count) == ([], 0)
+    assert (recorder.inputs, recorder.count) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -405,55 +406,55 @@ def test_the_warning_comes_from_inside_of_other_transforms(around: Any):
     recorder = Recorder()
 
     def noting(x: Any) -> Any:
-        jax.debug.callback(lambda x: recorder.seen.append(1), x)
+        jax.debug.callback(lambda x: recorder.inputs.append(1), x)
         return x * recorder.w
 
-    [message] = set(told(lambda: graftax.jit(around(noting))(jnp.ones(()))))
+    [message] = set(warnings_of(lambda: graftax.jit(around(noting))(jnp.ones(()))))
     jax.effects_barrier()
-    assert recorder.seen == ([] if "is a copy made for the trace" in message else [1])
+    assert recorder.inputs == ([] if "is a copy made for the trace" in message else [1])
 
 
 def test_a_host_function_that_reads_or_has_its_own_objects_earns_no_warning(capsys: pytest.CaptureFixture[str]):
     recorder, log = Recorder(), []
 
-    def own(x: Any) -> None:
+    def append(x: Any) -> None:
         log.append(float(x))
 
     @graftax.jit
     def program(x: Any) -> Any:
-        jax.debug.callback(lambda x: print(recorder.count, [y + 1 for y in recorder.seen]), x)
+        jax.debug.callback(lambda x: print(recorder.count, [y + 1 for y in recorder.inputs]), x)
         jax.debug.callback(recorder.show, x)
-        jax.debug.callback(own, x)
+        jax.debug.callback(append, x)
         jax.debug.print("{}", x)
         return x * recorder.w
 
-    assert not told(lambda: program(jnp.ones(())))
+    assert not warnings_of(lambda: program(jnp.ones(())))
     assert log == [1.0]
     assert capsys.readouterr().out.count("0 []") == 2
 
 
 def test_a_host_function_alone_may_hold_what_is_refused_elsewhere():
-    seen = queue.SimpleQueue()
+    values = queue.SimpleQueue()
 
     @graftax.jit
-    def told(x):
-        jax.debug.callback(lambda v: seen.put(float(v)), x)
+    def program(x):
+        jax.debug.callback(lambda v: values.put(float(v)), x)
         return x + 1
 
     for n in range(3):
-        told(jnp.float32(n))
+        program(jnp.float32(n))
     jax.effects_barrier()
-    assert sorted(seen.get(timeout=10) for _ in range(3)) == [0, 1, 2]
+    assert sorted(values.get(timeout=10) for _ in range(3)) == [0, 1, 2]
 
     @graftax.jit
     def reads(x):
         def size():
-            return seen.qsize()
+            return values.qsize()
 
         return x + size()
 
     for _ in range(2):
-        with pytest.raises(graftax.UnsupportedValueError, match="seen"):
+        with pytest.raises(graftax.UnsupportedValueError, match="values"):
             reads(jnp.float32(1))
 
 

@@ -22,9 +22,9 @@ def loss_of(obj):
 
 
 def close(a, b):
-    (one, first), (other, second) = graftax.flatten(a), graftax.flatten(b)
+    (actual, first), (expected, second) = graftax.flatten(a), graftax.flatten(b)
     assert first == second
-    for x, y in zip(one, other, strict=True):
+    for x, y in zip(actual, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6)
 
 

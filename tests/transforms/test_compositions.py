@@ -33,9 +33,9 @@ class Objects:
         return [x for x in graftax.flatten(obj)[0] if is_inexact(x)]
 
     @staticmethod
-    def like(obj, change, others=lambda x: x):
+    def like(obj, change, change_others=lambda x: x):
         leaves, graphdef = graftax.flatten(obj)
-        return graftax.unflatten(graphdef, [change(x) if is_inexact(x) else others(x) for x in leaves])
+        return graftax.unflatten(graphdef, [change(x) if is_inexact(x) else change_others(x) for x in leaves])
 
     @staticmethod
     def leaves(obj):
@@ -54,7 +54,7 @@ class Lists:
         return jax.tree.leaves(obj)
 
     @staticmethod
-    def like(obj, change, others=None):
+    def like(obj, change, change_others=None):
         return [change(x) for x in obj]
 
     leaves = arrays
@@ -85,7 +85,7 @@ def with_rule(kind, t, f):
 
 def with_pull_back(kind, t, f):
     g = t.custom_vjp(lambda obj: f(obj))
-    g.defvjp(lambda obj: (f(obj), obj), lambda kept, c: t.vjp(f, kept)[1](c))
+    g.defvjp(lambda obj: (f(obj), obj), lambda residuals, c: t.vjp(f, residuals)[1](c))
     return g
 
 
@@ -207,26 +207,26 @@ def outcome(f, *args):
 def check(build, outer, inner):
     obj = build()
     expected, refused = outcome(composed(Lists, JAX, outer, inner), Objects.arrays(obj))
-    found, error = outcome(composed(Objects, graftax, outer, inner), obj)
+    actual, error = outcome(composed(Objects, graftax, outer, inner), obj)
     if refused is not None:
         assert type(error) is type(refused), (error, refused)
         assert REASON.search(str(refused)) is None or REASON.search(str(error)), (error, refused)
         return
     if error is not None:
         raise error
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 class Node:
     def __init__(self, value):
         self.value = jnp.asarray(value)
-        self.others, self.name, self.count = [], "node", jnp.asarray(1)
+        self.neighbours, self.name, self.count = [], "node", jnp.asarray(1)
 
 
 def web():
     """Nodes that refer to each other, one of them in three places; statics, a tuple, a counter."""
     a, b = Node([0.1, 0.2]), Node([[0.3], [0.4]])
-    a.others, b.others = [b, a], [a]
+    a.neighbours, b.neighbours = [b, a], [a]
     a.pair = (b, jnp.asarray(0.5), "text", None)
     return {"a": a, "again": [a], "mode": "train"}
 
@@ -259,5 +259,5 @@ def test_what_vmap_has_computed_is_an_argument_of_a_gradient_inside_of_jit():
         return loss({"w": model["w"] - 0.1 * graftax.grad(loss)(model, x * 2)["w"]}, x)
 
     model, xs = {"w": jnp.arange(1.0, 3.0)}, jnp.arange(6.0).reshape(3, 2)
-    found = graftax.jit(lambda model, xs: graftax.vmap(lambda x: adapted(model, x))(xs))(model, xs)
-    np.testing.assert_allclose(found, [adapted(model, x) for x in xs], rtol=1e-6)
+    actual = graftax.jit(lambda model, xs: graftax.vmap(lambda x: adapted(model, x))(xs))(model, xs)
+    np.testing.assert_allclose(actual, [adapted(model, x) for x in xs], rtol=1e-6)

@@ -33,11 +33,11 @@ def test_the_values_are_those_of_the_chosen_one(build: Callable[[], Any]):
     leaves, graphdef = graftax.flatten([build()])
     ones = [jnp.asarray(x) for x in leaves]
     twos = [x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else (x + x).astype(x.dtype) for x in ones]
-    one, two = graftax.unflatten(graphdef, ones), graftax.unflatten(graphdef, twos)
-    result = graftax.cond(jnp.asarray(pred), lambda a, b: {"x": a}, lambda a, b: {"x": b}, one, two)
-    assert difference({"x": one if pred else two}, result) is None
-    assert difference(graftax.unflatten(graphdef, ones), one) is None
-    assert difference(graftax.unflatten(graphdef, twos), two) is None
+    first, second = graftax.unflatten(graphdef, ones), graftax.unflatten(graphdef, twos)
+    result = graftax.cond(jnp.asarray(pred), lambda a, b: {"x": a}, lambda a, b: {"x": b}, first, second)
+    assert difference({"x": first if pred else second}, result) is None
+    assert difference(graftax.unflatten(graphdef, ones), first) is None
+    assert difference(graftax.unflatten(graphdef, twos), second) is None
 
 
 @BOTH
@@ -83,21 +83,21 @@ def test_branches_change_one_shared_object(pred: bool):
 
 @BOTH
 def test_one_tracer_in_two_places_of_one_branch(pred: bool):
-    def same(box: Any, x: Any) -> None:
+    def put_twice(box: Any, x: Any) -> None:
         box.a = box.b = x
 
     def other(box: Any, x: Any) -> None:
         box.a, box.b = x * 2, x * 3
 
     box, copy = (Box(a=jnp.zeros(()), b=jnp.zeros(())) for _ in range(2))
-    (same if pred else other)(copy, jnp.ones(()))
-    graftax.cond(pred, same, other, box, jnp.ones(()))
+    (put_twice if pred else other)(copy, jnp.ones(()))
+    graftax.cond(pred, put_twice, other, box, jnp.ones(()))
     assert difference(copy, box) is None
 
 
 @BOTH
 def test_both_branches_may_change_the_structure_in_the_same_way(pred: bool):
-    def ones(box: Any) -> Any:
+    def append_row(box: Any) -> Any:
         box.rows.append({"v": jnp.ones(2)})
         box.last = box.rows[-1]
         del box.old
@@ -111,8 +111,8 @@ def test_both_branches_may_change_the_structure_in_the_same_way(pred: bool):
         return new
 
     box, copy = (Box(rows=[], old=jnp.ones(3), last=None) for _ in range(2))
-    expected = (ones if pred else zeros)(copy)
-    result = graftax.cond(pred, ones, zeros, box)
+    expected = (append_row if pred else zeros)(copy)
+    result = graftax.cond(pred, append_row, zeros, box)
     assert difference((copy, expected), (box, result)) is None
     assert result is box.last is box.rows[0]
 
@@ -130,14 +130,14 @@ def test_a_new_object_beside_one_that_stays_is_a_new_one(pred: bool):
 def test_in_a_tuple_only_what_differs_is_new(pred: bool):
     a, b, c = ({"v": jnp.zeros(2) + i} for i in range(3))
 
-    def one() -> Any:
+    def first() -> Any:
         c["v"] = c["v"] + 1
         return a, c, 1.0
 
-    def other() -> Any:
+    def second() -> Any:
         return b, c, 2.5
 
-    result = graftax.cond(pred, one, other)
+    result = graftax.cond(pred, first, second)
     assert result[1] is c
     assert c["v"].tolist() == ([3, 3] if pred else [2, 2])
     assert result[0] is not a
@@ -210,20 +210,20 @@ def test_a_python_number_that_no_branch_changes_stays_one():
 )
 @BOTH
 def test_numbers_become_what_jax_makes_of_them(results: tuple[Any, Any], pred: bool):
-    found, expected = (cond(pred, lambda: results[0], lambda: results[1]) for cond in (graftax.cond, jax.lax.cond))
-    assert difference(expected, found) is None
+    actual, expected = (cond(pred, lambda: results[0], lambda: results[1]) for cond in (graftax.cond, jax.lax.cond))
+    assert difference(expected, actual) is None
 
 
 @BOTH
 def test_results_of_every_kind(pred: bool):
-    def one(x: Any) -> Any:
+    def first(x: Any) -> Any:
         return Point(Box(x=x, name="n"), [x, "s", None])
 
-    def other(x: Any) -> Any:
+    def second(x: Any) -> Any:
         return Point(Box(x=x * 2, name="n"), [x * 3, "s", None])
 
     x = jnp.ones(2)
-    assert difference((one if pred else other)(x), graftax.cond(pred, one, other, x)) is None
+    assert difference((first if pred else second)(x), graftax.cond(pred, first, second, x)) is None
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
@@ -257,7 +257,7 @@ def test_tree_map_beside_doing_nothing():
 def test_switch_clamps_as_jax_does(index: int, wrap: Any):
     log = {"n": jnp.asarray(0)}
 
-    def by(k: int) -> Any:
+    def branch_for(k: int) -> Any:
         def branch(x: Any) -> Any:
             if k:
                 log["n"] = log["n"] + k
@@ -265,7 +265,7 @@ def test_switch_clamps_as_jax_does(index: int, wrap: Any):
 
         return branch
 
-    result = graftax.switch(wrap(index), [by(0), by(1), by(2)], jnp.ones(2))
+    result = graftax.switch(wrap(index), [branch_for(0), branch_for(1), branch_for(2)], jnp.ones(2))
     chosen = min(max(index, 0), 2)
     assert result["x"].tolist() == [chosen, chosen]
     assert log["n"] == chosen
@@ -331,10 +331,10 @@ def test_what_one_branch_captures_may_be_the_others_operand():
     assert graftax.cond(True, by_name, lambda: shared) is shared
     assert shared["v"].tolist() == [1, 1]
 
-    def both(given: Any) -> None:
-        given["v"] = given["v"] + shared["v"]
+    def add(state: Any) -> None:
+        state["v"] = state["v"] + shared["v"]
 
-    graftax.cond(False, lambda given: None, both, shared)
+    graftax.cond(False, lambda state: None, add, shared)
     assert shared["v"].tolist() == [2, 2]
 
 
@@ -373,13 +373,13 @@ def test_a_copy_that_stands_for_one_of_several_objects_may_not_be_changed(change
         def __init__(self, w):
             self.w, self.name = w, "old"
 
-    one, other = Part(jnp.ones(2)), Part(jnp.zeros(2))
+    left, right = Part(jnp.ones(2)), Part(jnp.zeros(2))
 
     def f(p):
-        chosen = graftax.cond(p, lambda: one, lambda: other)
+        chosen = graftax.cond(p, lambda: left, lambda: right)
         change(chosen)
         return chosen.w
 
     with pytest.raises(graftax.MutationError, match=r"result\.(w|name)"):
         graftax.jit(f)(jnp.asarray(True))
-    assert (one.name, other.name, one.w.tolist(), other.w.tolist()) == ("old", "old", [1, 1], [0, 0])
+    assert (left.name, right.name, left.w.tolist(), right.w.tolist()) == ("old", "old", [1, 1], [0, 0])

@@ -83,9 +83,9 @@ def halve(tree: Any) -> Any:
     return tree["x"] / 2
 
 
-def joined(one: Any, other: Any) -> Any:
+def joined(left: Any, right: Any) -> Any:
     traced()
-    return {"x": one["x"] + other["x"]}
+    return {"x": left["x"] + right["x"]}
 
 
 def below_five(state: Any) -> Any:
@@ -121,9 +121,9 @@ def test_functions_made_anew_are_compiled_once():
         return float(graftax.scan(lambda c, row: (c + (weight * row).sum(), traced()), 0.0, ROWS)[0])
 
     assert [run(n) for n in range(4)] == [0, 66, 132, 198]
-    once = len(TRACED)
+    traces = len(TRACED)
     run(5)
-    assert len(TRACED) == once
+    assert len(TRACED) == traces
     assert growth(run) < 4
 
 
@@ -180,37 +180,37 @@ READERS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
     "an attribute of a class that a helper makes": (lambda carry, row: Scaled().step(carry, row), Scaled, "factor"),
     "an attribute of a module": (lambda carry, row: (carry + row.sum() * module.factor, None), module, "factor"),
     "what a jitted function captures": (jitted_step, globals(), "FACTOR"),
-    "what a jitted function captures, in a function": (lambda *given: jitted_step(*given), globals(), "FACTOR"),
+    "what a jitted function captures, in a function": (lambda *arguments: jitted_step(*arguments), globals(), "FACTOR"),
 }
 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_what_the_called_functions_read_is_seen_when_it_changes(reader: str, monkeypatch: pytest.MonkeyPatch):
-    step, where, name = READERS[reader]
-    change = monkeypatch.setitem if isinstance(where, dict) else monkeypatch.setattr
+    step, holder, name = READERS[reader]
+    change = monkeypatch.setitem if isinstance(holder, dict) else monkeypatch.setattr
 
     def run() -> float:
         return float(graftax.scan(step, 0.0, ROWS)[0])
 
     assert [run(), run()] == [132, 132]
     for factor in (3, 2, 5):
-        change(where, name, factor)
+        change(holder, name, factor)
         assert [run(), run()] == [66 * factor] * 2
 
 
 def test_what_the_traced_code_itself_changes_is_no_reason_to_trace_again():
-    def one(carry: Any, row: Any) -> Any:
+    def first(carry: Any, row: Any) -> Any:
         traced()
         return carry + row.sum(), None
 
-    def other(carry: Any, row: Any) -> Any:
+    def second(carry: Any, row: Any) -> Any:
         traced()
         return carry - row.sum(), None
 
     for _ in range(3):
         count = len(TRACED)
-        graftax.scan(one, 0.0, ROWS)
-        graftax.scan(other, 0.0, ROWS)
+        graftax.scan(first, 0.0, ROWS)
+        graftax.scan(second, 0.0, ROWS)
     assert len(TRACED) == count
 
 
@@ -241,12 +241,12 @@ class Cell:
 
 
 @pytest.mark.parametrize(
-    "of", [lambda cell: cell.step, lambda cell: cell, lambda cell: functools.partial(Cell.step, cell)]
+    "step_of", [lambda cell: cell.step, lambda cell: cell, lambda cell: functools.partial(Cell.step, cell)]
 )
-def test_what_steps_change_comes_back_on_every_call(of: Callable[[Cell], Any]):
+def test_what_steps_change_comes_back_on_every_call(step_of: Callable[[Cell], Any]):
     cell, plain = Cell(), Cell()
     for _ in range(3):
-        graftax.scan(of(cell), None, ROWS)
+        graftax.scan(step_of(cell), None, ROWS)
         for row in ROWS:
             plain.step(None, row)
         assert jnp.allclose(cell.weight, plain.weight)
@@ -346,10 +346,10 @@ def test_a_call_that_works_comes_after_one_that_fails():
 
 def test_a_host_function_is_that_of_the_call():
     def run(number: int) -> list[float]:
-        seen: list[float] = []
+        values: list[float] = []
 
         def note(value: Any) -> None:
-            seen.append(float(value) + number)
+            values.append(float(value) + number)
 
         def step(carry: Any, row: Any) -> Any:
             jax.debug.callback(note, row.sum(), ordered=True)
@@ -357,7 +357,7 @@ def test_a_host_function_is_that_of_the_call():
 
         graftax.scan(step, None, ROWS[:2])
         jax.effects_barrier()
-        return seen
+        return values
 
     assert [run(n) for n in (0, 0, 1)] == [[3, 12], [3, 12], [4, 13]]
 
@@ -407,16 +407,16 @@ def test_numpy_arrays_are_read_on_every_call():
 
 
 def test_without_jit_it_is_plain_python():
-    seen: list[float] = []
+    sums: list[float] = []
 
     def step(carry: Any, row: Any) -> Any:
-        seen.append(float(row.sum()))
+        sums.append(float(row.sum()))
         return carry + row.sum(), None
 
     with jax.disable_jit():
         for _ in range(2):
             assert float(graftax.scan(step, 0.0, ROWS)[0]) == 66
-    assert seen == [3, 12, 21, 30] * 2
+    assert sums == [3, 12, 21, 30] * 2
 
 
 def test_settings_of_jax_are_seen():
@@ -441,8 +441,8 @@ def test_the_same_code_in_another_namespace_is_another_function():
 
 
 def test_functions_of_one_code_and_other_kind_differ():
-    def step(carry: Any, row: Any, *more: Any) -> Any:
-        return carry + row.sum() + len(more), None
+    def step(carry: Any, row: Any, *extra: Any) -> Any:
+        return carry + row.sum() + len(extra), None
 
     class Bound:
         pass

@@ -48,11 +48,11 @@ LOOPS: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
 @pytest.mark.parametrize("loop", list(LOOPS))
 def test_packed_state_that_is_carried_is_the_object_inside(loop: str, jit: Any):
     handle, plain = graftax.pack(net()), net()
-    found = jit(lambda h: LOOPS[loop](chained(train), h))(handle)
+    actual = jit(lambda h: LOOPS[loop](chained(train), h))(handle)
     expected = LOOPS[loop](chained(train), plain)
-    assert found["b"].tolist() == expected["b"].tolist() and found["n"] == 3
-    inside = handle.unpack()
-    assert inside["w"].tolist() == [4, 4, 4] and inside["n"] == 3 and inside["name"] == "net"
+    assert actual["b"].tolist() == expected["b"].tolist() and actual["n"] == 3
+    state = handle.unpack()
+    assert state["w"].tolist() == [4, 4, 4] and state["n"] == 3 and state["name"] == "net"
 
 
 @pytest.mark.parametrize("loop", list(LOOPS))
@@ -67,10 +67,10 @@ def test_packed_state_that_is_captured_is_state(jit: Any):
     handle = graftax.pack({"w": jnp.ones(3), "b": jnp.zeros(2)})
 
     def step(carry: Any, _: Any) -> Any:
-        inside = handle.unpack()
-        inside["w"] = inside["w"] * 2
-        handle.update(inside)
-        return carry + inside["w"].sum(), None
+        state = handle.unpack()
+        state["w"] = state["w"] * 2
+        handle.update(state)
+        return carry + state["w"].sum(), None
 
     assert jit(lambda: graftax.scan(step, jnp.zeros(()), length=3)[0])() == 42
     assert handle.unpack()["w"].tolist() == [8, 8, 8]

@@ -27,24 +27,24 @@ from zoo import Box
 class Planet:
     def __init__(self, place: Any, speed: Any, mass: float) -> None:
         self.place, self.speed, self.mass = place, speed, mass
-        self.others: list[Planet] = []
+        self.neighbours: list[Planet] = []
 
 
 def planets(tilt: Any) -> list[Planet]:
     out = [Planet(jnp.array([i * 1.0, tilt * i]), jnp.array([0.0, 0.1 * i]), 1.0 + i) for i in range(3)]
     for planet in out:
-        planet.others = [other for other in out if other is not planet]
+        planet.neighbours = [other for other in out if other is not planet]
     return out
 
 
 def pull(planet: Planet, other: Planet) -> Any:
-    way = other.place - planet.place
-    return other.mass * way / (way @ way + 0.1) ** 1.5
+    distance = other.place - planet.place
+    return other.mass * distance / (distance @ distance + 0.1) ** 1.5
 
 
 def move(system: list[Planet], _: None) -> Any:
     for planet in system:
-        planet.speed = planet.speed + 0.01 * sum(pull(planet, other) for other in planet.others)
+        planet.speed = planet.speed + 0.01 * sum(pull(planet, other) for other in planet.neighbours)
     for planet in system:
         planet.place = planet.place + 0.01 * planet.speed
     return system, [planet.place for planet in system]
@@ -57,7 +57,7 @@ def test_a_cyclic_simulation_moves_the_callers_planets():
     for _ in range(20):
         move(copy, None)
     assert result is system
-    assert system[0].others[0] is system[1]
+    assert system[0].neighbours[0] is system[1]
     for mine, other, track in zip(system, copy, tracks, strict=True):
         np.testing.assert_allclose(mine.place, other.place, rtol=1e-5)
         np.testing.assert_array_equal(mine.place, track[-1])
@@ -74,8 +74,8 @@ def test_a_cyclic_simulation_is_differentiated():
 
         def step(state: Any, _: None) -> Any:
             places, speeds = state
-            way = places[None] - places[:, None]
-            pulls = masses[None, :, None] * way / ((way**2).sum(-1, keepdims=True) + 0.1) ** 1.5
+            distance = places[None] - places[:, None]
+            pulls = masses[None, :, None] * distance / ((distance**2).sum(-1, keepdims=True) + 0.1) ** 1.5
             speeds = speeds + 0.01 * pulls.sum(1)
             return (places + 0.01 * speeds, speeds), None
 
@@ -86,7 +86,7 @@ def test_a_cyclic_simulation_is_differentiated():
     places, speeds = (jnp.stack([getattr(p, name) for p in system]) for name in ("place", "speed"))
     expected = jax.grad(by_hand, argnums=(0, 1))(places, speeds)
     gradient = graftax.jit(graftax.grad(loss))(system)
-    assert gradient[0].others[0] is gradient[1]
+    assert gradient[0].neighbours[0] is gradient[1]
     np.testing.assert_allclose(jnp.stack([p.place for p in gradient]), expected[0], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(jnp.stack([p.speed for p in gradient]), expected[1], rtol=1e-4, atol=1e-6)
 
@@ -123,9 +123,9 @@ def test_a_recurrent_network_with_an_equinox_cell_is_that_of_jax():
     assert graftax.jit(functools.partial(run, graftax.scan))(cell, xs) == jax.jit(functools.partial(run, jax.lax.scan))(
         cell, xs
     )
-    found = graftax.grad(functools.partial(run, graftax.scan))(cell, xs)
+    actual = graftax.grad(functools.partial(run, graftax.scan))(cell, xs)
     expected = jax.grad(functools.partial(run, jax.lax.scan))(cell, xs)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -206,10 +206,10 @@ def test_an_nnx_module_keeps_its_statistics_and_random_counts_through_a_scan(cap
     model, looped = Network(nnx.Rngs(0)), Network(nnx.Rngs(0))
     expected = jnp.stack([looped(x) for x in BATCHES])
     if captured:
-        found = jit(lambda model, xs: graftax.map(model, xs))(model, BATCHES)
+        actual = jit(lambda model, xs: graftax.map(model, xs))(model, BATCHES)
     else:
-        found = jit(lambda model, xs: graftax.scan(applied, model, xs)[1])(model, BATCHES)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        actual = jit(lambda model, xs: graftax.scan(applied, model, xs)[1])(model, BATCHES)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     for one, other in zip(arrays(model), arrays(looped), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -293,27 +293,29 @@ def add(carry: Any, x: Any) -> Any:
 @pytest.mark.parametrize("length", [1, 7, 100, 101, 1234])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_progress_is_told_at_most_a_hundred_times_and_at_the_end(length: int, reverse: bool):
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
-    def tell(done: int, steps: int) -> None:
-        told.append((done, steps))
+    def tell(count: int, steps: int) -> None:
+        reports.append((count, steps))
 
     run = jax.jit(lambda xs: graftax.scan(add, 0.0, xs, reverse=reverse, progress=tell)[0])
     for _ in range(2):
         assert run(jnp.ones(length)) == length
         jax.effects_barrier()
-        assert 1 <= len(told) <= 100
-        assert sorted(told) == sorted(set(told))
-        assert max(told) == (length, length)
-        told.clear()
+        assert 1 <= len(reports) <= 100
+        assert sorted(reports) == sorted(set(reports))
+        assert max(reports) == (length, length)
+        reports.clear()
 
 
 def test_progress_is_told_while_a_gradient_is_computed():
-    told: list[int] = []
-    f: Callable[[Any], Any] = lambda a: graftax.scan(add, a, jnp.ones(5), progress=lambda done, _: told.append(done))[0]
+    reports: list[int] = []
+    f: Callable[[Any], Any] = lambda a: graftax.scan(
+        add, a, jnp.ones(5), progress=lambda count, _: reports.append(count)
+    )[0]
     assert jax.grad(f)(1.0) == 1
     jax.effects_barrier()
-    assert max(told) == 5
+    assert max(reports) == 5
 
 
 @pytest.mark.parametrize("progress", [True, "my title"])

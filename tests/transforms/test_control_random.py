@@ -31,14 +31,14 @@ def graph(seed: int) -> dict[str, Any]:
 
 
 def reached(root: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    nodes: list[dict[str, Any]] = []
     todo = [root]
     while todo:
         node = todo.pop()
-        if not any(node is other for other in found):
-            found.append(node)
+        if not any(node is other for other in nodes):
+            nodes.append(node)
             todo += [node[key] for key in reversed(node) if isinstance(node[key], dict)]
-    return found
+    return nodes
 
 
 def function(shape: random.Random, values: random.Random, structural: list[str], returns: list[str]) -> Function:
@@ -47,7 +47,7 @@ def function(shape: random.Random, values: random.Random, structural: list[str],
     for _ in range(values.randint(0, 3)):
         step = values.choice(["set", "copy", "exchange", "same"]), [values.random() for _ in range(3)]
         steps.insert(values.randint(0, len(steps)), step)
-    what = shape.choice(returns)
+    result_name = shape.choice(returns)
 
     def run(root: Any, x: Any) -> Any:
         for name, (one, other, which) in steps:
@@ -74,16 +74,16 @@ def function(shape: random.Random, values: random.Random, structural: list[str],
             "new": {"r": root["n"], "v": root["v"] + x},
             "copy": dict(root),
         }
-        return results[what]
+        return results[result_name]
 
     return run
 
 
-def assert_is(expected: tuple[Any, Any], found: tuple[Any, Any], whole: bool) -> None:
-    """(the state, the result) agree, each by itself; with `whole`, also in what they share."""
-    for one, other in zip(expected, found, strict=True):
-        assert difference(one, other) is None
-    assert not whole or difference(expected, found) is None
+def assert_is(expected: tuple[Any, Any], actual: tuple[Any, Any], with_sharing: bool) -> None:
+    """(the state, the result) agree, each by itself; with `with_sharing`, also in what they share."""
+    for expected_part, actual_part in zip(expected, actual, strict=True):
+        assert difference(expected_part, actual_part) is None
+    assert not with_sharing or difference(expected, actual) is None
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -100,7 +100,7 @@ def test_a_branch_is_what_the_chosen_function_does(seed: int, pred: bool):
     except graftax.StructureError:
         assert difference(before, mine) is None
     else:
-        assert_is((copy, expected), (mine, result), whole=True)
+        assert_is((copy, expected), (mine, result), with_sharing=True)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -114,7 +114,7 @@ def test_a_branch_that_changes_arrays_only_is_never_refused(seed: int, pred: boo
     expected = (one if pred else other)(copy, 2.0)
     result = graftax.cond(pred, one, other, mine, 2.0)
     assert result is mine
-    assert_is((copy, expected), (mine, result), whole=True)
+    assert_is((copy, expected), (mine, result), with_sharing=True)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -131,4 +131,4 @@ def test_a_loop_is_the_python_loop(seed: int):
     except graftax.StructureError:
         assert difference(before, mine) is None
     else:
-        assert_is((copy, expected), (mine, result), whole=True)
+        assert_is((copy, expected), (mine, result), with_sharing=True)

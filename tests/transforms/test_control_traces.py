@@ -18,40 +18,40 @@ class Traces:
     count = 0  # of a class: no part of any state
 
 
-def scanned(below: Step) -> Step:
-    return lambda v: graftax.scan(lambda c, _: (below(c), None), v, length=2)[0]
+def scanned(inner: Step) -> Step:
+    return lambda v: graftax.scan(lambda c, _: (inner(c), None), v, length=2)[0]
 
 
-def fori(below: Step) -> Step:
-    return lambda v: graftax.fori_loop(0, 2, lambda _, c: below(c), v)
+def fori(inner: Step) -> Step:
+    return lambda v: graftax.fori_loop(0, 2, lambda _, c: inner(c), v)
 
 
-def whiled(below: Step, max_steps: int | None = None) -> Step:
+def whiled(inner: Step, max_steps: int | None = None) -> Step:
     def loop(v: Any) -> Any:
         def step(s: Any) -> Any:
-            return {"i": s["i"] + 1, "v": below(s["v"])}
+            return {"i": s["i"] + 1, "v": inner(s["v"])}
 
         return graftax.while_loop(lambda s: s["i"] < 2, step, {"i": 0, "v": v}, max_steps=max_steps)["v"]
 
     return loop
 
 
-def bounded(below: Step) -> Step:
-    return whiled(below, 3)
+def bounded(inner: Step) -> Step:
+    return whiled(inner, 3)
 
 
-def branched(below: Step) -> Step:
-    return lambda v: graftax.cond(v > -1, below, lambda v: v, v)
+def branched(inner: Step) -> Step:
+    return lambda v: graftax.cond(v > -1, inner, lambda v: v, v)
 
 
-def mapped(below: Step) -> Step:
-    return lambda v: graftax.map(lambda x: below(x), jnp.stack([v, v]))[0]
+def mapped(inner: Step) -> Step:
+    return lambda v: graftax.map(lambda x: inner(x), jnp.stack([v, v]))[0]
 
 
-def differentiated(below: Step) -> Step:
+def differentiated(inner: Step) -> Step:
     def level(v: Any) -> Any:
         def step(c: Any, _: Any) -> Any:
-            return c + graftax.value_and_grad(below)(c)[0] * 0, None
+            return c + graftax.value_and_grad(inner)(c)[0] * 0, None
 
         return graftax.scan(step, v, length=2)[0]
 
@@ -81,8 +81,8 @@ def test_a_change_of_captured_state_costs_one_trace_a_level(level: Any, jit: Any
         jit(nested(level, depth, state))(jnp.ones(()))
         assert state["n"] == (1 if level is branched else 2**depth)
         traces.append(Traces.count)
-    more = 2 if level in (whiled, bounded) else 1  # the counter there turns out to be a number that changes
-    assert traces == [1 + more * depth for depth in (1, 2, 3, 4)]
+    traces_per_level = 2 if level in (whiled, bounded) else 1  # the counter there turns out to be a number that changes
+    assert traces == [1 + traces_per_level * depth for depth in (1, 2, 3, 4)]
 
 
 def test_what_is_known_is_that_of_the_same_loop():
@@ -108,8 +108,8 @@ def test_a_loop_that_is_not_traced_again_leaves_what_the_next_one_knows():
     def count(c: Any, _: Any) -> Any:
         return {**c, "n": c["n"] + c["by"]}, None
 
-    def loop(by: int, c: Any) -> Any:
-        return graftax.scan(count, {"n": 4, "by": by, "c": c}, length=2)[0]
+    def loop(step_size: int, c: Any) -> Any:
+        return graftax.scan(count, {"n": 4, "by": step_size, "c": c}, length=2)[0]
 
     jitted = graftax.jit(lambda c: loop(1, c)["n"])
 
@@ -124,17 +124,17 @@ def test_a_loop_that_is_not_traced_again_leaves_what_the_next_one_knows():
 
 def test_a_step_that_does_otherwise_in_its_second_trace_is_traced_with_nothing_known():
     class Turn:
-        now = 0
+        trace = 0
 
     def inner(c: Any, _: Any) -> Any:
-        n = c["n"] + (Turn.now == 1)
-        return {"n": n}, jnp.ones(2 if Turn.now == 1 else n)
+        n = c["n"] + (Turn.trace == 1)
+        return {"n": n}, jnp.ones(2 if Turn.trace == 1 else n)
 
     def step(carry: Any, _: Any) -> Any:
-        Turn.now += 1
+        Turn.trace += 1
         total["n"] = total["n"] + 1
         return carry, graftax.scan(inner, {"n": 2}, length=2)[1]
 
     total = {"n": jnp.asarray(0)}
     assert graftax.scan(step, jnp.asarray(0), length=3)[1].shape == (3, 2, 2)
-    assert Turn.now == 2
+    assert Turn.trace == 2

@@ -29,15 +29,15 @@ def loss_of(obj):
 
 
 def close(a, b):
-    (one, first), (other, second) = graftax.flatten(a), graftax.flatten(b)
+    (actual, first), (expected, second) = graftax.flatten(a), graftax.flatten(b)
     assert first == second
-    for x, y in zip(one, other, strict=True):
+    for x, y in zip(actual, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
-def scaled(graph, by):
+def scaled(graph, factor):
     leaves, graphdef = graftax.flatten(graph)
-    return graftax.unflatten(graphdef, [x * by for x in leaves])
+    return graftax.unflatten(graphdef, [x * factor for x in leaves])
 
 
 # ---- laws: a rule that gives three times the derivative
@@ -60,7 +60,7 @@ def rule(primals, tangents):
 with_cotangents = custom_vjp(named_loss)
 with_cotangents.defvjp(
     lambda obj: (named_loss(obj), {"obj": obj, "text": "kept"}),
-    lambda kept, cotangent: (scaled(grad(loss_of)(kept["obj"]), 3 * cotangent["loss"]),),
+    lambda residuals, cotangent: (scaled(grad(loss_of)(residuals["obj"]), 3 * cotangent["loss"]),),
 )
 
 
@@ -91,7 +91,7 @@ def by_hand(kind):
         fun = jax.custom_vjp(lambda w, x: {"y": jnp.sin(w @ x)})
         fun.defvjp(
             lambda w, x: (fun(w, x), (w, x)),
-            lambda kept, c: (jnp.outer(c["y"], kept[1]) * 5, c["y"].sum() * jnp.ones_like(kept[1])),
+            lambda residuals, c: (jnp.outer(c["y"], residuals[1]) * 5, c["y"].sum() * jnp.ones_like(residuals[1])),
         )
     return lambda w, x: fun(w, x)["y"].sum() ** 2
 
@@ -118,8 +118,8 @@ class Model:
     def _fwd(self, x):
         return self.backward(x), (self, x)
 
-    def _bwd(kept, cotangent):
-        self, x = kept
+    def _bwd(residuals, cotangent):
+        self, x = residuals
         assert (self.me is self, self.name, cotangent["of"]) == (True, "model", None)
         self = Model(jnp.outer(cotangent["y"], x) * 5)
         return self, cotangent["y"].sum() * jnp.ones_like(x)
@@ -197,7 +197,7 @@ def test_arguments_without_derivative_come_first():
 
     assert grad(lambda x: power(x, {"by": 3}))({"v": jnp.asarray(1.0)})["v"] == 300
     root = custom_vjp(lambda n, x: x["v"] * n["by"], nondiff_argnums=0)
-    root.defvjp(lambda n, x: (x["v"] * n["by"], "nothing"), lambda n, kept, c: ({"v": c * 7 * n["by"]},))
+    root.defvjp(lambda n, x: (x["v"] * n["by"], "nothing"), lambda n, residuals, c: ({"v": c * 7 * n["by"]},))
     n = {"by": jnp.asarray(2.0), "text": kept_text}
     assert grad(lambda x: root(n, x))({"v": jnp.asarray(1.0)})["v"] == 14
     assert jax.jit(jax.grad(lambda v: root(n, {"v": v})))(1.0) == 14
@@ -225,7 +225,7 @@ def test_a_shared_leaf_accumulates():
     def f(a, b):
         return a["w"] * b["x"]["w"]
 
-    f.defvjp(lambda a, b: (f(a, b), None), lambda kept, c: ({"w": 2 * c}, None))
+    f.defvjp(lambda a, b: (f(a, b), None), lambda residuals, c: ({"w": 2 * c}, None))
     shared = {"w": jnp.asarray(3.0)}
     assert grad(lambda s: f(s, {"x": s}))(shared)["w"] == 2
 
@@ -241,11 +241,11 @@ def test_a_rule_for_each_argument():
 
 
 def test_symbolic_zeros_are_given_to_those_who_ask():
-    seen = []
+    types = []
     f = custom_jvp(lambda a, b: a["x"] * b["x"])
 
     def rule(primals, tangents):
-        seen.append(type(tangents[1]["x"]))
+        types.append(type(tangents[1]["x"]))
         return primals[0]["x"] * primals[1]["x"], 4 * tangents[0]["x"]
 
     f.defjvp(rule, symbolic_zeros=True)
@@ -253,8 +253,8 @@ def test_symbolic_zeros_are_given_to_those_who_ask():
     assert grad(f)(*args)["x"] == 4
     f.defjvp(rule)
     assert grad(f)(*args)["x"] == 4
-    assert seen[0] is jax.custom_derivatives.SymbolicZero
-    assert issubclass(seen[1], jax.Array)
+    assert types[0] is jax.custom_derivatives.SymbolicZero
+    assert issubclass(types[1], jax.Array)
 
     g = custom_vjp(lambda a, b: (a["x"], b["x"]))
 
@@ -262,7 +262,7 @@ def test_symbolic_zeros_are_given_to_those_who_ask():
         assert (a["x"].perturbed, b["x"].perturbed) == (True, False)
         return (a["x"].value, b["x"].value), None
 
-    def bwd(kept, cotangent):
+    def bwd(residuals, cotangent):
         assert type(cotangent[1]) is jax.custom_derivatives.SymbolicZero
         return {"x": 6 * cotangent[0]}, None
 
@@ -281,10 +281,10 @@ def test_residuals_are_any_objects():
         value, pull = vjp(lambda p: jnp.sin(p["w"]).sum(), p)
         return value, Kept(pull)
 
-    def bwd(kept, c):
-        assert kept.me is kept
-        assert kept.names == {"a", "b"}
-        return (scaled(kept.pull(c)[0], 2),)
+    def bwd(residuals, c):
+        assert residuals.me is residuals
+        assert residuals.names == {"a", "b"}
+        return (scaled(residuals.pull(c)[0], 2),)
 
     f.defvjp(fwd, bwd)
     for run in (grad(f), graftax.jit(grad(f)), grad(graftax.jit(f))):
@@ -307,12 +307,12 @@ def test_arrays_that_are_not_floating_have_no_derivative():
 
 class Layer:
     def __init__(self):
-        self.w, self.calls, self.last, self.seen = jnp.ones(2), 0, jnp.zeros(2), []
+        self.w, self.calls, self.last, self.inputs = jnp.ones(2), 0, jnp.zeros(2), []
 
     def body(self, x):
         self.calls += 1
         self.last = self.w * x
-        self.seen.append(x)
+        self.inputs.append(x)
         return jnp.sin(self.w * x).sum()
 
 
@@ -323,10 +323,10 @@ def custom_layer(kind):
         return fun
     fun = custom_vjp(lambda layer, x: layer.body(x))
 
-    def bwd(kept, c):
-        layer, x = kept
+    def bwd(residuals, c):
+        layer, x = residuals
         layer = Layer()
-        layer.w, layer.last, layer.seen = 3 * c * x, None, None
+        layer.w, layer.last, layer.inputs = 3 * c * x, None, None
         return layer, None
 
     fun.defvjp(lambda layer, x: (fun(layer, x), (layer, x)), bwd)
@@ -384,10 +384,10 @@ def test_a_rule_that_changes_its_arguments_is_an_error(outer):
     with pytest.raises(graftax.MutationError, match=r"rule of custom_jvp of <lambda> changed d\."):
         jax.grad(outer(lambda x: f({"x": x, "n": 0})))(1.0)
     g = custom_vjp(lambda d: d["x"] * 1)
-    g.defvjp(lambda d: (d["x"], d.update(n=1)), lambda kept, c: ({"x": c},))
+    g.defvjp(lambda d: (d["x"], d.update(n=1)), lambda residuals, c: ({"x": c},))
     with pytest.raises(graftax.MutationError, match=r"rule of custom_vjp of <lambda> changed d\."):
         jax.grad(outer(lambda x: g({"x": x, "n": 0})))(1.0)
-    g.defvjp(lambda d: (d["x"], d), lambda kept, c: ({"x": kept.pop("x") * c},))
+    g.defvjp(lambda d: (d["x"], d), lambda residuals, c: ({"x": residuals.pop("x") * c},))
     with pytest.raises(graftax.MutationError, match=r"bwd of custom_vjp of <lambda> changed"):
         jax.grad(outer(lambda x: g({"x": x, "n": 0})))(1.0)
 
@@ -446,7 +446,7 @@ def test_a_derivative_by_what_is_captured_is_an_error():
 
 def test_a_returned_argument_is_an_error_that_says_what_to_write():
     f = custom_vjp(lambda params, limit: params)
-    f.defvjp(lambda params, limit: (params, None), lambda kept, c: (c, None))
+    f.defvjp(lambda params, limit: (params, None), lambda residuals, c: (c, None))
     with pytest.raises(graftax.StructureError, match=r"value\['w'\].*jax.tree.map"):
         f({"w": X}, 1.0)
     f = custom_vjp(lambda params, limit: jax.tree.map(lambda x: x, params))
@@ -475,10 +475,13 @@ def test_a_wrong_rule_for_tangents_is_named(rule, message):
 @pytest.mark.parametrize(
     ("bwd", "message"),
     [
-        (lambda kept, c: {"x": c}, "tuple of 1 cotangents"),
-        (lambda kept, c: ({"x": c}, None), "tuple of 1 cotangents.*2 of them"),
-        (lambda kept, c: ({"x": jnp.ones(3)},), r"cotangent at d\['x'\] has to be float32\[\], and is float32\[3\]"),
-        (lambda kept, c: ({"y": c},), r"there is a cotangent at d\['y'\].*here at d\['x'\]"),
+        (lambda residuals, c: {"x": c}, "tuple of 1 cotangents"),
+        (lambda residuals, c: ({"x": c}, None), "tuple of 1 cotangents.*2 of them"),
+        (
+            lambda residuals, c: ({"x": jnp.ones(3)},),
+            r"cotangent at d\['x'\] has to be float32\[\], and is float32\[3\]",
+        ),
+        (lambda residuals, c: ({"y": c},), r"there is a cotangent at d\['y'\].*here at d\['x'\]"),
     ],
 )
 def test_a_wrong_rule_for_cotangents_is_named(bwd, message):
@@ -493,7 +496,7 @@ def test_a_number_is_a_tangent_and_a_cotangent():
     f.defjvp(lambda p, t: (p[0]["x"], 0.0))
     assert grad(f)({"x": jnp.asarray(1.0)})["x"] == 0
     g = custom_vjp(lambda d: d["x"] * 1)
-    g.defvjp(lambda d: (d["x"], None), lambda kept, c: ({"x": 5.0},))
+    g.defvjp(lambda d: (d["x"], None), lambda residuals, c: ({"x": 5.0},))
     assert grad(g)({"x": jnp.asarray(1.0)})["x"] == 5
 
 

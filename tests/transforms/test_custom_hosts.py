@@ -24,12 +24,12 @@ def by_w(cotangent):
 def ruled(kind, f, rule=lambda params: params["w"] ** 2):
     """`f` with a rule that gives five times the cotangent, and whose value `rule` computes."""
     if kind == "jvp":
-        made = custom_jvp(f)
-        made.defjvp(lambda primals, tangents: (rule(*primals), 5 * tangents[0]["w"]))
+        with_rule = custom_jvp(f)
+        with_rule.defjvp(lambda primals, tangents: (rule(*primals), 5 * tangents[0]["w"]))
     else:
-        made = custom_vjp(f)
-        made.defvjp(lambda params: (rule(params), None), lambda kept, cotangent: (by_w(5 * cotangent),))
-    return made
+        with_rule = custom_vjp(f)
+        with_rule.defvjp(lambda params: (rule(params), None), lambda residuals, cotangent: (by_w(5 * cotangent),))
+    return with_rule
 
 
 def fresh():
@@ -59,10 +59,10 @@ def square(params):
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("inner", [lambda f: f, graftax.jit, jax.jit], ids=["plain", "jit", "jax"])
 def test_what_is_told_to_a_host_function_does_not_stand_in_the_way(kind, jit, ordered, inner):
-    told = []
+    log = []
 
     def f(params):
-        inner(lambda w: io_callback(lambda w: told.append(w.tolist()), None, w, ordered=ordered))(params["w"])
+        inner(lambda w: io_callback(lambda w: log.append(w.tolist()), None, w, ordered=ordered))(params["w"])
         return square(params)
 
     def step(params):
@@ -70,11 +70,11 @@ def test_what_is_told_to_a_host_function_does_not_stand_in_the_way(kind, jit, or
         return gradient["w"], params["sum"]
 
     params = fresh()
-    found, total = jit(step)(params)
-    np.testing.assert_allclose(found, 5 + 2 * params["w"])  # the rule's, and that of what was written
+    actual, total = jit(step)(params)
+    np.testing.assert_allclose(actual, 5 + 2 * params["w"])  # the rule's, and that of what was written
     assert total == 6
     jax.effects_barrier()
-    assert told == []  # JAX runs the rule instead of the function
+    assert log == []  # JAX runs the rule instead of the function
     if jit is not jax.jit:  # which gives the function copies
         assert (params["calls"], params["sum"]) == (1, 6)
 
@@ -88,27 +88,27 @@ def test_a_rule_that_calls_its_function_tells_the_host_once(kind, jit):
         io_callback(tell, None, params["w"])
         return square(params)
 
-    made = ruled(kind, f, f)
-    found = jit(lambda params: grad(lambda params: made(params).sum())(params)["w"])(fresh())
-    np.testing.assert_allclose(found, [5, 5])
+    with_rule = ruled(kind, f, f)
+    actual = jit(lambda params: grad(lambda params: with_rule(params).sum())(params)["w"])(fresh())
+    np.testing.assert_allclose(actual, [5, 5])
     jax.effects_barrier()
     assert TOLD == [[1, 2]]
 
 
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
 def test_what_a_host_function_changes_meanwhile_is_named(kind):
-    told = []  # a rule for cotangents may change what nothing else does, and so may the host then
+    log = []  # a rule for cotangents may change what nothing else does, and so may the host then
 
     def f(params):
-        io_callback(lambda w: told.append(w.tolist()), None, params["w"])
+        io_callback(lambda w: log.append(w.tolist()), None, params["w"])
         return square(params)
 
-    made = ruled(kind, f, f)
-    with pytest.raises(graftax.ConcurrentChangeError, match=r"told.*host function") if kind == "jvp" else nullcontext():
-        grad(lambda params: made(params).sum())(fresh())
+    with_rule = ruled(kind, f, f)
+    with pytest.raises(graftax.ConcurrentChangeError, match=r"log.*host function") if kind == "jvp" else nullcontext():
+        grad(lambda params: with_rule(params).sum())(fresh())
     if kind == "vjp":
         jax.effects_barrier()
-        assert told == [[1, 2]]
+        assert log == [[1, 2]]
 
 
 @JITS
@@ -121,13 +121,13 @@ def test_the_result_of_a_host_function_has_the_derivative_of_the_rule(kind, jit)
     def rule(params):
         return params["w"].sum()
 
-    made = custom_jvp(f)
-    made.defjvp(lambda primals, tangents: (rule(*primals), 5 * tangents[0]["w"].sum()))
+    with_rule = custom_jvp(f)
+    with_rule.defjvp(lambda primals, tangents: (rule(*primals), 5 * tangents[0]["w"].sum()))
     if kind == "vjp":
-        made = custom_vjp(f)
-        made.defvjp(lambda p: (rule(p), None), lambda kept, c: (by_w(jnp.full(2, 5 * c)),))
-    found = jit(lambda params: grad(lambda params: made(params) + params["sum"])(params)["w"])(fresh())
-    np.testing.assert_allclose(found, 5 + 2 * fresh()["w"])
+        with_rule = custom_vjp(f)
+        with_rule.defvjp(lambda p: (rule(p), None), lambda residuals, c: (by_w(jnp.full(2, 5 * c)),))
+    actual = jit(lambda params: grad(lambda params: with_rule(params) + params["sum"])(params)["w"])(fresh())
+    np.testing.assert_allclose(actual, 5 + 2 * fresh()["w"])
 
 
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
@@ -137,8 +137,8 @@ def test_code_that_asks_for_values_is_run_as_it_is(kind):
         return square(params)
 
     params = fresh()
-    found = grad(lambda params: ruled(kind, f)(params).sum() + params["big"].sum())(params)["w"]
-    np.testing.assert_allclose(found, [7, 7])
+    actual = grad(lambda params: ruled(kind, f)(params).sum() + params["big"].sum())(params)["w"]
+    np.testing.assert_allclose(actual, [7, 7])
 
 
 @JITS
@@ -155,5 +155,5 @@ def test_a_change_computed_by_a_host_function_has_no_derivative(kind, jit):
         params["sum"] = params["sum"] + host_sum(jax.lax.stop_gradient(params))
         return params["w"] ** 2
 
-    found = jit(lambda params: grad(lambda params: ruled(kind, stopped)(params).sum())(params)["w"])(fresh())
-    np.testing.assert_allclose(found, [5, 5])
+    actual = jit(lambda params: grad(lambda params: ruled(kind, stopped)(params).sum())(params)["w"])(fresh())
+    np.testing.assert_allclose(actual, [5, 5])

@@ -18,7 +18,7 @@ class Model:
             self.w, self.last = jnp.ones(3), jnp.zeros(())
 
 
-def outside(custom, model, what):
+def rule_outside(custom, model, change):
     """A loss with a rule that is made outside of it."""
 
     @custom
@@ -30,16 +30,16 @@ def outside(custom, model, what):
     def forward(x):
         nonlocal forwards
         forwards += 1
-        if what == "reads":
+        if change == "reads":
             model.scale += 2
         return jnp.sin(x), x
 
     def backward(x, g):
-        if what == "counts":
+        if change == "counts":
             model.runs += 1
-        if what == "appends":
+        if change == "appends":
             model.log.append(len(model.log))
-        if what == "keeps":
+        if change == "keeps":
             model.last = g * 2
         return (g * jnp.cos(x) * model.scale,)
 
@@ -47,11 +47,11 @@ def outside(custom, model, what):
     return (lambda model, x: 2 * sine(x)), lambda: forwards
 
 
-def inside(custom, model, what):
+def rule_inside(custom, model, change):
     """A loss that makes the rule, around the objects that it is given."""
 
     def loss(model, x):
-        f, _ = outside(custom, model, what)
+        f, _ = rule_outside(custom, model, change)
         return f(model, x)
 
     return loss, lambda: 0
@@ -73,25 +73,25 @@ GRADIENTS = {
 }
 
 
-def after(make, custom, gradient, around, what, arrays):
+def state_after(make, custom, gradient, around, change, arrays):
     model = Model(arrays)
-    loss, forwards = make(custom, model, what)
+    loss, forwards = make(custom, model, change)
     run = around(gradient(loss))
-    found = [float(run(model, jnp.asarray(step / 4))) for step in range(3)]
-    return found, model.runs, model.scale, model.log, float(model.last), forwards()
+    values = [float(run(model, jnp.asarray(step / 4))) for step in range(3)]
+    return values, model.runs, model.scale, model.log, float(model.last), forwards()
 
 
 @pytest.mark.parametrize("arrays", [False, True])
-@pytest.mark.parametrize("what", ["counts", "reads", "appends", "keeps"])
+@pytest.mark.parametrize("change", ["counts", "reads", "appends", "keeps"])
 @pytest.mark.parametrize("around", [lambda f: f, graftax.jit], ids=["plain", "jit"])
 @pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("make", [outside, inside])
-def test_a_rule_finds_and_changes_the_objects_of_the_caller(make, gradient, around, what, arrays):
-    if what == "keeps" and (gradient in ("jacrev", "checkpoint within", "jit within") or not arrays):
+@pytest.mark.parametrize("make", [rule_outside, rule_inside])
+def test_a_rule_finds_and_changes_the_objects_of_the_caller(make, gradient, around, change, arrays):
+    if change == "keeps" and (gradient in ("jacrev", "checkpoint within", "jit within") or not arrays):
         return  # JAX runs the rule under a vmap or a trace of its own: what it makes there is no array
-    expected, *state = after(make, jax.custom_vjp, of_jax, lambda f: f, what, arrays)
-    found, *there = after(make, graftax.custom_vjp, GRADIENTS[gradient], around, what, arrays)
-    assert found == pytest.approx(expected) and there == state
+    expected, *state = state_after(make, jax.custom_vjp, of_jax, lambda f: f, change, arrays)
+    values, *final_state = state_after(make, graftax.custom_vjp, GRADIENTS[gradient], around, change, arrays)
+    assert values == pytest.approx(expected) and final_state == state
 
 
 def test_a_rule_reads_arrays_that_the_function_has_changed():
@@ -134,7 +134,7 @@ def test_what_fails_in_the_backward_pass_leaves_what_the_forward_pass_did():
 
 def test_a_compiled_function_holds_nothing_of_what_its_rules_reach():
     model = Model(True)
-    loss, _ = inside(graftax.custom_vjp, model, "counts")
+    loss, _ = rule_inside(graftax.custom_vjp, model, "counts")
     run = graftax.jit(lambda model, x: loss(model, x))
     run(model, jnp.ones(()))
     gone = weakref.ref(model)
@@ -144,9 +144,9 @@ def test_a_compiled_function_holds_nothing_of_what_its_rules_reach():
 
 
 LOOPS = {
-    "scan": lambda of, sine, x: of.scan(lambda c, _: (sine(c), None), x, None, length=3)[0],
-    "map": lambda of, sine, x: of.map(sine, jnp.stack([x, x])).sum(),
-    "cond": lambda of, sine, x: of.cond(x > 0, sine, lambda x: x, x),
+    "scan": lambda library, sine, x: library.scan(lambda c, _: (sine(c), None), x, None, length=3)[0],
+    "map": lambda library, sine, x: library.map(sine, jnp.stack([x, x])).sum(),
+    "cond": lambda library, sine, x: library.cond(x > 0, sine, lambda x: x, x),
 }
 
 
@@ -154,11 +154,11 @@ LOOPS = {
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_rule_of_what_runs_in_a_loop_or_a_branch_counts(loop):
     counts = []
-    for of, custom, grad in ((jax.lax, jax.custom_vjp, jax.grad), (graftax, graftax.custom_vjp, graftax.grad)):
+    for library, custom, grad in ((jax.lax, jax.custom_vjp, jax.grad), (graftax, graftax.custom_vjp, graftax.grad)):
         model = Model(False)
-        sine, _ = outside(custom, model, "counts")
-        for around in (lambda f: f, jax.jit if of is jax.lax else graftax.jit):
-            around(grad(lambda x: LOOPS[loop](of, lambda x: sine(model, x), x)))(jnp.ones(()))
+        sine, _ = rule_outside(custom, model, "counts")
+        for around in (lambda f: f, jax.jit if library is jax.lax else graftax.jit):
+            around(grad(lambda x: LOOPS[loop](library, lambda x: sine(model, x), x)))(jnp.ones(()))
             counts.append(model.runs)
     assert counts[:2] == counts[2:] and counts[0] > 0
 

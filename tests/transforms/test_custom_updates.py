@@ -25,8 +25,8 @@ def forward(model, x):
     return run(model, x), (jnp.cos(model.w), model, x)
 
 
-def backward(kept, cotangent, *, updates_g):
-    cosine, model, x = kept
+def backward(residuals, cotangent, *, updates_g):
+    cosine, model, x = residuals
     changed, of_x = updates_g
     assert changed.w is None and of_x is None and changed.steps.dtype == jax.dtypes.float0
     out = graftax.copy(model)  # its count of steps says nothing
@@ -44,8 +44,8 @@ def test_a_rule_that_asks_for_updates_is_given_their_cotangents(around):
         return out + 3 * model.total
 
     model = Model(jnp.array(1.0), jnp.array(4.0))
-    found = around(grad(loss))(model, jnp.array(2.0))
-    assert jnp.allclose(found.w, 2 * jnp.cos(1.0)) and found.total == 30
+    gradient = around(grad(loss))(model, jnp.array(2.0))
+    assert jnp.allclose(gradient.w, 2 * jnp.cos(1.0)) and gradient.total == 30
     assert model.total == 8 and model.steps == 1
 
 
@@ -54,11 +54,11 @@ def test_updates_that_nothing_depends_on_are_zero():
     assert grad(run)(model, jnp.array(2.0)).total == 0
 
 
-@pytest.mark.parametrize("given", [jnp.array(1), jnp.array(1.5), True, jax.random.key(0)], ids=str)
+@pytest.mark.parametrize("cotangent_of_n", [jnp.array(1), jnp.array(1.5), True, jax.random.key(0)], ids=str)
 @pytest.mark.parametrize("argument", [jnp.array(3), jax.random.key(0)], ids=["integer", "key"])
-def test_what_a_rule_says_of_an_integer_is_left_alone(argument, given):
+def test_what_a_rule_says_of_an_integer_is_left_alone(argument, cotangent_of_n):
     double = custom_vjp(lambda n, x: x * 2)
-    double.defvjp(lambda n, x: (x * 2, None), lambda kept, cotangent: (given, cotangent * 2))
+    double.defvjp(lambda n, x: (x * 2, None), lambda residuals, cotangent: (cotangent_of_n, cotangent * 2))
     assert grad(double, argnums=1)(argument, jnp.array(1.0)) == 2
 
 
@@ -69,12 +69,12 @@ def test_in_nnx_an_unchanged_variable_is_none():
         def __init__(self):
             self.w, self.total = nnx.Param(jnp.array(1.0)), nnx.BatchStat(jnp.array(4.0))
 
-    def gradient(of, **modes):
+    def gradient(library, **modes):
         def changing(m):
             m.total[...] *= 2.0
             return jnp.sin(m.w[...])
 
-        f = of.custom_vjp(changing, **modes)
+        f = library.custom_vjp(changing, **modes)
 
         def bwd(m, cotangent, updates_g):
             (changed,) = updates_g
@@ -84,7 +84,7 @@ def test_in_nnx_an_unchanged_variable_is_none():
             return (out,)
 
         f.defvjp(lambda m: (f(m), m), bwd)
-        return of.grad(lambda m: f(m) + 3 * m.total[...], **modes)(Module())
+        return library.grad(lambda m: f(m) + 3 * m.total[...], **modes)(Module())
 
     ours, theirs = gradient(graftax), gradient(nnx, graph_updates=False)
     assert ours.w[...] == theirs.w[...] and ours.total[...] == theirs.total[...] == 3

@@ -24,11 +24,11 @@ def test_with_options_each_is_a_decorator():
         return (a * b**2).sum()
 
     @graftax.value_and_grad(wrt="b")
-    def both(a: Any, b: Any) -> Any:
+    def product(a: Any, b: Any) -> Any:
         return (a * b).sum()
 
     @graftax.checkpoint(prevent_cse=False)
-    def again(x: Any) -> Any:
+    def sine(x: Any) -> Any:
         return jnp.sin(x)
 
     @graftax.jacrev(argnums=0)
@@ -36,8 +36,8 @@ def test_with_options_each_is_a_decorator():
         return x**2
 
     assert columns(X).sum(0).tolist() == [1, 1, 1]
-    assert by_second(1.0, 3.0) == 6 and both(2.0, 3.0)[1] == 2
-    assert graftax.grad(lambda x: again(x))(0.0) == 1 and slopes(2.0) == 4
+    assert by_second(1.0, 3.0) == 6 and product(2.0, 3.0)[1] == 2
+    assert graftax.grad(lambda x: sine(x))(0.0) == 1 and slopes(2.0) == 4
     assert columns.__name__ == "columns"
 
 
@@ -69,7 +69,7 @@ def test_a_rule_says_what_is_not_differentiated(rule: Any):
     if rule is graftax.custom_jvp:
         power.defjvp(lambda n, primals, rates: (primals[0] ** n, 10 * rates[0]))
     else:
-        power.defvjp(lambda n, x: (x**n, None), lambda n, kept, g: (10 * g,))
+        power.defvjp(lambda n, x: (x**n, None), lambda n, residuals, g: (10 * g,))
     assert graftax.grad(lambda x: power(3, x))(2.0) == 10
     assert power(3, 2.0) == 8
 

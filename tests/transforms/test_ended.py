@@ -45,10 +45,10 @@ BY_JAX = {
 }
 
 
-@pytest.mark.parametrize("which", BY_JAX)
+@pytest.mark.parametrize("case", BY_JAX)
 @pytest.mark.parametrize("use", ["left", "used", "returned", "leaked", "by a transform"])
-def test_a_tracer_of_an_ended_transform_is_named(which, use):
-    run, transform, ours = BY_JAX[which]
+def test_a_tracer_of_an_ended_transform_is_named(case, use):
+    run, transform, ours = BY_JAX[case]
     model, x = Norm(), jnp.ones(3)
     text = rf"m\.mean holds a tracer of {transform}.*graftax\.{ours} in its"
     error = pytest.raises(graftax.MutationError, match=text)

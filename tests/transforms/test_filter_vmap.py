@@ -21,7 +21,7 @@ def make(key):
     return eqx.nn.MLP(2, 2, 4, 1, key=key)
 
 
-def same(a, b):
+def assert_equal(a, b):
     """Equal arrays in the same places of equal trees; what is no array is the same, too."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -52,7 +52,7 @@ PROGRAMS = {
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_gives_what_equinox_gives(name):
-    same(PROGRAMS[name](graftax), PROGRAMS[name](eqx))
+    assert_equal(PROGRAMS[name](graftax), PROGRAMS[name](eqx))
 
 
 def test_a_change_is_dropped_with_a_warning():
@@ -78,17 +78,17 @@ def test_functions_are_left_alone_with_what_they_capture():
         return {"w": jax.random.normal(key, (2,)), "function": scaled, "part": functools.partial(jnp.add, start)}
 
     for library in (eqx, graftax):
-        made = library.filter_vmap(make)(jax.random.split(jax.random.key(0), 3))
-        assert made["w"].shape == (3, 2) and made["function"](0).shape == (2,) and made["part"](0).shape == (2,)
-        out = library.filter_vmap(lambda layer: layer["function"](layer["w"]))(made)
-        np.testing.assert_allclose(out, made["w"] + start)
+        models = library.filter_vmap(make)(jax.random.split(jax.random.key(0), 3))
+        assert models["w"].shape == (3, 2) and models["function"](0).shape == (2,) and models["part"](0).shape == (2,)
+        out = library.filter_vmap(lambda layer: layer["function"](layer["w"]))(models)
+        np.testing.assert_allclose(out, models["w"] + start)
 
 
 @dataclasses.dataclass(eq=False)
 class Scale:
     """A plain class: a value to Equinox, however many arrays are in it."""
 
-    by: jax.Array
+    scale: jax.Array
 
 
 class Named(dict):
@@ -98,46 +98,46 @@ class Named(dict):
 THREE = jnp.arange(3.0)
 TWO = jnp.arange(2.0)
 VALUES = {
-    "an object": lambda t: t.filter_vmap(lambda s, x: s.by + x)(Scale(THREE), TWO),
-    "in a tree": lambda t: t.filter_vmap(lambda d, x: d["s"].by + x * d["y"])({"s": Scale(THREE), "y": TWO}, TWO),
-    "a tree in it": lambda t: t.filter_vmap(lambda s, x: s.by["a"] + x)(Scale({"a": THREE}), TWO),
-    "a function of the leaf": lambda t: t.filter_vmap(lambda s, x: s.by + x, in_axes=(eqx.if_array(1), 0))(
+    "an object": lambda t: t.filter_vmap(lambda s, x: s.scale + x)(Scale(THREE), TWO),
+    "in a tree": lambda t: t.filter_vmap(lambda d, x: d["s"].scale + x * d["y"])({"s": Scale(THREE), "y": TWO}, TWO),
+    "a tree in it": lambda t: t.filter_vmap(lambda s, x: s.scale["a"] + x)(Scale({"a": THREE}), TWO),
+    "a function of the leaf": lambda t: t.filter_vmap(lambda s, x: s.scale + x, in_axes=(eqx.if_array(1), 0))(
         Scale(THREE), TWO
     ),
-    "by name": lambda t: t.filter_vmap(lambda s, x: s.by + x, in_axes={"x": 0})(Scale(THREE), TWO),
+    "by name": lambda t: t.filter_vmap(lambda s, x: s.scale + x, in_axes={"x": 0})(Scale(THREE), TWO),
     "a deque": lambda t: t.filter_vmap(lambda s, x: s[0] + x)(collections.deque([THREE]), TWO),
-    "of a subclass of dict": lambda t: t.filter_vmap(lambda s, x: s["by"] + x)(Named(by=THREE), TWO),
-    "how often": lambda t: t.filter_vmap(lambda s: s.by, axis_size=2)(Scale(THREE)),
-    "returned": lambda t: t.filter_vmap(lambda s, x: (s, x))(Scale(THREE), TWO)[0].by,
-    "made": lambda t: t.filter_vmap(lambda x: (Scale(THREE), x))(TWO)[0].by,
-    "nothing mapped": lambda t: t.filter_vmap(lambda s, text: s.by, out_axes=None)(Scale(THREE), "text"),
+    "of a subclass of dict": lambda t: t.filter_vmap(lambda s, x: s["scale"] + x)(Named(scale=THREE), TWO),
+    "how often": lambda t: t.filter_vmap(lambda s: s.scale, axis_size=2)(Scale(THREE)),
+    "returned": lambda t: t.filter_vmap(lambda s, x: (s, x))(Scale(THREE), TWO)[0].scale,
+    "made": lambda t: t.filter_vmap(lambda x: (Scale(THREE), x))(TWO)[0].scale,
+    "nothing mapped": lambda t: t.filter_vmap(lambda s, text: s.scale, out_axes=None)(Scale(THREE), "text"),
 }
 
 
 @pytest.mark.quick(20)
 @pytest.mark.parametrize("name", VALUES)
 def test_objects_of_plain_classes_are_values(name):
-    same(VALUES[name](graftax), VALUES[name](eqx))
+    assert_equal(VALUES[name](graftax), VALUES[name](eqx))
 
 
 def test_an_axis_maps_objects_of_plain_classes():
-    out = graftax.filter_vmap(lambda s, x: s.by + x, in_axes=(0, 0))(Scale(TWO), TWO)
+    out = graftax.filter_vmap(lambda s, x: s.scale + x, in_axes=(0, 0))(Scale(TWO), TWO)
     np.testing.assert_array_equal(out, TWO + TWO)
 
 
 def test_what_a_value_shares_with_a_tree_is_mapped():
-    out = graftax.filter_vmap(lambda tree, s: s.by + tree[0])([TWO], Scale(TWO))
+    out = graftax.filter_vmap(lambda tree, s: s.scale + tree[0])([TWO], Scale(TWO))
     assert out.shape == (2, 2)  # an equal array is another one
     pair = [TWO]
-    out = graftax.filter_vmap(lambda tree, s: s.by[0] + tree[0])(pair, Scale(pair))
+    out = graftax.filter_vmap(lambda tree, s: s.scale[0] + tree[0])(pair, Scale(pair))
     np.testing.assert_array_equal(out, TWO + TWO)
 
 
 def test_a_new_value_that_depends_on_the_axis_is_mapped():
-    np.testing.assert_array_equal(graftax.filter_vmap(lambda x: Scale(x + 1))(TWO).by, TWO + 1)
+    np.testing.assert_array_equal(graftax.filter_vmap(lambda x: Scale(x + 1))(TWO).scale, TWO + 1)
 
 
 def test_an_axis_of_the_result_needs_something_mapped():
     for library in (eqx, graftax):
         with pytest.raises(ValueError):
-            library.filter_vmap(lambda s: s.by)(Scale(THREE))
+            library.filter_vmap(lambda s: s.scale)(Scale(THREE))

@@ -23,11 +23,11 @@ JITS = pytest.mark.parametrize(
 X = jnp.asarray([0.5, -1.0])
 
 
-def same(a, b):
+def assert_equal(a, b):
     """Equal as Equinox's trees, arrays up to rounding."""
-    (one, first), (other, second) = (jax.tree.flatten(t, is_leaf=lambda x: x is None) for t in (a, b))
+    (actual, first), (expected, second) = (jax.tree.flatten(t, is_leaf=lambda x: x is None) for t in (a, b))
     assert first == second
-    for x, y in zip(one, other, strict=True):
+    for x, y in zip(actual, expected, strict=True):
         if eqx.is_array(y):
             assert (x.shape, jnp.result_type(x)) == (y.shape, jnp.result_type(y))
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
@@ -36,7 +36,7 @@ def same(a, b):
             assert x == y or x is y
 
 
-def both(name):
+def functions_of(name):
     return getattr(graftax, name), getattr(eqx, name)
 
 
@@ -99,29 +99,29 @@ MODELS = pytest.mark.parametrize("build", [mlp, scaled, linear_and_norm, numpy_a
 @MODELS
 def test_gradients_are_those_of_equinox(build, jit):
     for name in ("filter_grad", "filter_value_and_grad"):
-        mine, theirs = both(name)
-        same(jit(mine(loss))(build(), X), theirs(loss)(build(), X))
-        same(jit(mine(loss))(build(), X, factor=3.0), theirs(loss)(build(), X, factor=3.0))
-        same(jit(mine(with_aux, has_aux=True))(build(), X), theirs(with_aux, has_aux=True)(build(), X))
-        same(jit(mine(has_aux=True)(with_aux))(build(), X), theirs(has_aux=True)(with_aux)(build(), X))
+        mine, theirs = functions_of(name)
+        assert_equal(jit(mine(loss))(build(), X), theirs(loss)(build(), X))
+        assert_equal(jit(mine(loss))(build(), X, factor=3.0), theirs(loss)(build(), X, factor=3.0))
+        assert_equal(jit(mine(with_aux, has_aux=True))(build(), X), theirs(with_aux, has_aux=True)(build(), X))
+        assert_equal(jit(mine(has_aux=True)(with_aux))(build(), X), theirs(has_aux=True)(with_aux)(build(), X))
 
 
 @MODELS
 @pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
 def test_jacobians_are_those_of_equinox(build, name):
-    mine, theirs = both(name)
-    same(mine(run)(build(), X, factor=2.0), theirs(run)(build(), X, factor=2.0))
+    mine, theirs = functions_of(name)
+    assert_equal(mine(run)(build(), X, factor=2.0), theirs(run)(build(), X, factor=2.0))
 
     def pair(model, x):
         return run(model, x), {"aux": x}
 
-    same(mine(pair, has_aux=True)(build(), X), theirs(pair, has_aux=True)(build(), X))
+    assert_equal(mine(pair, has_aux=True)(build(), X), theirs(pair, has_aux=True)(build(), X))
 
 
 @JITS
 @MODELS
 def test_products_are_those_of_equinox(build, jit):
-    mine, theirs = both("filter_vjp")
+    mine, theirs = functions_of("filter_vjp")
 
     def pulled(vjp):
         def f(model, x):
@@ -132,7 +132,7 @@ def test_products_are_those_of_equinox(build, jit):
 
         return f
 
-    same(jit(pulled(mine))(build(), X), pulled(theirs)(build(), X))
+    assert_equal(jit(pulled(mine))(build(), X), pulled(theirs)(build(), X))
 
 
 def halves(tree):
@@ -145,21 +145,21 @@ def test_tangents_are_those_of_equinox(build):
     def f(model, x, n, *, factor):
         return {"y": run(model, x, factor=factor), "x": x, "model": model, "n": n}
 
-    mine, theirs = both("filter_jvp")
+    mine, theirs = functions_of("filter_jvp")
     nothing = jax.tree.map(lambda _: None, build())
     for rates in (halves((build(), X, 3)), (halves(build()), None, None), (nothing, X, None)):
         arguments = (f, (build(), X, 3), rates)
-        same(mine(*arguments, factor=2.0), theirs(*arguments, factor=2.0))
+        assert_equal(mine(*arguments, factor=2.0), theirs(*arguments, factor=2.0))
 
 
 def test_a_float_with_a_tangent_is_traced():
-    mine, theirs = both("filter_jvp")
+    mine, theirs = functions_of("filter_jvp")
     arguments = (lambda x, y: (x * y, y), (2.0, jnp.ones(2)), (1.0, None))
-    same(mine(*arguments), theirs(*arguments))
+    assert_equal(mine(*arguments), theirs(*arguments))
 
 
 def test_tangents_of_another_tree_are_an_error():
-    for jvp in both("filter_jvp"):
+    for jvp in functions_of("filter_jvp"):
         with pytest.raises(ValueError, match="tangents"):
             jvp(lambda x: x, (X,), ({"x": X},))
 
@@ -171,11 +171,11 @@ def test_a_partitioned_model_is_differentiated_by_its_first_half():
     def f(diff, static, x):
         return loss(eqx.combine(diff, static), x)
 
-    mine, theirs = both("filter_grad")
-    same(mine(f)(diff, static, X), theirs(f)(diff, static, X))
+    mine, theirs = functions_of("filter_grad")
+    assert_equal(mine(f)(diff, static, X), theirs(f)(diff, static, X))
     head = eqx.tree_at(lambda t: t.scale, jax.tree.map(lambda _: False, model), True)
     diff, static = eqx.partition(model, head)
-    same(mine(f)(diff, static, X), theirs(f)(diff, static, X))
+    assert_equal(mine(f)(diff, static, X), theirs(f)(diff, static, X))
     assert eqx.apply_updates(model, mine(loss)(model, X)).note == "a note"
 
 
@@ -187,17 +187,19 @@ def test_other_uses_of_the_object_are_constants():
         (lambda a: a["w"] * w["w"], (w,)),
     ):
         for name in ("filter_grad", "filter_value_and_grad", "filter_jacfwd", "filter_jacrev", "filter_hessian"):
-            mine, theirs = both(name)
+            mine, theirs = functions_of(name)
             assert eqx.tree_equal(mine(f)(*args), theirs(f)(*args))
 
 
 def test_nothing_to_differentiate_is_none():
-    mine, theirs = both("filter_grad")
-    same(mine(lambda x: jnp.asarray(1.0) * x["n"])({"n": 3.0}), theirs(lambda x: jnp.asarray(1.0) * x["n"])({"n": 3.0}))
+    mine, theirs = functions_of("filter_grad")
+    assert_equal(
+        mine(lambda x: jnp.asarray(1.0) * x["n"])({"n": 3.0}), theirs(lambda x: jnp.asarray(1.0) * x["n"])({"n": 3.0})
+    )
 
 
 def test_the_first_argument_is_given_by_position():
-    for grad in both("filter_grad"):
+    for grad in functions_of("filter_grad"):
         with pytest.raises(TypeError, match=r"position"):
             grad(loss)(model=mlp(), x=X)
         with pytest.raises(ValueError, match=r"argnums|tuple"):
@@ -260,14 +262,14 @@ def test_closures_are_as_in_jax():
 @JITS
 @MODELS
 def test_checkpoint_is_that_of_equinox(build, jit):
-    mine, theirs = both("filter_checkpoint")
-    same(jit(mine(run))(build(), X, factor=2.0), theirs(run)(build(), X, factor=2.0))
+    mine, theirs = functions_of("filter_checkpoint")
+    assert_equal(jit(mine(run))(build(), X, factor=2.0), theirs(run)(build(), X, factor=2.0))
     policy = jax.checkpoint_policies.everything_saveable
     results = [
         library.filter_grad(library.filter_checkpoint(policy=policy, prevent_cse=False)(loss))(build(), X)
         for library in (graftax, eqx)
     ]
-    same(*results)
+    assert_equal(*results)
 
 
 @MODELS
@@ -275,7 +277,7 @@ def test_shapes_are_those_of_equinox(build):
     def f(model, x, name):
         return {"y": run(model, x), "model": model, "name": name}
 
-    mine, theirs = both("filter_eval_shape")
+    mine, theirs = functions_of("filter_eval_shape")
     for x in (X, jax.ShapeDtypeStruct((2,), jnp.float32)):
         assert eqx.tree_equal(mine(f, build(), x, "n"), theirs(f, build(), x, "n"))
     same_class = mine(eqx.nn.Linear, 3, 4, key=jax.random.key(0))
@@ -287,7 +289,7 @@ def test_jaxprs_are_those_of_equinox(build):
     def f(model, x, name):
         return {"name": name, "y": run(model, x)}
 
-    mine, theirs = both("filter_make_jaxpr")
+    mine, theirs = functions_of("filter_make_jaxpr")
     for x in (X, jax.ShapeDtypeStruct((2,), jnp.float32)):
         (jaxpr, *rest), (expected, *other) = mine(f)(build(), x, "n"), theirs(f)(build(), x, "n")
         assert eqx.tree_equal(rest, other)
@@ -303,10 +305,10 @@ def test_callbacks_are_those_of_equinox(jit):
     shape = {"y": jax.ShapeDtypeStruct((2,), jnp.float32), "note": "n"}
     mine, theirs = (
         jit(lambda x, call=call: call(host, {"x": x, "note": "n"}, result_shape_dtypes=shape, by=2.0))
-        for call in both("filter_pure_callback")
+        for call in functions_of("filter_pure_callback")
     )
-    same(mine(X), theirs(X))
-    for call in both("filter_pure_callback"):
+    assert_equal(mine(X), theirs(X))
+    for call in functions_of("filter_pure_callback"):
         with pytest.raises(Exception, match=r"static elements|expected 'other', given 'n'"):
             call(host, {"x": X, "note": "n"}, result_shape_dtypes={**shape, "note": "other"}, by=2.0)[
                 "y"
@@ -316,7 +318,7 @@ def test_callbacks_are_those_of_equinox(jit):
         shape = jax.ShapeDtypeStruct((), jnp.float32)
         return jax.vmap(lambda x: call(lambda x: x * 2, x, result_shape_dtypes=shape, vmap_method="sequential"))(X)
 
-    same(*map(mapped, both("filter_pure_callback")))
+    assert_equal(*map(mapped, functions_of("filter_pure_callback")))
 
 
 @JITS
@@ -325,19 +327,19 @@ def test_shards_are_those_of_equinox(build, jit):
     device = jax.devices()[0]
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    mine, theirs = both("filter_shard")
-    for where in (device, sharding):
-        same(jit(lambda m, where=where: mine(m, where))(build()), theirs(build(), where))
+    mine, theirs = functions_of("filter_shard")
+    for placement in (device, sharding):
+        assert_equal(jit(lambda m, placement=placement: mine(m, placement))(build()), theirs(build(), placement))
     spec = (sharding, sharding)
-    same(jit(lambda m: mine((m, X), spec))(build()), theirs((build(), X), spec))
+    assert_equal(jit(lambda m: mine((m, X), spec))(build()), theirs((build(), X), spec))
 
 
 def test_each_array_gets_the_sharding_of_its_part():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
-    rows, whole = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(spec)) for spec in ("d", None))
-    found = graftax.filter_shard({"a": [X, "text"], "b": {"c": X}}, {"a": rows, "b": whole})
-    assert (found["a"][0].sharding.spec, found["b"]["c"].sharding.spec) == (rows.spec, whole.spec)
-    assert found["a"][1] == "text"
+    rows, replicated = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(spec)) for spec in ("d", None))
+    sharded = graftax.filter_shard({"a": [X, "text"], "b": {"c": X}}, {"a": rows, "b": replicated})
+    assert (sharded["a"][0].sharding.spec, sharded["b"]["c"].sharding.spec) == (rows.spec, replicated.spec)
+    assert sharded["a"][1] == "text"
 
 
 # ---- closures
@@ -443,10 +445,10 @@ def test_what_is_made_of_a_function_does_not_keep_it():
     def square(x):
         return (x**2).sum()
 
-    made = [graftax.filter_grad(square), graftax.filter_vmap(square)]
-    made[0](jnp.ones(3))
+    transformed = [graftax.filter_grad(square), graftax.filter_vmap(square)]
+    transformed[0](jnp.ones(3))
     gone = weakref.ref(square)
-    del square, made
+    del square, transformed
     jax.clear_caches()
     gc.collect()
     assert gone() is None

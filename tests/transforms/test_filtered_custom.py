@@ -26,7 +26,7 @@ X = jnp.asarray([0.5, -1.0])
 # ---- tangents
 
 
-def call_of(library, seen):
+def call_of(library, received):
     @library.filter_custom_jvp
     def call(x, y, *, fn):
         return fn(x, y)
@@ -34,7 +34,7 @@ def call_of(library, seen):
     def rule(primals, tangents, *, fn):
         x, y = primals
         tx, ty = tangents
-        seen.append((tx is None, ty is None))
+        received.append((tx is None, ty is None))
         rate = 0 if tx is None else 2 * tx
         return call(x, y, fn=fn), rate if ty is None else rate + 3 * ty
 
@@ -46,14 +46,14 @@ def call_of(library, seen):
 @LIBRARIES
 @TRANSFORMS
 def test_a_tangent_that_is_not_there_is_none(library, transform):
-    seen = []
-    call = call_of(library, seen)
+    received = []
+    call = call_of(library, received)
     args = jnp.asarray(2.0), jnp.asarray(5.0)
     assert call(*args, fn=jnp.multiply) == 10
     assert transform(lambda x: call(x, args[1], fn=lambda a, b: a * b))(args[0]) == 2
     assert transform(lambda y: call(args[0], y, fn=lambda a, b: a * b))(args[1]) == 3
     assert transform(lambda x: call(x, x, fn=lambda a, b: a * b))(args[0]) == 5
-    assert seen == [(False, True), (True, False), (False, False)]
+    assert received == [(False, True), (True, False), (False, False)]
 
 
 @LIBRARIES
@@ -86,14 +86,14 @@ def test_keyword_arguments_have_no_derivative(library):
         jax.grad(lambda w: call(X[0], scale={"w": w}))(jnp.asarray(1.0))
 
 
-def shaped_of(library, seen):
+def shaped_of(library, received):
     @library.filter_custom_jvp
     def shaped(f, x):
         return {"y": f(x)}
 
     def rule(primals, tangents):
         f, x = primals
-        seen.append((type(x), type(tangents[1])))
+        received.append((type(x), type(tangents[1])))
         return shaped(f, x), {"y": 10 * tangents[1] if x > 0 else -tangents[1]}
 
     shaped.def_jvp(rule)
@@ -103,10 +103,10 @@ def shaped_of(library, seen):
 @LIBRARIES
 @pytest.mark.parametrize("number", [float, np.float32], ids=["python", "numpy"])
 def test_outside_of_a_trace_a_rule_is_given_the_numbers_of_its_caller(library, number):
-    seen = []
-    shaped = shaped_of(library, seen)
+    received = []
+    shaped = shaped_of(library, received)
     value, rate = jax.jvp(lambda x: shaped(lambda a: a * a + 1, x)["y"], (number(2),), (number(3),))
-    assert seen == [(number, number)]
+    assert received == [(number, number)]
     assert (float(value), type(rate), rate) == (5, number, 30)
     if number is float:
         assert type(value) is float
@@ -117,15 +117,15 @@ def test_outside_of_a_trace_a_rule_is_given_the_numbers_of_its_caller(library, n
 @LIBRARIES
 @pytest.mark.parametrize("x", [2.0, np.float32(2), np.full((), 2, np.float32)], ids=["python", "scalar", "array"])
 def test_a_rule_may_ask_for_a_number_that_is_no_tracer(library, x):
-    seen = []
-    shaped = shaped_of(library, seen)
+    received = []
+    shaped = shaped_of(library, received)
     assert jax.linearize(lambda x: shaped(jnp.sin, x)["y"], x)[1](1.0) == 10
     assert jax.linearize(lambda x: shaped(jnp.sin, x)["y"], -x)[1](1.0) == -1
-    assert [of_primal for of_primal, _ in seen] == [type(x), type(-x)]
+    assert [of_primal for of_primal, _ in received] == [type(x), type(-x)]
 
 
 def test_a_rule_of_any_objects_is_given_numbers_too():
-    seen = []
+    received = []
 
     @graftax.custom_jvp
     def area(box):
@@ -133,17 +133,17 @@ def test_a_rule_of_any_objects_is_given_numbers_too():
 
     @area.defjvp
     def area_jvp(primals, tangents):
-        seen.append((type(primals[0]["side"]), tangents[0]))
+        received.append((type(primals[0]["side"]), tangents[0]))
         return area(*primals), {"area": 2 * primals[0]["side"] * tangents[0]["side"]}
 
-    def by(side):
+    def area_of(side):
         out = area({"side": side, "unit": "m", "depth": 1.5})
         assert (out["unit"], out["times"]) == ("m", 2)
         return out["area"]
 
-    assert jax.jvp(by, (3.0,), (0.5,)) == (9.0, 3.0)
-    assert seen == [(float, {"side": 0.5, "unit": None, "depth": 0.0})]
-    assert jax.grad(by)(3.0) == jax.jit(jax.grad(by))(3.0) == 6
+    assert jax.jvp(area_of, (3.0,), (0.5,)) == (9.0, 3.0)
+    assert received == [(float, {"side": 0.5, "unit": None, "depth": 0.0})]
+    assert jax.grad(area_of)(3.0) == jax.jit(jax.grad(area_of))(3.0) == 6
 
 
 def test_a_rule_with_defjvps_adds_up_numbers():
@@ -155,17 +155,17 @@ def test_a_rule_with_defjvps_adds_up_numbers():
 # ---- cotangents
 
 
-def clip_of(library, seen):
+def clip_of(library, received):
     @library.filter_custom_vjp
     def clip(tree, limit, *, name):
         return {"y": jnp.sin(tree["x"]), "name": name, "n": tree["n"]}
 
     def fwd(perturbed, tree, limit, *, name):
-        seen.append(perturbed)
+        received.append(perturbed)
         return clip(tree, limit, name=name), {"cos": jnp.cos(tree["x"]), "kept": name}
 
     def bwd(residuals, grad, perturbed, tree, limit, *, name):
-        seen.append(perturbed)
+        received.append(perturbed)
         assert (residuals["kept"], name) == ("a", "a")
         assert (grad["name"], grad["n"]) == (None, None)
         return {"x": jnp.clip(residuals["cos"] * grad["y"], -limit, limit), "n": None, "z": None, "s": None}
@@ -178,8 +178,8 @@ def clip_of(library, seen):
 @LIBRARIES
 @TRANSFORMS
 def test_a_rule_by_the_first_argument_is_used(library, transform):
-    seen = []
-    clip = clip_of(library, seen)
+    received = []
+    clip = clip_of(library, received)
 
     def f(x):
         out = clip({"x": x, "n": jnp.arange(2), "z": jnp.ones(3), "s": "text"}, 0.5, name="a")
@@ -187,12 +187,12 @@ def test_a_rule_by_the_first_argument_is_used(library, transform):
         return out["y"].sum()
 
     np.testing.assert_allclose(transform(f)(X), np.minimum(np.cos(X), 0.5), rtol=1e-6)
-    assert seen == 2 * [{"x": True, "n": False, "z": False, "s": False}]
+    assert received == 2 * [{"x": True, "n": False, "z": False, "s": False}]
 
 
 @LIBRARIES
 def test_a_cotangent_that_is_not_there_is_none(library):
-    seen = []
+    received = []
 
     @library.filter_custom_vjp
     def two(x):
@@ -201,13 +201,13 @@ def test_a_cotangent_that_is_not_there_is_none(library):
     two.def_fwd(lambda perturbed, x: (two(x), None))
 
     def bwd(residuals, grad, perturbed, x):
-        seen.append([g is None for g in grad])
+        received.append([g is None for g in grad])
         return {"a": grad[0] * 7, "b": None}
 
     two.def_bwd(bwd)
     gradient = jax.grad(lambda x: two(x)[0])({"a": jnp.asarray(1.0), "b": jnp.asarray(2.0)})
     assert (gradient["a"], gradient["b"]) == (7, 0)
-    assert seen == [[False, True]]
+    assert received == [[False, True]]
 
 
 @LIBRARIES
@@ -261,7 +261,7 @@ def test_the_old_form_of_a_cotangent_rule_gets_zeros(library):
     with pytest.warns((UserWarning, DeprecationWarning), match="def_fwd"):
         two.defvjp(
             lambda x, n: ((x["a"] * 1, x["b"] * 1, n), "rest"),
-            lambda rest, grad, x, n: {"a": grad[0] * 7 + grad[1], "b": grad[1]},
+            lambda residuals, grad, x, n: {"a": grad[0] * 7 + grad[1], "b": grad[1]},
         )
     gradient = jax.grad(lambda x: two(x, 3)[0])({"a": jnp.asarray(1.0), "b": jnp.asarray(2.0)})
     assert (gradient["a"], gradient["b"]) == (7, 0)
@@ -309,28 +309,28 @@ def test_a_change_to_an_argument_is_dropped_and_told_of():
 
 
 class Scaled:
-    def __init__(self, by):
-        self.by = by
+    def __init__(self, scale):
+        self.scale = scale
 
     def __call__(self, x):
-        return x * self.by
+        return x * self.scale
 
 
 HOLDERS = {
     "a function": lambda w: lambda x: x * w,
     "an object": Scaled,
     "a method": lambda w: Scaled(w).__call__,
-    "a partial": lambda w: functools.partial(lambda by, x: x * by, w),
+    "a partial": lambda w: functools.partial(lambda scale, x: x * scale, w),
 }
 
 
 def with_cotangents(library):
     @library.filter_custom_vjp
-    def applied(both):
-        return both["f"](both["x"])
+    def applied(arguments):
+        return arguments["f"](arguments["x"])
 
-    applied.def_fwd(lambda perturbed, both: (both["f"](both["x"]), None))
-    applied.def_bwd(lambda residuals, grad, perturbed, both: {"f": None, "x": 2 * grad})
+    applied.def_fwd(lambda perturbed, arguments: (arguments["f"](arguments["x"]), None))
+    applied.def_bwd(lambda residuals, grad, perturbed, arguments: {"f": None, "x": 2 * grad})
     return lambda f, x: applied({"f": f, "x": x})
 
 
@@ -351,19 +351,19 @@ RULES = pytest.mark.parametrize("rule", [with_cotangents, with_tangents])
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_no_derivative_by_what_a_value_holds(rule, transform, holder):
     """Its rule has no place for it: the derivative would be zero without a word."""
-    applied, made = rule(graftax), HOLDERS[holder]
+    applied, make_holder = rule(graftax), HOLDERS[holder]
     with pytest.raises(
         RuntimeError, match=r"differentiated with respect to .*, which its rule does not cover"
     ) as caught:
-        transform(lambda w: applied(made(w), X[0]))(X[0])
+        transform(lambda w: applied(make_holder(w), X[0]))(X[0])
     assert isinstance(caught.value, ad.CustomVJPException)  # what JAX raises of a function's closure
     with pytest.raises(Exception, match=r"closed-over value|unexpected tracer|was differentiated"):
-        eqx.filter_grad(lambda w: rule(eqx)(made(w), X[0]))(X[0])
+        eqx.filter_grad(lambda w: rule(eqx)(make_holder(w), X[0]))(X[0])
 
 
 @RULES
 @LIBRARIES
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_value_that_is_not_differentiated_is_used(rule, library, holder):
-    applied, made = rule(library), HOLDERS[holder]
-    assert library.filter_grad(lambda w: applied(made(X[1]), w))(X[0]) == 2
+    applied, make_holder = rule(library), HOLDERS[holder]
+    assert library.filter_grad(lambda w: applied(make_holder(X[1]), w))(X[0]) == 2

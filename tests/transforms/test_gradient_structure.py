@@ -72,20 +72,20 @@ def loss(params):
     return (params["w"] ** 2).sum()
 
 
-def in_config(part):
-    """The part is reached from an object without arrays as well, and so handed over as itself."""
-    return {"w": jnp.ones(2), "part": part, "config": Config(part=part)}
+def in_config(value):
+    """The value is reached from an object without arrays as well, and so handed over as itself."""
+    return {"w": jnp.ones(2), "part": value, "config": Config(value=value)}
 
 
-def alone(part):
-    return {"w": jnp.ones(2), "part": part, "config": None}
+def without_config(value):
+    return {"w": jnp.ones(2), "part": value, "config": None}
 
 
-def with_integers(part):
-    return {"w": jnp.ones(2), "part": part, "config": jnp.arange(2)}
+def with_integers(value):
+    return {"w": jnp.ones(2), "part": value, "config": jnp.arange(2)}
 
 
-@pytest.mark.parametrize("build", [alone, in_config, with_integers])
+@pytest.mark.parametrize("build", [without_config, in_config, with_integers])
 @pytest.mark.parametrize("name", PARTS)
 def test_the_structure_is_that_of_the_arrays_that_equinox_would_filter(name, build):
     params = build(copy.copy(PARTS[name]))
@@ -98,7 +98,7 @@ def test_the_structure_is_that_of_the_arrays_that_equinox_would_filter(name, bui
 
 
 def test_optax_takes_the_gradient():
-    params = {"w": jnp.ones(2), **{name: copy.copy(part) for name, part in PARTS.items()}}
+    params = {"w": jnp.ones(2), **{name: copy.copy(value) for name, value in PARTS.items()}}
     params["all"] = Config(parts=[*params.values()][1:])
     arrays = eqx.filter(params, eqx.is_inexact_array)
     optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
@@ -118,42 +118,42 @@ def test_a_subclass_of_list_that_holds_arrays_stays():
     assert gradient["rows"][1] is None and gradient["inner"][0] is gradient["again"]
 
 
-def scale(by, x):
-    return by * x
+def scale(multiplier, x):
+    return multiplier * x
 
 
-def closing_over(by):
-    return lambda x: by * x
+def closing_over(multiplier):
+    return lambda x: multiplier * x
 
 
 class Scaled:
-    def __init__(self, by):
-        self.by = by
+    def __init__(self, multiplier):
+        self.multiplier = multiplier
 
     def __call__(self, x):
-        return self.by * x
+        return self.multiplier * x
 
     def twice(self, x):
-        return 2 * self.by * x
+        return 2 * self.multiplier * x
 
 
 BY = jnp.full(2, 3.0)
 CALLABLES = {
     "a partial": (lambda: functools.partial(scale, BY), lambda f: f.args[0], 1),
-    "a partial of a method": (lambda: functools.partial(Scaled(BY).twice), lambda f: f.func.__self__.by, 2),
-    "a partial of an object": (lambda: functools.partial(Scaled(BY)), lambda f: f.func.by, 1),
+    "a partial of a method": (lambda: functools.partial(Scaled(BY).twice), lambda f: f.func.__self__.multiplier, 2),
+    "a partial of an object": (lambda: functools.partial(Scaled(BY)), lambda f: f.func.multiplier, 1),
     "a partial with a keyword": (lambda: functools.partial(scale, x=BY), lambda f: f.keywords["x"], 1),
-    "a bound method": (lambda: Scaled(BY).twice, lambda f: f.__self__.by, 2),
-    "an object": (lambda: Scaled(BY), lambda f: f.by, 1),
+    "a bound method": (lambda: Scaled(BY).twice, lambda f: f.__self__.multiplier, 2),
+    "an object": (lambda: Scaled(BY), lambda f: f.multiplier, 1),
     "a closure": (lambda: closing_over(BY), lambda f: f.__closure__[0].cell_contents, 1),
-    "a default": (lambda: lambda x, by=BY: by * x, lambda f: f.__defaults__[0], 1),
+    "a default": (lambda: lambda x, multiplier=BY: multiplier * x, lambda f: f.__defaults__[0], 1),
     "a method of a list": (lambda: [BY, "a"].__getitem__, lambda f: f.__self__[0], 0),
 }
 
 
 @pytest.mark.parametrize("name", CALLABLES)
 def test_a_callable_that_holds_arrays_has_a_gradient_like_it(name):
-    build, by, factor = CALLABLES[name]
+    build, array_in, factor = CALLABLES[name]
 
     def apply(parts, x):
         value = parts["f"](x) if factor else parts["f"](0)
@@ -163,12 +163,12 @@ def test_a_callable_that_holds_arrays_has_a_gradient_like_it(name):
     for transform in (graftax.grad, lambda f, has_aux: graftax.jit(graftax.grad(f, has_aux=True))):
         parts = {"f": build(), "helper": scale}
         parts["g"] = parts["f"]
-        gradient, same = transform(apply, has_aux=True)(parts, x)
-        np.testing.assert_allclose(by(gradient["f"]), factor * x if factor else [1, 1])
-        assert type(gradient["f"]) is type(same) is type(parts["f"])
+        gradient, aux = transform(apply, has_aux=True)(parts, x)
+        np.testing.assert_allclose(array_in(gradient["f"]), factor * x if factor else [1, 1])
+        assert type(gradient["f"]) is type(aux) is type(parts["f"])
         assert gradient["helper"] is None
     _, pull = graftax.vjp(lambda parts: apply(parts, x)[0], parts)
-    np.testing.assert_allclose(by(pull(jnp.ones(()))[0]["f"]), by(gradient["f"]))
+    np.testing.assert_allclose(array_in(pull(jnp.ones(()))[0]["f"]), array_in(gradient["f"]))
     value, rate = graftax.jvp(lambda parts: apply(parts, x)[0], (parts,), (parts,))
     np.testing.assert_allclose(value, rate)  # linear
 

@@ -61,11 +61,11 @@ def of_scale(owner: Any, model: Any) -> Any:
 
 
 def warned(call: Callable[[], Any]) -> list[str]:
-    with warnings.catch_warnings(record=True) as given:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    assert {w.category for w in given} <= {graftax.SharedGradientWarning}
-    return [str(w.message) for w in given]
+    assert {w.category for w in caught} <= {graftax.SharedGradientWarning}
+    return [str(w.message) for w in caught]
 
 
 DIFFER = {
@@ -107,10 +107,10 @@ def test_nothing_is_said_where_the_argument_alone_is_used(name: str) -> None:
 def test_the_advice_gives_the_gradient_of_jax() -> None:
     w = trainer.model["w"]
     with pytest.warns(graftax.SharedGradientWarning, match=r"pass graftax\.copy\(a\)"):
-        both = graftax.grad(product)(trainer.model, trainer.model)
-    one = graftax.grad(product)(trainer.model, graftax.copy(trainer.model))
-    np.testing.assert_allclose(both["w"], 2 * w)
-    np.testing.assert_allclose(one["w"], w)
+        shared = graftax.grad(product)(trainer.model, trainer.model)
+    copied = graftax.grad(product)(trainer.model, graftax.copy(trainer.model))
+    np.testing.assert_allclose(shared["w"], 2 * w)
+    np.testing.assert_allclose(copied["w"], w)
 
 
 def test_a_steady_call_does_not_warn_again() -> None:

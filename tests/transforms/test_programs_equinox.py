@@ -216,9 +216,9 @@ def gan(lib: Any) -> Any:
     def step(players: Any, states: Any, real: Any, z: Any) -> Any:
         maker, critic = players
         values, grads = zip(of_maker(maker, critic, z), of_critic(critic, maker, real, z), strict=True)
-        done = [o.update(g, s) for o, g, s in zip(optimizers, grads, states, strict=True)]
-        players = [lib.apply_updates(p, u) for p, (u, _) in zip(players, done, strict=True)]
-        return players, [s for _, s in done], values
+        updates = [o.update(g, s) for o, g, s in zip(optimizers, grads, states, strict=True)]
+        players = [lib.apply_updates(p, u) for p, (u, _) in zip(players, updates, strict=True)]
+        return players, [s for _, s in updates], values
 
     players = [lib.nn.MLP(2, 2, 4, 1, key=key(0)), lib.nn.MLP(2, "scalar", 4, 1, key=key(1))]
     states = [o.init(lib.filter(p, lib.is_array)) for o, p in zip(optimizers, players, strict=True)]
@@ -271,29 +271,29 @@ def integrated(lib: Any, f: Callable[..., Any], y: Any, steps: int = 5) -> Any:
         return y + h / 2 * (first + f(y + h * first))
 
     @lib.filter_custom_vjp
-    def solve(given: Any) -> Any:
-        f, y = given
+    def solve(arguments: Any) -> Any:
+        f, y = arguments
         return jax.lax.fori_loop(0, steps, lambda _, y: heun(f, y, h), y)
 
     @solve.def_fwd
-    def forward(perturbed: Any, given: Any) -> Any:
-        out = solve(given)
+    def forward(perturbed: Any, arguments: Any) -> Any:
+        out = solve(arguments)
         return out, out
 
     @solve.def_bwd
-    def backward(out: Any, g: Any, perturbed: Any, given: Any) -> Any:
-        f, _ = given
-        arrays, rest = lib.partition(f, lib.is_inexact_array)
+    def backward(out: Any, g: Any, perturbed: Any, arguments: Any) -> Any:
+        f, _ = arguments
+        arrays, statics = lib.partition(f, lib.is_inexact_array)
 
-        def back(_: Any, carry: Any) -> Any:
+        def step_back(_: Any, carry: Any) -> Any:
             y, g, total = carry
             y = heun(f, y, -h)
-            _, pull = jax.vjp(lambda a, y: heun(lib.combine(a, rest), y, h), arrays, y)
+            _, pull = jax.vjp(lambda a, y: heun(lib.combine(a, statics), y, h), arrays, y)
             more, g = pull(g)
             return y, g, jax.tree.map(jnp.add, total, more)
 
         zeros = jax.tree.map(jnp.zeros_like, arrays)
-        _, g, total = jax.lax.fori_loop(0, steps, back, (out, g, zeros))
+        _, g, total = jax.lax.fori_loop(0, steps, step_back, (out, g, zeros))
         return total, g
 
     return solve((f, y))
@@ -304,8 +304,8 @@ def adjoint_solver(lib: Any) -> Any:
         return (integrated(lib, lambda y: jnp.tanh(model(y)) * scale, y) ** 2).sum()
 
     model, y = lib.nn.MLP(2, 2, 4, 1, key=key(0)), normal(1, 2)
-    whole = lib.filter_value_and_grad(lambda parts: loss(*parts))
-    return lib.filter_jit(whole)((model, y, jnp.asarray(0.5))), whole((model, y, jnp.asarray(0.5)))
+    derivative = lib.filter_value_and_grad(lambda parts: loss(*parts))
+    return lib.filter_jit(derivative)((model, y, jnp.asarray(0.5))), derivative((model, y, jnp.asarray(0.5)))
 
 
 class Field(eqx.Module):
@@ -365,14 +365,14 @@ def checkpointed_blocks(lib: Any) -> Any:
     blocks = lib.filter_vmap(Block)(jax.random.split(key(0), 2))
 
     def loss(blocks: Any, x: Any) -> Any:
-        arrays, rest = lib.partition(blocks, lib.is_array)
+        arrays, statics = lib.partition(blocks, lib.is_array)
 
         @lib.filter_checkpoint
         def run(block: Any, x: Any, *, causal: bool) -> Any:
             return block(x, causal=causal)
 
         def step(x: Any, layer: Any) -> Any:
-            return run(lib.combine(layer, rest), x, causal=True), None
+            return run(lib.combine(layer, statics), x, causal=True), None
 
         return (jax.lax.scan(step, x, arrays)[0] ** 2).mean()
 
@@ -411,8 +411,8 @@ def jacobians_and_curvature(lib: Any) -> Any:
     model, x = lib.nn.MLP(2, 2, 3, 1, activation=jnp.tanh, key=key(0)), normal(1, 2)
     field = lib.filter_jit(lambda x: jnp.trace(lib.filter_jacfwd(model)(x)))  # a divergence
     energy = lambda x: (model(x) ** 2).sum()
-    _, shapes, rest = lib.filter_make_jaxpr(lambda m, x: {"y": m(x), "kind": "out"})(model, x)
-    return field(x), lib.filter_jacrev(model)(x), lib.filter_hessian(energy)(x), shapes["y"].shape, rest["kind"]
+    _, shapes, statics = lib.filter_make_jaxpr(lambda m, x: {"y": m(x), "kind": "out"})(model, x)
+    return field(x), lib.filter_jacrev(model)(x), lib.filter_hessian(energy)(x), shapes["y"].shape, statics["kind"]
 
 
 def gradient_penalty(lib: Any) -> Any:

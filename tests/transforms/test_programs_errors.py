@@ -119,20 +119,20 @@ SLIPS: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     ),
     "a branch instead of a list": (lambda: graftax.switch(0, lambda: X), TypeError, ["list of functions", "lambda"]),
     "a forward rule that returns the value": (
-        lambda: ruled(lambda kept, g: (g,), lambda m: m.w.sum()),
+        lambda: ruled(lambda residuals, g: (g,), lambda m: m.w.sum()),
         TypeError,
         ["fwd", "(value, residuals)", "float32[]"],
     ),
-    "a backward rule that returns no tuple": (lambda: ruled(lambda kept, g: g), TypeError, ["bwd", "float32[]"]),
+    "a backward rule that returns no tuple": (lambda: ruled(lambda residuals, g: g), TypeError, ["bwd", "float32[]"]),
     "a cotangent that is an array, and no graph": (
-        lambda: ruled(lambda kept, g: (X,)),
+        lambda: ruled(lambda residuals, g: (X,)),
         ValueError,
         ["cotangent at m,", "here at m.w"],
     ),
 }
 
 
-def told(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
@@ -141,7 +141,7 @@ def test_the_error_names_the_place_and_the_way_out(slip: str):
     program, kind, words = SLIPS[slip]
     with pytest.raises(kind) as caught:
         program()
-    text = told(caught.value)
+    text = text_of(caught.value)
     assert [word for word in words if word not in text] == [], text
 
 

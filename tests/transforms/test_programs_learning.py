@@ -295,9 +295,9 @@ class Trainer:
 
 @pytest.mark.quick(0)
 def test_a_trainer_fits_in_one_scan_and_tells_the_host():
-    optimizer, told = optax.adam(1e-2), []
+    optimizer, reports = optax.adam(1e-2), []
     trainer, batches = Trainer(optimizer), (normal(1, 4, 5, 2), normal(2, 4, 5, 1))
-    errors = trainer.fit(batches, lambda report: told.append((report["name"], float(report["error"]))))
+    errors = trainer.fit(batches, lambda report: reports.append((report["name"], float(report["error"]))))
     jax.effects_barrier()
 
     params = average = [(layer.w, layer.b) for layer in Net(0, 2, 4, 1).layers]
@@ -314,9 +314,9 @@ def test_a_trainer_fits_in_one_scan_and_tells_the_host():
         average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, params)
         expected.append(float(value))
     close(errors, expected)
-    assert [name for name, _ in told] == ["run"] * 4
-    close([error for _, error in told], expected)
+    assert [name for name, _ in reports] == ["run"] * 4
+    close([error for _, error in reports], expected)
     close(trainer.best, min(expected))
     for layer, slow, (w, b), (aw, ab) in zip(trainer.net.layers, trainer.average.layers, params, average, strict=True):
-        for found, wanted in ((layer.w, w), (layer.b, b), (slow.w, aw), (slow.b, ab)):
-            close(found, wanted)
+        for actual, wanted in ((layer.w, w), (layer.b, b), (slow.w, aw), (slow.b, ab)):
+            close(actual, wanted)

@@ -64,8 +64,8 @@ def test_arguments_without_derivative_are_named():
     def scaled(x: Any, power: int, config: Any) -> Any:
         return x**power * config["scale"]
 
-    for given in ({"nondiff_argnames": ("power", "config")}, {"nondiff_argnums": (1,), "nondiff_argnames": "config"}):
-        f = graftax.custom_vjp(scaled, **given)
+    for options in ({"nondiff_argnames": ("power", "config")}, {"nondiff_argnums": (1,), "nondiff_argnames": "config"}):
+        f = graftax.custom_vjp(scaled, **options)
         f.defvjp(
             lambda x, power, config: (scaled(x, power, config), x),
             lambda power, config, x, g: (g * power * config["scale"] * x * 10,),

@@ -31,8 +31,8 @@ class Particle:
         self.place = self.place + self.speed
         self.moves += 1
 
-    def weigh(self, sensor: Sensor, seen: Any) -> Any:
-        self.likelihood = jnp.exp(-0.5 * ((seen - self.place) / sensor.width) ** 2)
+    def weigh(self, sensor: Sensor, measured: Any) -> Any:
+        self.likelihood = jnp.exp(-0.5 * ((measured - self.place) / sensor.width) ** 2)
         return self.likelihood
 
 
@@ -41,27 +41,29 @@ class Sensor:
         self.width, self.readings = jnp.asarray(0.5), 0
 
 
-def advance(particle: Particle, sensor: Sensor, key: Any, seen: Any) -> Any:
+def advance(particle: Particle, sensor: Sensor, key: Any, measured: Any) -> Any:
     particle.move(key)
     sensor.readings += 1
-    return particle.weigh(sensor, seen)
+    return particle.weigh(sensor, measured)
 
 
 @graftax.jit
-def filtered(particles: Particle, sensor: Sensor, key: Any, seen: Any) -> Any:
+def filtered(particles: Particle, sensor: Sensor, key: Any, measured: Any) -> Any:
     count = len(particles.place)
     move, draw = jax.random.split(key)
-    weights = graftax.vmap(advance, in_axes=(0, None, 0, None))(particles, sensor, jax.random.split(move, count), seen)
+    weights = graftax.vmap(advance, in_axes=(0, None, 0, None))(
+        particles, sensor, jax.random.split(move, count), measured
+    )
     chosen = jax.random.choice(draw, count, (count,), p=weights / weights.sum())
     for name in ("place", "speed", "likelihood"):
         setattr(particles, name, getattr(particles, name)[chosen])
     return particles.place.mean()
 
 
-def filtered_one_by_one(particles: list[Particle], sensor: Sensor, key: Any, seen: Any) -> Any:
+def filtered_one_by_one(particles: list[Particle], sensor: Sensor, key: Any, measured: Any) -> Any:
     count = len(particles)
     move, draw = jax.random.split(key)
-    weights = [advance(p, sensor, k, seen) for p, k in zip(particles, jax.random.split(move, count), strict=True)]
+    weights = [advance(p, sensor, k, measured) for p, k in zip(particles, jax.random.split(move, count), strict=True)]
     chosen = jax.random.choice(draw, count, (count,), p=jnp.stack(weights) / sum(weights))
     particles[:] = [copy.copy(particles[i]) for i in chosen]
     return jnp.stack([p.place for p in particles]).mean()
@@ -71,14 +73,14 @@ def filtered_one_by_one(particles: list[Particle], sensor: Sensor, key: Any, see
 def test_a_particle_filter_maps_over_objects():
     keys, count = jax.random.split(jax.random.key(1), 4), 6
     first = jax.random.split(jax.random.key(0), count)
-    one, sensor = graftax.vmap(Particle)(first), Sensor()
-    many, other = [Particle(key) for key in first], Sensor()
+    ensemble, sensor = graftax.vmap(Particle)(first), Sensor()
+    particles, other = [Particle(key) for key in first], Sensor()
     for i, key in enumerate(keys):
-        seen = jnp.asarray(0.3 * i)
-        close(filtered(one, sensor, key, seen), filtered_one_by_one(many, other, key, seen))
+        measured = jnp.asarray(0.3 * i)
+        close(filtered(ensemble, sensor, key, measured), filtered_one_by_one(particles, other, key, measured))
     for name in ("place", "speed", "likelihood"):
-        close(getattr(one, name), jnp.stack([getattr(p, name) for p in many]))
-    assert (one.moves, one.kind) == (many[0].moves, "particle")
+        close(getattr(ensemble, name), jnp.stack([getattr(p, name) for p in particles]))
+    assert (ensemble.moves, ensemble.kind) == (particles[0].moves, "particle")
     assert sensor.readings == 4  # one mapped call counts once; six calls, six times
     assert other.readings == 24
 
@@ -106,10 +108,10 @@ class Equilibrium:
         z = self.solve(net, x)
         return z, {"net": net, "x": x, "z": z, "rounds": 40}
 
-    def backward(kept: dict[str, Any], cotangent: Any) -> Any:
-        net, x, z = kept["net"], kept["x"], kept["z"]
+    def backward(residuals: dict[str, Any], cotangent: Any) -> Any:
+        net, x, z = residuals["net"], residuals["x"], residuals["z"]
         _, pull = graftax.vjp(lambda z: contraction(net, x, z), z)
-        u = graftax.fori_loop(0, kept["rounds"], lambda _, u: cotangent + pull(u)[0], cotangent)
+        u = graftax.fori_loop(0, residuals["rounds"], lambda _, u: cotangent + pull(u)[0], cotangent)
         _, pull = graftax.vjp(
             lambda net, x: contraction(net, x, z), net, x
         )  # a closure over `kept` would hold net, too
@@ -142,9 +144,9 @@ def test_an_implicit_solver_is_differentiated_at_its_fixed_point():
     close(value, expected)
     same_arrays(of_net, expected_net)
     close(of_x, jax.grad(unrolled, 1)(net, x))
-    found, last, rounds = jnp.zeros(2), jnp.ones(2), 0
-    while np.abs(found - last).max() > solver.tolerance:
-        found, last, rounds = contraction(net, x, found), found, rounds + 1
+    fixed_point, last, rounds = jnp.zeros(2), jnp.ones(2), 0
+    while np.abs(fixed_point - last).max() > solver.tolerance:
+        fixed_point, last, rounds = contraction(net, x, fixed_point), fixed_point, rounds + 1
     assert abs(int(solver.iterations) - rounds) <= 1  # rounding
 
 

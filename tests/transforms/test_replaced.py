@@ -31,9 +31,9 @@ def leaves(graph):
     return [np.asarray(x) for x in graftax.flatten(graph)[0]]
 
 
-def same(one, other):
-    assert graftax.flatten(one)[1] == graftax.flatten(other)[1]
-    assert all(np.allclose(x, y, atol=1e-6) for x, y in zip(leaves(one), leaves(other), strict=True))
+def assert_equal(actual, expected):
+    assert graftax.flatten(actual)[1] == graftax.flatten(expected)[1]
+    assert all(np.allclose(x, y, atol=1e-6) for x, y in zip(leaves(actual), leaves(expected), strict=True))
 
 
 @pytest.fixture(params=["jit", "eager", "nested"])
@@ -57,7 +57,7 @@ def test_an_optimizer_step_with_fresh_dicts_is_a_branch(run):
         step(trainer, jnp.asarray(ok))
         if ok:
             plain.step()
-        same(trainer, plain)
+        assert_equal(trainer, plain)
 
 
 @pytest.mark.quick(0)
@@ -71,7 +71,7 @@ def test_which_branch_replaces_makes_no_difference(run):
         turned(trainer, jnp.asarray(True))
         plain.step()
         plain.step()
-        same(trainer, plain)
+        assert_equal(trainer, plain)
 
 
 def test_branches_that_replace_different_things_of_one_object(run):
@@ -98,7 +98,7 @@ def test_branches_that_replace_different_things_of_one_object(run):
         box, plain = make(), make()
         choose(box, jnp.asarray(i))
         branch(plain)
-        same(box, plain)
+        assert_equal(box, plain)
 
 
 def test_the_old_object_stays_as_it_was(run):
@@ -145,14 +145,14 @@ def test_an_object_that_two_hold_is_an_error_that_says_what_to_write(run):
 def test_another_structure_or_shape_names_the_place(run):
     box = Box(d={"v": jnp.ones(2)})
 
-    def more():
+    def add_array():
         box.d = {"v": box.d["v"], "w": jnp.ones(1)}
 
     def longer():
         box.d = {"v": jnp.ones(3)}
 
     with pytest.raises(graftax.StructureError, match=r"box\.d\['w'\]: expected an array, given nothing"):
-        run(lambda ok: graftax.cond(ok, more, lambda: None))(jnp.asarray(True))
+        run(lambda ok: graftax.cond(ok, add_array, lambda: None))(jnp.asarray(True))
     with pytest.raises(graftax.StructureError, match=r"box\.d\['v'\] is float32\[3\] after .* and float32\[2\]"):
         run(lambda ok: graftax.cond(ok, longer, lambda: None))(jnp.asarray(True))
 
@@ -160,11 +160,11 @@ def test_another_structure_or_shape_names_the_place(run):
 def test_of_three_branches_one_may_have_fewer_arrays(run):
     box = Box(d={"v": jnp.ones(2)})
 
-    def more():
+    def add_array():
         box.d = {"v": box.d["v"] + 1, "w": jnp.ones(1)}
 
     with pytest.raises(graftax.StructureError, match="leave different structures"):
-        run(lambda i: graftax.switch(i, [more, lambda: None, lambda: None]))(jnp.asarray(0))
+        run(lambda i: graftax.switch(i, [add_array, lambda: None, lambda: None]))(jnp.asarray(0))
 
 
 def test_the_old_object_may_be_the_result(run):
@@ -230,7 +230,7 @@ def test_loops_take_replaced_containers(run, loop):
     call(trainer, jnp.asarray(3 if loop == "scan" else 0))
     for _ in range(6 if loop == "scan" else 3):
         plain.step()
-    same(trainer, plain)
+    assert_equal(trainer, plain)
 
 
 def test_a_branch_in_a_loop_replaces():
@@ -242,7 +242,7 @@ def test_a_branch_in_a_loop_replaces():
     call(trainer, jnp.asarray([True, False, True]))
     plain.step()
     plain.step()
-    same(trainer, plain)
+    assert_equal(trainer, plain)
 
 
 def test_an_order_of_keys_is_no_reason_for_an_error(run):

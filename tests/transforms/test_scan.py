@@ -102,8 +102,8 @@ def test_reverse_and_unroll_are_those_of_jax(reverse: bool, unroll: int):
         return carry, carry * 2
 
     expected = jax.lax.scan(step, jnp.zeros(3), XS, reverse=reverse, unroll=unroll)
-    found = graftax.scan(step, jnp.zeros(3), XS, reverse=reverse, unroll=unroll)
-    assert difference(expected, found) is None
+    actual = graftax.scan(step, jnp.zeros(3), XS, reverse=reverse, unroll=unroll)
+    assert difference(expected, actual) is None
 
 
 @pytest.mark.parametrize("init", [0, 1.5, True, 1j, (0, 1.0), jnp.float32(1), np.float32(2), np.arange(3)])
@@ -111,9 +111,9 @@ def test_numbers_become_what_jax_makes_of_them(init: Any):
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         return jax.tree.map(lambda c: c * jnp.asarray(2, jnp.result_type(c)), carry), (carry, 1, 2.0)
 
-    expected, found = jax.lax.scan(step, init, XS), graftax.scan(step, init, XS)
-    assert difference(expected, found) is None
-    assert [x.weak_type for x in jax.tree.leaves(expected)] == [x.weak_type for x in jax.tree.leaves(found)]
+    expected, actual = jax.lax.scan(step, init, XS), graftax.scan(step, init, XS)
+    assert difference(expected, actual) is None
+    assert [x.weak_type for x in jax.tree.leaves(expected)] == [x.weak_type for x in jax.tree.leaves(actual)]
 
 
 def test_a_weak_type_is_promoted_by_the_first_step():
@@ -169,9 +169,9 @@ def test_an_object_that_a_step_replaces_is_a_new_one_and_the_first_stays_as_it_w
 
 def test_objects_of_the_carry_may_move_on():
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
-        before, now, model = carry
+        before, current, model = carry
         model["steps"] = model["steps"] + 1
-        return (now, {"v": before["v"] + now["v"] + x}, model), now
+        return (current, {"v": before["v"] + current["v"] + x}, model), current
 
     init = ({"v": jnp.ones(3)}, {"v": jnp.ones(3)}, {"steps": jnp.asarray(0)})
     carry = assert_is_loop(step, init, XS)
@@ -388,9 +388,9 @@ def test_a_captured_array_that_no_step_changes_is_no_part_of_the_carry():
     def expected(weights: Any, xs: Any) -> Any:
         return jax.lax.scan(lambda carry, x: (jnp.tanh(weights @ carry + x), None), jnp.zeros(3), xs)[0]
 
-    found, wanted = (jax.make_jaxpr(f)(weights, XS).eqns[-1].params for f in (run, expected))
-    assert found["jaxpr"].in_avals == wanted["jaxpr"].in_avals
-    assert found["jaxpr"].out_avals == wanted["jaxpr"].out_avals
+    actual, wanted = (jax.make_jaxpr(f)(weights, XS).eqns[-1].params for f in (run, expected))
+    assert actual["jaxpr"].in_avals == wanted["jaxpr"].in_avals
+    assert actual["jaxpr"].out_avals == wanted["jaxpr"].out_avals
 
 
 # ---- inside and outside of other transforms
@@ -416,8 +416,8 @@ def test_it_runs_under_jit(jit: Any):
         return carry.w, ys["w"]
 
     expected = jax.lax.scan(flat_step, jnp.ones(3), XS)
-    for found, wanted in zip(run(jnp.ones(3), XS), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    for actual, wanted in zip(run(jnp.ones(3), XS), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-6)
 
 
 def test_a_jitted_function_passes_the_callers_object_through():
@@ -492,17 +492,17 @@ def test_loops_nest():
 
 
 def test_without_jit_it_is_the_python_loop_on_the_callers_own_objects():
-    seen: list[bool] = []
+    is_box: list[bool] = []
     box = Box(w=jnp.zeros(3), name="x", n=0)
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
-        seen.append(carry is box)
+        is_box.append(carry is box)
         carry.w, carry.n = carry.w + x, carry.n + 1
         return carry, {"w": carry.w, "n": carry.n, "name": "y"}
 
     with jax.disable_jit():
         carry, ys = graftax.scan(step, box, XS, reverse=True)
-    assert seen == [True] * 4
+    assert is_box == [True] * 4
     assert carry is box
     np.testing.assert_array_equal(ys["w"], jax.lax.scan(lambda w, x: (w + x, w + x), jnp.zeros(3), XS, reverse=True)[1])
     assert ys["n"].tolist() == [4, 3, 2, 1]
@@ -515,8 +515,8 @@ def test_without_jit_it_is_the_python_loop_on_the_callers_own_objects():
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 4])
 def test_map_is_that_of_jax(batch_size: int | None):
     weights = {"w": jnp.arange(3.0), "name": "x"}
-    found = graftax.map(lambda x: Box(y=x["a"] * weights["w"], n=2), {"a": XS}, batch_size=batch_size)
-    assert difference(Box(y=XS * jnp.arange(3.0), n=2), found) is None
+    actual = graftax.map(lambda x: Box(y=x["a"] * weights["w"], n=2), {"a": XS}, batch_size=batch_size)
+    assert difference(Box(y=XS * jnp.arange(3.0), n=2), actual) is None
 
 
 def test_map_threads_what_the_function_changes_through_its_steps():
@@ -534,14 +534,14 @@ def test_map_threads_what_the_function_changes_through_its_steps():
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_associative_scan_is_that_of_jax(reverse: bool, axis: int):
-    def compose(one: Any, other: Any) -> Any:
-        return Box(a=one.a * other.a, b=other.a * one.b + other.b, kind=one.kind)
+    def compose(left: Any, right: Any) -> Any:
+        return Box(a=left.a * right.a, b=right.a * left.b + right.b, kind=left.kind)
 
-    def flat(one: Any, other: Any) -> Any:
-        return (one[0] * other[0], other[0] * one[1] + other[1])
+    def flat(left: Any, right: Any) -> Any:
+        return (left[0] * right[0], right[0] * left[1] + right[1])
 
     # Whole numbers: what XLA fuses on one side alone rounds as the other does.
     elems = Box(a=XS, b=XS + 1, kind="affine")
-    found = graftax.associative_scan(compose, elems, reverse=reverse, axis=axis)
+    actual = graftax.associative_scan(compose, elems, reverse=reverse, axis=axis)
     a, b = jax.lax.associative_scan(flat, (XS, XS + 1), reverse=reverse, axis=axis)
-    assert difference(Box(a=a, b=b, kind="affine"), found) is None
+    assert difference(Box(a=a, b=b, kind="affine"), actual) is None

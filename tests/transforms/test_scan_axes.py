@@ -79,8 +79,8 @@ def test_an_object_as_the_carry():
         m.weight = m.weight + x
         return m, m.weight
 
-    same, ys = run(model, jnp.arange(3.0))
-    assert same is model and float(model.weight) == 4
+    result_model, ys = run(model, jnp.arange(3.0))
+    assert result_model is model and float(model.weight) == 4
     np.testing.assert_array_equal(ys, [1, 2, 4])
 
 
@@ -208,7 +208,7 @@ def test_names_of_axes_are_kept_by_the_transform_of_metadata():
 class Counted:
     def __init__(self):
         self.n, self.seen = 0, []
-        self.one, self.two = {"v": jnp.ones(1)}, {"v": jnp.zeros(1)}
+        self.first, self.second = {"v": jnp.ones(1)}, {"v": jnp.zeros(1)}
 
 
 def count(s: Any, x: Any) -> Any:
@@ -222,13 +222,14 @@ def collect(s: Any, x: Any) -> Any:
 
 
 def exchange(s: Any, x: Any) -> Any:
-    s.one, s.two = s.two, s.one
-    return x * s.one["v"][0]
+    s.first, s.second = s.second, s.first
+    return x * s.first["v"][0]
 
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize(
-    ("step", "place"), [(count, "s.n: expected 0, given 1"), (collect, "s.seen[0]"), (exchange, "s.two in the place")]
+    ("step", "place"),
+    [(count, "s.n: expected 0, given 1"), (collect, "s.seen[0]"), (exchange, "s.second in")],
 )
 def test_what_is_the_same_for_all_steps_changes_in_arrays_alone(step: Any, place: str, captured: bool):
     s = Counted()
@@ -241,7 +242,7 @@ def test_what_is_the_same_for_all_steps_changes_in_arrays_alone(step: Any, place
     for call in (run, graftax.jit(run)):
         with pytest.raises(graftax.StructureError, match=re.escape(place)):
             call(jnp.ones(3))
-    assert (s.n, s.seen, float(s.one["v"][0])) == (0, [], 1.0)
+    assert (s.n, s.seen, float(s.first["v"][0])) == (0, [], 1.0)
 
 
 def test_a_number_of_an_object_that_goes_by_rows_belongs_to_each():

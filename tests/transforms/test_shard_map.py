@@ -348,7 +348,7 @@ FAILS = {
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest) -> dict[str, str]:
+def outputs(request: pytest.FixtureRequest) -> dict[str, str]:
     """For each case of this run what it raised; one interpreter with eight devices runs them all."""
     names = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
     code = PROGRAM + RUN.format(cases={name: case for name, case in (CASES | FAILS).items() if name in names})
@@ -358,11 +358,11 @@ def found(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.mark.quick(0)  # half a second each; nothing else runs over several devices at once
 @pytest.mark.parametrize("name", CASES)
-def test_over_eight_devices(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+def test_over_eight_devices(name: str, outputs: dict[str, str]) -> None:
+    assert not outputs[name], outputs[name]
 
 
 @pytest.mark.quick(0)
 @pytest.mark.parametrize("name", FAILS)
-def test_a_case_can_fail(name: str, found: dict[str, str]) -> None:
-    assert "AssertionError" in found[name]
+def test_a_case_can_fail(name: str, outputs: dict[str, str]) -> None:
+    assert "AssertionError" in outputs[name]

@@ -41,26 +41,26 @@ X = jnp.ones(2)
 
 
 def test_eval_shape_gives_what_the_function_does_and_does_it_not():
-    given = state()
-    result = eval_shape(step, given, X)
+    argument = state()
+    result = eval_shape(step, argument, X)
     assert result["loss"].shape == ()
     assert result["state"]["w"].shape == (3, 2)
     assert (result["state"]["n"], result["note"]) == (1, "ok")
-    assert oracle.difference(given, state()) is None
+    assert oracle.difference(argument, state()) is None
 
 
 def test_eval_shape_takes_shapes():
-    given = {"w": jax.ShapeDtypeStruct((3, 2), jnp.float32), "n": 4}
-    result = eval_shape(step, given, jax.ShapeDtypeStruct((2,), jnp.float32))
+    argument = {"w": jax.ShapeDtypeStruct((3, 2), jnp.float32), "n": 4}
+    result = eval_shape(step, argument, jax.ShapeDtypeStruct((2,), jnp.float32))
     assert result["state"]["n"] == 5
-    assert given["n"] == 4
+    assert argument["n"] == 4
 
 
 def test_eval_shape_of_a_jitted_function_is_its_own():
     jitted = graftax.jit(step)
-    given = state()
-    assert shapes_of(eval_shape(jitted, given, X)) == shapes_of(jitted.eval_shape(given, X))
-    assert given["n"] == 0
+    argument = state()
+    assert shapes_of(eval_shape(jitted, argument, X)) == shapes_of(jitted.eval_shape(argument, X))
+    assert argument["n"] == 0
 
 
 def test_eval_shape_takes_a_keyword_called_fun():
@@ -68,12 +68,12 @@ def test_eval_shape_takes_a_keyword_called_fun():
 
 
 def test_a_jaxpr_has_the_arrays_in_and_out():
-    given = state()
-    jaxpr = make_jaxpr(step)(given, X)
-    expected = jax.make_jaxpr(lambda w, x: (((w - 0.5 * x) @ x).sum(), w - 0.5 * x))(given["w"], X)
+    argument = state()
+    jaxpr = make_jaxpr(step)(argument, X)
+    expected = jax.make_jaxpr(lambda w, x: (((w - 0.5 * x) @ x).sum(), w - 0.5 * x))(argument["w"], X)
     assert [v.aval for v in jaxpr.jaxpr.invars] == [v.aval for v in expected.jaxpr.invars]
     assert [v.aval.shape for v in jaxpr.jaxpr.outvars] == [(), (3, 2)]
-    assert oracle.difference(given, state()) is None
+    assert oracle.difference(argument, state()) is None
 
 
 def test_a_jaxpr_equals_jax_own_of_the_same_arrays():
@@ -88,11 +88,11 @@ def test_a_jaxpr_has_captured_arrays_as_inputs():
 
 
 def test_make_jaxpr_returns_the_shape_of_the_result():
-    given = {"w": jax.ShapeDtypeStruct((3, 2), jnp.float32), "n": 0}
-    jaxpr, shape = make_jaxpr(step, return_shape=True)(given, X)
+    argument = {"w": jax.ShapeDtypeStruct((3, 2), jnp.float32), "n": 0}
+    jaxpr, shape = make_jaxpr(step, return_shape=True)(argument, X)
     assert len(jaxpr.jaxpr.outvars) == 2
     assert shape["loss"].shape == ()
-    assert (shape["note"], given["n"]) == ("ok", 0)
+    assert (shape["note"], argument["n"]) == ("ok", 0)
 
 
 def test_a_static_argument_of_make_jaxpr_is_no_input():

@@ -44,18 +44,18 @@ def values(graph: Any) -> list[Any]:
     return [jax.random.key_data(x) if is_key(x) else x for x in graftax.flatten(graph)[0]]
 
 
-def assert_is_loop(function: Any, graph: Any, *more: Any, run: Any = None) -> None:
+def assert_is_loop(function: Any, graph: Any, *mapped: Any, run: Any = None) -> None:
     """vmap(function) gives and changes what a Python loop over the slices does."""
-    parts = [(sliced(graph, i), *(x[i] for x in more)) for i in range(SIZE)]
-    results = [function(*part) for part in parts]
+    parts = [(sliced(graph, i), *(x[i] for x in mapped)) for i in range(SIZE)]
+    results = [function(*arguments) for arguments in parts]
     before = graph
-    result = (run or graftax.vmap(function))(graph, *more)
+    result = (run or graftax.vmap(function))(graph, *mapped)
     assert graph is before
-    for whole, pieces in ((result, results), (graph, [part[0] for part in parts])):
-        for leaf, *loop in zip(values(whole), *map(values, pieces), strict=True):
+    for stacked, pieces in ((result, results), (graph, [arguments[0] for arguments in parts])):
+        for leaf, *loop in zip(values(stacked), *map(values, pieces), strict=True):
             np.testing.assert_allclose(leaf, jnp.stack(loop), rtol=1e-6)
         zeros = functools.partial(deep_copy, leaf=lambda leaf: 0)
-        assert difference(zeros(whole), zeros(pieces[0])) is None
+        assert difference(zeros(stacked), zeros(pieces[0])) is None
 
 
 def leaf_wise(graph: Any) -> list[Any]:
@@ -86,18 +86,18 @@ def keep_and_add(state: dict[str, Any], x: Any) -> Any:
 @pytest.mark.parametrize("outer", [lambda f: f, graftax.jit], ids=["plain", "jit"])
 def test_changes_come_back_as_from_a_loop_over_the_slices(build: Any, outer: Any) -> None:
     state = {"graph": stacked(build()), "count": 0}
-    inside = deep_copy(state)
+    expected = deep_copy(state)
     assert_is_loop(keep_and_add, state, XS, run=outer(graftax.vmap(keep_and_add)))
-    assert difference(state["again"], inside["graph"]) is None
+    assert difference(state["again"], expected["graph"]) is None
 
 
 @pytest.mark.parametrize("build", BUILDERS, ids=NAMES)
 def test_a_mutable_object_that_is_returned_is_the_callers(build: Any) -> None:
     box = [stacked(build())]
-    inside = box[0]
+    graph = box[0]
     result = graftax.vmap(lambda box, x: (box, x))(box, XS)
     assert result[0] is box
-    assert isinstance(inside, tuple) or is_array(inside) or box[0] is inside
+    assert isinstance(graph, tuple) or is_array(graph) or box[0] is graph
 
 
 @pytest.mark.parametrize("build", BUILDERS, ids=NAMES)
@@ -193,10 +193,10 @@ def test_keyword_arguments_are_mapped_over_their_first_axis() -> None:
 def test_static_arguments_stay_what_they_are() -> None:
     sentinel = object()
 
-    def check(x: Any, n: Any, text: Any, thing: Any) -> Any:
+    def check(x: Any, n: Any, text: Any, marker: Any) -> Any:
         assert (n, text) == (3, "t")
-        assert thing is sentinel
-        return {"x": x * n, "n": n, "thing": thing, "pair": (None, "s")}
+        assert marker is sentinel
+        return {"x": x * n, "n": n, "thing": marker, "pair": (None, "s")}
 
     out = graftax.vmap(check)(XS, 3, "t", sentinel)
     assert out["thing"] is sentinel
@@ -283,10 +283,10 @@ def test_a_numpy_array_that_the_function_makes_has_the_axis_as_well():
 
 
 def test_derivatives_by_integers_have_the_axis_as_well():
-    def of(library):
+    def transformed(library):
         return library.vmap(library.grad(lambda p: (p["w"] * p["n"]).sum(), allow_int=True))
 
-    found, expected = (of(m)({"w": jnp.ones(2), "n": jnp.arange(2)}) for m in (graftax, jax))
-    assert found["n"].shape == expected["n"].shape and found["n"].dtype == expected["n"].dtype
-    kept = graftax.jit(lambda zeros: {"zeros": zeros["n"]})(found)["zeros"]
-    assert kept.dtype == jax.dtypes.float0 and kept.shape == (2,)
+    actual, expected = (transformed(m)({"w": jnp.ones(2), "n": jnp.arange(2)}) for m in (graftax, jax))
+    assert actual["n"].shape == expected["n"].shape and actual["n"].dtype == expected["n"].dtype
+    returned = graftax.jit(lambda zeros: {"zeros": zeros["n"]})(actual)["zeros"]
+    assert returned.dtype == jax.dtypes.float0 and returned.shape == (2,)

@@ -282,8 +282,8 @@ if hasattr(jax, "new_ref"):
 def test_a_returned_object_has_to_be_asked_for_with_the_axis_that_it_has() -> None:
     model = {"w": XS.T, "inner": [XS.T]}
     run = graftax.vmap(lambda model: (model, model["inner"]), in_axes=1, out_axes=1)
-    whole, inner = run(model)
-    assert whole is model
+    value, inner = run(model)
+    assert value is model
     assert inner is model["inner"]
     np.testing.assert_allclose(inner[0], XS.T)
     assert graftax.vmap(lambda model: model, in_axes=1, out_axes=-1)(model) is model
@@ -322,7 +322,7 @@ def test_an_object_that_is_changed_and_returned_comes_back_changed() -> None:
 # ---- what does not fit
 
 
-def first(x: Any, *rest: Any, **more: Any) -> Any:
+def first(x: Any, *rest: Any, **keywords: Any) -> Any:
     return jax.tree.leaves(x)[0]
 
 

@@ -32,45 +32,45 @@ def model() -> Any:
 
 
 def test_gradients_of_each_slice() -> None:
-    one = model()
-    grads = graftax.vmap(graftax.grad(total), in_axes=(None, 0))(one, XS)
-    np.testing.assert_allclose(grads["w"], 2 * one["w"] * XS)
-    assert one["calls"] == 1
-    value, grads = graftax.vmap(graftax.value_and_grad(total), in_axes=(None, 0))(one, XS)
-    np.testing.assert_allclose(value, (one["w"] ** 2 * XS).sum(1))
-    np.testing.assert_allclose(grads["w"], 2 * one["w"] * XS)
+    net = model()
+    grads = graftax.vmap(graftax.grad(total), in_axes=(None, 0))(net, XS)
+    np.testing.assert_allclose(grads["w"], 2 * net["w"] * XS)
+    assert net["calls"] == 1
+    value, grads = graftax.vmap(graftax.value_and_grad(total), in_axes=(None, 0))(net, XS)
+    np.testing.assert_allclose(value, (net["w"] ** 2 * XS).sum(1))
+    np.testing.assert_allclose(grads["w"], 2 * net["w"] * XS)
 
 
 def test_gradient_of_a_mapped_function() -> None:
-    one = model()
-    loss = lambda one, xs: graftax.vmap(total, in_axes=(None, 0))(one, xs).sum()
-    np.testing.assert_allclose(graftax.grad(loss)(one, XS)["w"], 2 * one["w"] * XS.sum(0))
-    assert one["calls"] == 1
-    w = jax.grad(lambda w: loss({"w": w, "calls": 0}, XS))(one["w"])
-    np.testing.assert_allclose(w, 2 * one["w"] * XS.sum(0))
+    net = model()
+    loss = lambda net, xs: graftax.vmap(total, in_axes=(None, 0))(net, xs).sum()
+    np.testing.assert_allclose(graftax.grad(loss)(net, XS)["w"], 2 * net["w"] * XS.sum(0))
+    assert net["calls"] == 1
+    w = jax.grad(lambda w: loss({"w": w, "calls": 0}, XS))(net["w"])
+    np.testing.assert_allclose(w, 2 * net["w"] * XS.sum(0))
 
 
 @pytest.mark.parametrize("outer", [graftax.jacrev, graftax.jacfwd])
 def test_jacobian_of_a_mapped_function_that_changes_its_model(outer: Any) -> None:
-    one = {"w": XS, "calls": 0}
+    net = {"w": XS, "calls": 0}
 
-    def step(one: Any, x: Any) -> Any:
-        one["w"], one["calls"] = one["w"] * x, one["calls"] + 1
-        return one["w"].sum()
+    def step(net: Any, x: Any) -> Any:
+        net["w"], net["calls"] = net["w"] * x, net["calls"] + 1
+        return net["w"].sum()
 
-    rows = outer(graftax.vmap(step))(one, XS)
+    rows = outer(graftax.vmap(step))(net, XS)
     np.testing.assert_allclose(rows["w"], jnp.einsum("ij,ik->ijk", jnp.eye(3), XS))
-    assert one["calls"] == 1
-    np.testing.assert_allclose(one["w"], XS * XS)
+    assert net["calls"] == 1
+    np.testing.assert_allclose(net["w"], XS * XS)
 
 
 def test_mapping_twice_maps_two_axes() -> None:
     grid = {"w": jnp.arange(12.0).reshape(2, 3, 2), "calls": 0}
     before = grid["w"]
 
-    def step(one: Any, x: Any) -> Any:
-        one["w"], one["calls"] = one["w"] + x, one["calls"] + 1
-        one["new"] = x
+    def step(net: Any, x: Any) -> Any:
+        net["w"], net["calls"] = net["w"] + x, net["calls"] + 1
+        net["new"] = x
         return x.sum()
 
     out = graftax.vmap(graftax.vmap(step, in_axes=(0, None)), in_axes=(0, 0))(grid, XS[:2])
@@ -96,11 +96,11 @@ def test_an_inner_axis_may_change_what_the_outer_one_does_not_map() -> None:
 
 
 def test_in_and_around_jax_vmap() -> None:
-    one = model()
+    net = model()
     mapped = graftax.vmap(total, in_axes=(None, 0))
-    np.testing.assert_allclose(jax.vmap(lambda x: mapped(one, x))(XS[None]), mapped(one, XS)[None])
-    assert one["calls"] == 2
-    inner = graftax.vmap(lambda x: jax.vmap(lambda y: total(one, y))(x))
+    np.testing.assert_allclose(jax.vmap(lambda x: mapped(net, x))(XS[None]), mapped(net, XS)[None])
+    assert net["calls"] == 2
+    inner = graftax.vmap(lambda x: jax.vmap(lambda y: total(net, y))(x))
     np.testing.assert_allclose(inner(XS[None]), mapped(model(), XS)[None])
 
 
@@ -132,10 +132,10 @@ def test_in_and_around_scan() -> None:
 def test_under_jit_one_trace_serves_every_call() -> None:
     ensemble = Box(w=XS, log=[jnp.zeros(3)], config=Box(rate=0.5, names=["a"]))
 
-    def step(one: Any, x: Any) -> Any:
-        one.w = one.w - one.config.rate * x
-        one.log[0] = one.w.sum()
-        return one
+    def step(net: Any, x: Any) -> Any:
+        net.w = net.w - net.config.rate * x
+        net.log[0] = net.w.sum()
+        return net
 
     run = graftax.jit(graftax.vmap(step, in_axes=(0, None)))
     expected = XS
@@ -156,15 +156,15 @@ def test_a_captured_specification_is_read_by_a_jitted_call() -> None:
 
 
 def test_a_name_for_the_devices_is_passed_on() -> None:
-    one = {"w": jnp.ones(2), "n": 0}
+    net = {"w": jnp.ones(2), "n": 0}
 
-    def step(one: Any, x: Any) -> Any:
-        one["n"] += 1
-        return one["w"] * x
+    def step(net: Any, x: Any) -> Any:
+        net["n"] += 1
+        return net["w"] * x
 
     run = graftax.vmap(step, in_axes=(None, 0), spmd_axis_name="devices")
-    np.testing.assert_allclose(run(one, XS), XS)
-    assert one["n"] == 1
+    np.testing.assert_allclose(run(net, XS), XS)
+    assert net["n"] == 1
 
 
 def test_random_keys_are_mapped() -> None:
@@ -176,9 +176,9 @@ def test_random_keys_are_mapped() -> None:
         return jax.random.normal(sub, (2,))
 
     out = graftax.vmap(draw)(state)
-    both = jax.vmap(jax.random.split)(keys)
-    np.testing.assert_array_equal(out, jax.vmap(lambda k: jax.random.normal(k, (2,)))(both[:, 1]))
-    assert (state.key == both[:, 0]).all()
+    split = jax.vmap(jax.random.split)(keys)
+    np.testing.assert_array_equal(out, jax.vmap(lambda k: jax.random.normal(k, (2,)))(split[:, 1]))
+    assert (state.key == split[:, 0]).all()
 
 
 # ---- callables
@@ -218,22 +218,22 @@ def test_partial_arguments_are_not_mapped() -> None:
 
 def test_jitted_functions_can_be_mapped() -> None:
     @graftax.jit
-    def step(one: Any, x: Any) -> Any:
-        one["w"], one["n"] = one["w"] + x, one["n"] + 1
-        return one["w"].sum()
+    def step(net: Any, x: Any) -> Any:
+        net["w"], net["n"] = net["w"] + x, net["n"] + 1
+        return net["w"].sum()
 
-    one = {"w": XS, "n": 0}
-    np.testing.assert_allclose(graftax.vmap(step)(one, XS), 2 * XS.sum(1))
-    assert one["n"] == 1
-    named = graftax.vmap(step, in_axes={"one": 0, "x": None})
-    np.testing.assert_allclose(named(one, XS[0]), (2 * XS + XS[0]).sum(1))
+    net = {"w": XS, "n": 0}
+    np.testing.assert_allclose(graftax.vmap(step)(net, XS), 2 * XS.sum(1))
+    assert net["n"] == 1
+    named = graftax.vmap(step, in_axes={"net": 0, "x": None})
+    np.testing.assert_allclose(named(net, XS[0]), (2 * XS + XS[0]).sum(1))
     np.testing.assert_allclose(graftax.vmap(jax.jit(jnp.sum))(XS), XS.sum(1))
     np.testing.assert_allclose(graftax.vmap(jnp.sum)(XS), XS.sum(1))
 
 
 def test_defaults_and_extra_arguments_reach_the_function() -> None:
-    def combine(x: Any, y: Any = 2, *rest: Any, scale: Any = 1, **more: Any) -> Any:
-        return x * y + sum(rest) + scale + more.get("shift", 0)
+    def combine(x: Any, y: Any = 2, *positional: Any, scale: Any = 1, **keywords: Any) -> Any:
+        return x * y + sum(positional) + scale + keywords.get("shift", 0)
 
     np.testing.assert_allclose(graftax.vmap(combine)(XS), XS * 2 + 1)
     np.testing.assert_allclose(graftax.vmap(combine)(XS, XS, XS, shift=XS), XS * XS + XS + 1 + XS)
@@ -253,9 +253,9 @@ def test_the_wrapper_looks_like_the_function() -> None:
 
 
 def test_a_constructor_can_be_mapped() -> None:
-    made = graftax.vmap(Scale)(XS)
-    assert (type(made), made.calls) == (Scale, 0)
-    np.testing.assert_array_equal(made.w, XS)
+    scales = graftax.vmap(Scale)(XS)
+    assert (type(scales), scales.calls) == (Scale, 0)
+    np.testing.assert_array_equal(scales.w, XS)
 
 
 # ---- Equinox
@@ -270,8 +270,8 @@ def test_an_ensemble_is_made_and_run_as_by_equinox() -> None:
     ensemble, expected = graftax.vmap(make)(keys), eqx.filter_vmap(make)(keys)
     assert eqx.tree_equal(ensemble, expected)
     for axes in (0, eqx.if_array(0)):
-        out = graftax.vmap(lambda one, x: one(x), in_axes=(axes, None))(ensemble, XS[0])
-        expected = eqx.filter_vmap(lambda one, x: one(x), in_axes=(eqx.if_array(0), None))(ensemble, XS[0])
+        out = graftax.vmap(lambda net, x: net(x), in_axes=(axes, None))(ensemble, XS[0])
+        expected = eqx.filter_vmap(lambda net, x: net(x), in_axes=(eqx.if_array(0), None))(ensemble, XS[0])
         np.testing.assert_allclose(out, expected, rtol=1e-6)
     np.testing.assert_allclose(graftax.vmap(make(keys[0]))(XS), jax.vmap(make(keys[0]))(XS), rtol=1e-6)
 
@@ -307,29 +307,29 @@ def test_an_nnx_ensemble_is_made_and_trained_as_by_nnx() -> None:
     make = lambda key: Net(nnx.Rngs(key))
     ensemble, expected = graftax.vmap(make)(keys), nnx.vmap(make)(keys)
     x = jnp.arange(10.0).reshape(5, 2)
-    run = nnx.vmap(lambda one, x: one(x), in_axes=(0, None))
-    for apply in (graftax.vmap(lambda one, x: one(x), in_axes=(0, None)), graftax.jit(run_each)):
+    run = nnx.vmap(lambda net, x: net(x), in_axes=(0, None))
+    for apply in (graftax.vmap(lambda net, x: net(x), in_axes=(0, None)), graftax.jit(run_each)):
         np.testing.assert_allclose(apply(ensemble, x), run(expected, x), rtol=1e-5, atol=1e-6)
-        for one, other in zip(jax.tree.leaves(nnx.state(ensemble)), jax.tree.leaves(nnx.state(expected)), strict=True):
-            assert one.shape == other.shape
-            if not jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        for left, right in zip(jax.tree.leaves(nnx.state(ensemble)), jax.tree.leaves(nnx.state(expected)), strict=True):
+            assert left.shape == right.shape
+            if not jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+                np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
 def run_each(ensemble: Any, x: Any) -> Any:
-    return graftax.vmap(lambda one, x: one(x), in_axes=(0, None))(ensemble, x)
+    return graftax.vmap(lambda net, x: net(x), in_axes=(0, None))(ensemble, x)
 
 
 @pytest.mark.quick(0)
 def test_dropout_draws_for_each_slice_where_its_keys_are_split() -> None:
     dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    ones = jnp.ones((3, 20))
-    same = graftax.vmap(lambda x: dropout(x))(ones)
-    assert (same[0] == same[1]).all()
+    inputs = jnp.ones((3, 20))
+    masks = graftax.vmap(lambda x: dropout(x))(inputs)
+    assert (masks[0] == masks[1]).all()
     assert int(dropout.rngs.count[...]) == 1
     keys = jax.random.split(jax.random.key(1), 3)
     layers = graftax.vmap(lambda key: nnx.Dropout(0.5, rngs=nnx.Rngs(key)))(keys)
-    drawn = graftax.vmap(lambda layer, x: layer(x))(layers, ones)
+    drawn = graftax.vmap(lambda layer, x: layer(x))(layers, inputs)
     assert (drawn[0] != drawn[1]).any()
     assert layers.rngs.count[...].tolist() == [1, 1, 1]
 

@@ -28,7 +28,7 @@ def run(f: Any, roots: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def each(graph: Any, leaf: Any) -> Any:
+def deep_copy(graph: Any, leaf: Any) -> Any:
     """A graph of the same structure; roots and nodes are copied together, which keeps what they share."""
     return oracle.deep_copy(graph, leaf=leaf)
 
@@ -37,11 +37,11 @@ def stacked(leaf: Any) -> Any:
     return (np if isinstance(leaf, np.ndarray | np.generic) else jnp).stack([leaf * i for i in range(1, SIZE + 1)])
 
 
-def assert_stacked(whole: Any, slices: list[Any]) -> None:
+def assert_stacked(stack: Any, slices: list[Any]) -> None:
     """The whole has the structure of each slice, and its arrays are theirs, stacked."""
-    blank = [each(graph, lambda leaf: 0) for graph in (whole, slices[0])]
+    blank = [deep_copy(graph, lambda leaf: 0) for graph in (stack, slices[0])]
     assert oracle.difference(*blank) is None
-    for leaf, *parts in zip(arrays(whole), *map(arrays, slices), strict=True):
+    for leaf, *parts in zip(arrays(stack), *map(arrays, slices), strict=True):
         np.testing.assert_allclose(leaf, np.stack(parts), rtol=1e-6)
 
 
@@ -54,14 +54,14 @@ def arrays(graph: Any) -> list[Any]:
 @settings(max_examples=settings.default.max_examples // 3)
 @given(strategies.graphs().map(strategies.held), strategies.programs().map(strategies.held))
 def test_vmap_does_what_a_loop_over_the_slices_does(outer: Any, recipe: Recipe, program: Program) -> None:
-    whole = each(recipe.build(), stacked)
-    slices = [each(whole, lambda leaf, i=i: leaf[i]) for i in range(SIZE)]
-    before = [each(part, lambda leaf: leaf) for part in slices]
+    stack = deep_copy(recipe.build(), stacked)
+    slices = [deep_copy(stack, lambda leaf, i=i: leaf[i]) for i in range(SIZE)]
+    before = [deep_copy(roots, lambda leaf: leaf) for roots in slices]
     mapped = outer(graftax.vmap(lambda *roots: program(roots), axis_size=SIZE))
-    result, error = run(mapped, whole[0])
+    result, error = run(mapped, stack[0])
     loop = [run(lambda *roots: program(roots), roots) for roots, _ in slices]
     assert (type(error), str(error)) == (type(loop[0][1]), str(loop[0][1]))
     if error is not None:
-        assert_stacked(whole, before)
+        assert_stacked(stack, before)
     else:
-        assert_stacked((result, *whole), [(value, *part) for (value, _), part in zip(loop, slices, strict=True)])
+        assert_stacked((result, *stack), [(value, *roots) for (value, _), roots in zip(loop, slices, strict=True)])

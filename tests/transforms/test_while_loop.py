@@ -158,9 +158,9 @@ def test_a_bounded_loop_promotes_weak_types_as_the_other_does():
         return {"n": s["n"] + 1, "x": s["x"] + jnp.float32(0.5)}
 
     first = {"n": 0, "x": 0}
-    found = [graftax.while_loop(lambda s: s["x"] < 3, body, dict(first), max_steps=m) for m in (None, 20)]
-    assert found[0] == found[1] == {"n": 6, "x": 3.0}
-    assert found[0]["x"].dtype == found[1]["x"].dtype == jnp.float32
+    actual = [graftax.while_loop(lambda s: s["x"] < 3, body, dict(first), max_steps=m) for m in (None, 20)]
+    assert actual[0] == actual[1] == {"n": 6, "x": 3.0}
+    assert actual[0]["x"].dtype == actual[1]["x"].dtype == jnp.float32
 
 
 def test_a_bounded_loop_keeps_little():
@@ -174,11 +174,11 @@ def test_a_bounded_loop_keeps_little():
         return jax.lax.scan(lambda s, _: (body(s), None), x, length=900)[0]
 
     x = jnp.ones(1000)
-    kept = [
+    sizes = [
         sum(v.size for v in jax.tree.leaves(jax.vjp(lambda x, run=run: loss(x, run), x)[1]) if hasattr(v, "size"))
         for run in (bounded, scanned)
     ]
-    assert kept[0] * 10 < kept[1]
+    assert sizes[0] * 10 < sizes[1]
 
 
 # ---- fori_loop
