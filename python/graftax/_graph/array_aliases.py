@@ -52,11 +52,11 @@ class AliasRecorder:
         # The input leaves of which was asked which are one array, in groups: what the trace does depends on it.
         self.alike: list[list[list[int]]] = []
 
-    def record(self, array: Any, operation: Hashable, operands: tuple[Any, ...]) -> None:
+    def record(self, array: object, operation: Hashable, operands: tuple[object, ...]) -> None:
         # The array is kept in the record, so that its id is not reused.
         self._records.setdefault(id(array), (len(self._records), array, operation, operands))
 
-    def extend(self, caller_leaves: Sequence[Any], leaves: Sequence[Any]) -> None:
+    def extend(self, caller_leaves: Sequence[object], leaves: Sequence[object]) -> None:
         """Replaces the leaves by these, as a trace may get more of them while it runs."""
         self._caller_leaves, self._leaves = caller_leaves, leaves
 
@@ -69,12 +69,12 @@ class AliasRecorder:
         self.trace, self._caller_leaves, self._leaves = None, (), ()
         self._records.clear()
 
-    def caller_values(self, values: Sequence[Any]) -> list[Any]:
+    def caller_values(self, values: Sequence[object]) -> list[Any]:
         """The caller's array for each value that is an input leaf; any other value as it is."""
         by_id = {id(leaf): value for leaf, value in zip(self._leaves, self._caller_leaves, strict=False)}
         return [by_id.get(id(value), value) for value in values]
 
-    def identities(self, values: Sequence[Any], is_outermost: bool) -> list[Any]:
+    def identities(self, values: Sequence[object], is_outermost: bool) -> list[Any]:
         """For each value what tells it from others: the caller's array, `Computed`, or None if that is unknown.
 
         Unknown is a result of an operation that makes one array for operands that are the same.
@@ -85,7 +85,7 @@ class AliasRecorder:
         """
         by_id = {id(leaf): value for leaf, value in zip(self._leaves, self._caller_leaves, strict=False)}
 
-        def identity(value: Any) -> Any:
+        def identity(value: object) -> Any:
             if id(value) in by_id:
                 return by_id[id(value)]
             if id(value) in self._records:
@@ -94,7 +94,7 @@ class AliasRecorder:
 
         return [identity(value) for value in values]
 
-    def note_alike(self, values: Sequence[Any], keys: Sequence[Any]) -> None:
+    def note_alike(self, values: Sequence[object], keys: Sequence[object]) -> None:
         """Notes which of these values that are input leaves are one array: those with equal keys."""
         numbers = {id(leaf): i for i, leaf in enumerate(self._leaves)}
         groups: dict[Any, list[int]] = defaultdict(list)
@@ -104,7 +104,7 @@ class AliasRecorder:
         if sum(map(len, groups.values())) > 1 and list(groups.values()) not in self.alike:
             self.alike.append(list(groups.values()))
 
-    def sources(self, values: Sequence[Any]) -> list[Source | None]:
+    def sources(self, values: Sequence[object]) -> list[Source | None]:
         """What each value was computed from; None where nothing was recorded."""
         if not self._records:
             return [None] * len(values)
@@ -112,7 +112,7 @@ class AliasRecorder:
         numbers = {id(leaf): i for i, leaf in enumerate(self._leaves)}
         return [self._source(value, numbers) if id(value) in self._records else None for value in values]
 
-    def _source(self, value: Any, numbers: dict[int, int]) -> Source:
+    def _source(self, value: object, numbers: dict[int, int]) -> Source:
         number, record = numbers.get(id(value)), self._records.get(id(value))
         # An input leaf: the beginning of a chain of operations.
         if number is not None:
@@ -128,7 +128,7 @@ class AliasRecorder:
 
 
 @contextlib.contextmanager
-def recording_aliases(caller_leaves: Sequence[Any], leaves: Sequence[Any]) -> Generator[AliasRecorder]:
+def recording_aliases(caller_leaves: Sequence[object], leaves: Sequence[object]) -> Generator[AliasRecorder]:
     """Records, while a trace runs, how arrays are computed in it."""
     enclosing, recorder = getattr(_ACTIVE, "recorders", ()), AliasRecorder(current_trace(), caller_leaves, leaves)
     _ACTIVE.recorders = (*enclosing, recorder)
@@ -139,7 +139,7 @@ def recording_aliases(caller_leaves: Sequence[Any], leaves: Sequence[Any]) -> Ge
         recorder.close(enclosing[-1] if enclosing else None)
 
 
-def record_alias_sources(pairs: Iterable[tuple[tuple[Any, ...], Any]]) -> None:
+def record_alias_sources(pairs: Iterable[tuple[tuple[object, ...], object]]) -> None:
     """Notes (operands, the array made of them) of one call that makes one array for operands that are the same."""
     recorders = getattr(_ACTIVE, "recorders", ())
     if recorders:
@@ -150,7 +150,7 @@ def record_alias_sources(pairs: Iterable[tuple[tuple[Any, ...], Any]]) -> None:
 
 
 def apply_once(
-    function: Callable[[int, tuple[Any, ...]], Any], operands: Iterable[tuple[int, tuple[Any, ...]]]
+    function: Callable[[int, tuple[Any, ...]], Any], operands: Iterable[tuple[int, tuple[object, ...]]]
 ) -> dict[int, Any]:
     """`function(number, values)` for each pair of these, called once for the same objects, by number.
 
@@ -167,7 +167,7 @@ def apply_once(
     return results
 
 
-def caller_values(values: Sequence[Any]) -> list[Any]:
+def caller_values(values: Sequence[object]) -> list[Any]:
     """The values outside of all running traces that these stand for; a value computed in a trace stays as it is."""
     # From the innermost trace outward: the leaves of one trace are the caller's values of the next.
     for recorder in reversed(getattr(_ACTIVE, "recorders", ())):
@@ -175,7 +175,7 @@ def caller_values(values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def array_identities(values: Sequence[Any]) -> list[Any]:
+def array_identities(values: Sequence[object]) -> list[Any]:
     """A key for each array: the same one if both are one array outside of all traces; None where that is unknown."""
     identities, recorders = list(values), getattr(_ACTIVE, "recorders", ())
     inputs: list[tuple[AliasRecorder, list[Any]]] = []
@@ -207,7 +207,7 @@ def _inputs(source: Source | None) -> tuple[int, ...]:
     return source.inputs if source is not None else ()
 
 
-def merge_aliases(computed: Iterable[tuple[Hashable, tuple[Any, ...], Any]]) -> list[Any]:
+def merge_aliases(computed: Iterable[tuple[Hashable, tuple[object, ...], object]]) -> list[Any]:
     """The values of (operation, operands, value) triples, a single one for the same operation on the same operands.
 
     All are recorded: where a call passes one array for different operands, their values are merged by that call.

@@ -84,7 +84,7 @@ class GraphBuilder:
             return []
         return self._node(number)
 
-    def _emit(self, op: Op, **fields: Any) -> None:
+    def _emit(self, op: Op, **fields: object) -> None:
         """Writes an instruction; fields that are left out or None have the values of an empty instruction."""
         values = {name: value for name, value in fields.items() if value is not None}
         instruction = self._empty | {"op": op, "next": len(self._code) + 1} | values
@@ -174,7 +174,7 @@ class GraphBuilder:
             raise StructureError(f"{name} is a {base} node without its entry {name}.{extra_name}")
         return extra, items, attributes
 
-    def _key(self, value: Any) -> int:
+    def _key(self, value: object) -> int:
         # The parts of a tuple are statics of their own, as in a recorded structure.
         if type(value) is tuple:
             ids = [self._key(v) for v in value]

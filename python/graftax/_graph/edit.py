@@ -64,14 +64,14 @@ def copy(obj: T, *, arrays: bool = False) -> T:
     return _core.unflatten(graphdef, leaves, anew=True)
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: object) -> object:
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     return jnp.array(leaf, copy=True) if isinstance(leaf, jax.Array) else leaf
 
 
 @boundary
-def update(obj: T, source: Any) -> T:
+def update(obj: T, source: object) -> T:
     """Writes the leaves of a graph into another one, in place. Nothing is written until every value is known.
 
     Args:
@@ -109,7 +109,7 @@ def update(obj: T, source: Any) -> T:
 
 
 @boundary
-def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
+def partition(obj: T, spec: object, *, replace: object = None) -> tuple[T, T]:
     """Two copies of a graph: one with the selected leaves, one with the others; None replaces the leaves left out.
 
     Leaves are arrays and all other values without children. What JAX counts as structure (aux data, static fields) is
@@ -257,7 +257,7 @@ def _row_text(graph: Graph, number: int) -> str:
     return "None" if row.value is None else a_type(row.value)
 
 
-def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> set[int]:
+def selection(graph: Graph, spec: object, among: Iterable[int] | None = None) -> set[int]:
     """The numbers of the leaves that a pattern, a filter, a predicate or a tree of bools selects, among all or some."""
     numbers, _ = graph.core.values()
     leaf_filter = as_filter(spec, allow_path_functions=True)

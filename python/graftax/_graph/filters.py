@@ -86,7 +86,7 @@ def _except_roots(spec: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[tupl
     return lambda path, value: bool(path) and spec(path, value)
 
 
-def takes_two_arguments(spec: Any) -> bool:
+def takes_two_arguments(spec: object) -> bool:
     """Is it a function with two required positional arguments?"""
     if not isinstance(spec, (types.FunctionType, types.MethodType, functools.partial)):
         return False
@@ -98,7 +98,7 @@ def takes_two_arguments(spec: Any) -> bool:
     return len(required) == 2
 
 
-def is_type(spec: Any) -> bool:
+def is_type(spec: object) -> bool:
     """Is it a type or a union of types?
 
     Raises:
@@ -121,9 +121,9 @@ class GraphView(ABC):
     def parent(self, number: int) -> int: ...
 
     @abstractmethod
-    def is_a(self, number: int, types: Any) -> bool: ...
+    def is_a(self, number: int, types: object) -> bool: ...
 
-    def instances(self, types: Any) -> list[int]:
+    def instances(self, types: object) -> list[int]:
         """The parts that are instances of the types, in order."""
         return [number for number in self.parts() if self.is_a(number, types)]
 

@@ -46,7 +46,7 @@ def fingerprint(graphdef: _core.GraphDef) -> str:
     return digest.hexdigest()
 
 
-def stable_text(value: Any, fallback: Callable[[Any], str]) -> str:
+def stable_text(value: object, fallback: Callable[[Any], str]) -> str:
     """A text that is the same for equal values in every process; `fallback` gives the text of unknown values."""
     if type(value) in PLAIN:
         return f"{type(value).__name__} {value!r}"
@@ -68,7 +68,7 @@ def stable_text(value: Any, fallback: Callable[[Any], str]) -> str:
     return fallback(value)
 
 
-def _stable_text(value: Any) -> str:
+def _stable_text(value: object) -> str:
     return stable_text(value, _named_or_pickled)
 
 

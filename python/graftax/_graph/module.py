@@ -46,7 +46,7 @@ class Module:
     """
 
     def __init_subclass__(
-        cls, *, kw_only: bool = False, static: Any = None, dynamic: Any = None, **kwargs: Any
+        cls, *, kw_only: bool = False, static: Any = None, dynamic: Any = None, **kwargs: object
     ) -> None:
         super().__init_subclass__(**kwargs)
         if _DATACLASS_MARK in vars(cls):
@@ -111,7 +111,7 @@ def _attributes(module: Module) -> dict[str, Any]:
 
 
 def _node_text(
-    value: Any,
+    value: object,
     begin: str,
     end: str,
     parts: list[tuple[str, Any, str]],
@@ -139,7 +139,7 @@ def _node_text(
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
-def array_text(value: Any) -> str | None:
+def array_text(value: object) -> str | None:
     """The type of an array: `f32[3,4]`. None for any other value."""
     if not isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return None

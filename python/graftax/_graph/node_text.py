@@ -18,7 +18,7 @@ def keys_of(cls: type, data: Any) -> tuple[Any, ...]:
     return tuple(data[1] if issubclass(cls, defaultdict) else data)
 
 
-def node_text(cls: type, data: Any, count: int) -> str:
+def node_text(cls: type, data: object, count: int) -> str:
     if cls is type(None):
         return "None"
     if issubclass(cls, dict):
@@ -28,7 +28,7 @@ def node_text(cls: type, data: Any, count: int) -> str:
     return f"{cls.__qualname__} with {count} {'child' if count == 1 else 'children'}"
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """The text of a value: a node by its type and children, an array by dtype and shape, another leaf by its repr."""
     try:
         level = _core.tree_one_level(value)

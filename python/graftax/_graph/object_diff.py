@@ -23,7 +23,7 @@ from graftax._jax.tracebacks import boundary
 
 
 @boundary
-def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True) -> bool:
+def equal(one: object, other: object, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True) -> bool:
     """Are two object graphs equal in types, keys, values, arrays and sharing?
 
     Values are compared with their types: `1`, `1.0` and `True` differ. `nan` equals itself. Arrays have to have the
@@ -52,7 +52,7 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
 
 @boundary
 def diff(
-    one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True, limit: int | None = None
+    one: object, other: object, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True, limit: int | None = None
 ) -> list[Difference[Path]]:
     """The places where two object graphs differ; below a difference, nothing more is compared.
 
@@ -70,7 +70,7 @@ def diff(
     return list(islice(_differences(one, other, rtol, atol, sharing), limit))
 
 
-def _same_leaves(x_root: Any, y_root: Any, rtol: float, atol: float) -> bool | None:
+def _same_leaves(x_root: object, y_root: object, rtol: float, atol: float) -> bool | None:
     """Are two graphs of the same structure equal in their leaves? None where only a full comparison can tell."""
     try:
         leaves, structure = _core.flatten(x_root)
@@ -82,7 +82,7 @@ def _same_leaves(x_root: Any, y_root: Any, rtol: float, atol: float) -> bool | N
         return None
 
 
-def _differences(x_root: Any, y_root: Any, rtol: float, atol: float, sharing: bool) -> Iterator[Difference[Path]]:
+def _differences(x_root: object, y_root: object, rtol: float, atol: float, sharing: bool) -> Iterator[Difference[Path]]:
     x_graph, y_graph = Graph(x_root), Graph(y_root)
     # Nodes of each graph -> the node of the other graph that they were paired with first.
     paired_y: dict[int, int] = {}
@@ -134,18 +134,18 @@ def _sharing_text(graph: Graph, number: int) -> str:
     return f"{name} of {graph.path(row.target)!r} once more" if row.category == "ref" else f"{name} of its own"
 
 
-def _value_texts(x: Any, y: Any) -> tuple[str, str]:
+def _value_texts(x: object, y: object) -> tuple[str, str]:
     return _value_text(x), _value_text(y)
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     try:
         return value_text(value)
     except Exception:  # not a tree for JAX: a dict whose keys cannot be sorted, a class whose flatten raises
         return _text_with_keys(value, [entry for entry, _ in _core.children_with_keys(value)])
 
 
-def leaf_difference(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[str, str] | None:
+def leaf_difference(x: object, y: object, rtol: float = 0.0, atol: float = 0.0) -> tuple[str, str] | None:
     """The texts of two values without children, if they differ."""
     if x is y:
         return None
@@ -158,7 +158,7 @@ def leaf_difference(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> tup
     return None if _same_value(x, y) else _value_texts(x, y)
 
 
-def _same_value(x: Any, y: Any) -> bool:
+def _same_value(x: object, y: object) -> bool:
     """Are these equal as static values? An object that hides its state (a generator) equals only itself."""
     try:
         return bool(_core.flatten(x)[1] == _core.flatten(y)[1])
@@ -252,12 +252,12 @@ def _content(x: Any) -> Any:
     return base(x) if base in (set, frozenset, bytearray) else base.__getnewargs__(x)[0]
 
 
-def _text_with_keys(value: Any, key_entries: list[Any]) -> str:
+def _text_with_keys(value: object, key_entries: list[Any]) -> str:
     name = type(value).__qualname__
     return f"{name} with {_key_names(key_entries)}" if key_entries else f"{name} without"
 
 
-def _key_type(entry: Any) -> tuple[type, ...]:
+def _key_type(entry: object) -> tuple[type, ...]:
     """The types of a key: `1` and `True` are the same key to a dict, but differ here."""
     key = getattr(entry, "key", None)
     return (type(key), *map(type, cast("tuple[Any, ...]", key))) if isinstance(key, tuple) else (type(key),)

@@ -183,7 +183,9 @@ class Packed(Generic[T]):
         leaves, graphdef = _flatten(obj)
         self._set_contents(*_pack_leaves(leaves, graphdef, layout.max_bytes, copy, self._donate))
 
-    def _set_contents(self, arrays: tuple[Any, ...], other_leaves: tuple[Any, ...], layout: PackLayout | None) -> None:
+    def _set_contents(
+        self, arrays: tuple[object, ...], other_leaves: tuple[object, ...], layout: PackLayout | None
+    ) -> None:
         self._arrays, self._kept, self._layout = arrays, other_leaves, layout
         self._live = None if layout is None else layout.live
 
@@ -237,11 +239,11 @@ class Packed(Generic[T]):
         return Packed, (self._arrays, self._kept, self._layout, self._donate, self._used)
 
 
-def _children(handle: Packed[Any]) -> tuple[tuple[Any, Any], Any]:
+def _children(handle: Packed[Any]) -> tuple[tuple[object, object], object]:
     return (handle._arrays, handle._kept), (handle._layout, handle._donate, handle._used)
 
 
-def _with_keys(handle: Packed[Any]) -> tuple[list[tuple[Any, Any]], Any]:
+def _with_keys(handle: Packed[Any]) -> tuple[list[tuple[Any, Any]], object]:
     children, aux = _children(handle)
     return [(tree_util.GetAttrKey(name), x) for name, x in zip(("_arrays", "_kept"), children, strict=True)], aux
 
@@ -307,7 +309,7 @@ def _record(obj: object) -> tuple[list[Any], _core.GraphDef]:
 
 def _pack_leaves(
     leaves: list[Any], graphdef: _core.GraphDef, max_bytes: int, copy: bool, donate: bool
-) -> tuple[tuple[Any, ...], tuple[Any, ...], PackLayout]:
+) -> tuple[tuple[object, ...], tuple[object, ...], PackLayout]:
     """(arrays, other leaves, layout) of these leaves."""
     # A buffer for each dtype and placement. Tracers have no placement: XLA decides.
     traced = has_tracer(leaves)
@@ -331,7 +333,7 @@ def _pack_leaves(
     return (*joined_arrays, *separate_arrays), tuple(_own_copy(leaves[i], copy) for i in other_leaves), layout
 
 
-def _own_copy(x: Any, copy: bool) -> Any:
+def _own_copy(x: object, copy: bool) -> object:
     """A leaf that is not a JAX array, as a handle stores it."""
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
         return Dynamic(x)  # a number that was a leaf has to stay one
@@ -351,7 +353,7 @@ class _OpenHandle(NamedTuple):
     contents: tuple[Any, ...]  # of the handle
 
 
-def _open_handles(values: Sequence[Any]) -> tuple[list[Any], list[_OpenHandle]]:
+def _open_handles(values: Sequence[object]) -> tuple[list[Any], list[_OpenHandle]]:
     """The arguments with each handle replaced by the object inside, and the handles."""
     opened: dict[int, _OpenHandle] = {}
     arguments = list(values)
@@ -365,7 +367,7 @@ def _open_handles(values: Sequence[Any]) -> tuple[list[Any], list[_OpenHandle]]:
     return arguments, list(opened.values())
 
 
-def _contents(handle: Packed[Any]) -> tuple[Any, ...]:
+def _contents(handle: Packed[Any]) -> tuple[object, ...]:
     return (handle._layout, *handle._arrays, *handle._kept)
 
 
@@ -410,12 +412,12 @@ def _are_unchanged(leaves: list[Any], open_handle: _OpenHandle) -> bool:
     return all(_array_bytes(leaves[i]) == _array_bytes(x) for i, x in other_leaves)
 
 
-def _array_bytes(x: Any) -> bytes | None:
+def _array_bytes(x: object) -> bytes | None:
     """The content of a NumPy array, which may change in place; None for another leaf."""
     return x.tobytes() if isinstance(x, np.ndarray) else None
 
 
-def _updated_contents(open_handle: _OpenHandle, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[Any, ...]:
+def _updated_contents(open_handle: _OpenHandle, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[object, ...]:
     """The new contents of a handle with these leaves inside: (arrays, other leaves, layout)."""
     # Where the layout still fits, buffers without a changed leaf are reused.
     handle, old_leaves = open_handle.handle, open_handle.leaves
@@ -463,7 +465,7 @@ def _handles_in(result: object) -> list[Packed[Any]]:
     return handles[::-1]
 
 
-def _run_on_contents(name: str, handle: Packed[Any], run: Callable[[Any], Any]) -> Any:
+def _run_on_contents(name: str, handle: Packed[Any], run: Callable[[Any], Any]) -> object:
     """Runs `run` on the object inside, outside of a call, and writes changes back to the handle."""
     arrays, obj = handle._arrays, handle.unpack()
     leaves, graphdef = _record(obj)
@@ -480,7 +482,7 @@ def _is_donated(handle: Packed[Any]) -> bool:
     return handle._donate
 
 
-def _is_donated_path(path: Sequence[Any]) -> bool:
+def _is_donated_path(path: Sequence[object]) -> bool:
     return getattr(path[0], "name", None) == "_arrays"
 
 

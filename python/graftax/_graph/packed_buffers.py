@@ -37,7 +37,7 @@ class Buffer(NamedTuple):
         return [int(np.prod(shape)) for shape in self.shapes]
 
 
-def is_plain(x: Any, max_bytes: int) -> bool:
+def is_plain(x: object, max_bytes: int) -> bool:
     """Can the array be part of a buffer: small, replicated, in default memory, of a dtype that NumPy has?"""
     if not isinstance(x, jax.Array) or jnp.issubdtype(x.dtype, jax.dtypes.extended) or x.dtype == jax.dtypes.float0:
         return False
@@ -59,7 +59,7 @@ def join(leaves: list[Any]) -> Any:
     return _put_on_devices([host], leaves[0])[0]
 
 
-def split(joined: Any, buffer: Buffer) -> list[Any]:
+def split(joined: object, buffer: Buffer) -> list[Any]:
     """The leaves in a buffer. A tree operation on the handle may have put another value in its place.
 
     Raises:
@@ -95,7 +95,7 @@ def _traced_split(joined: Any, sizes: list[int]) -> list[Any]:
     return pieces
 
 
-def _traced_join(leaves: list[Any]) -> Any:
+def _traced_join(leaves: list[Any]) -> jax.Array:
     pieces = [jax.lax.reshape(x, (x.size,)) for x in leaves]
     blocks: list[Any] = []
     offset = 0
@@ -139,7 +139,7 @@ def _keep_64_bits() -> Any:
     return jax.enable_x64(True)
 
 
-def copy_array(x: Any) -> Any:
+def copy_array(x: object) -> Any:
     """A copy of an array; any other value as it is."""
     if isinstance(x, jax.core.Tracer) and not isinstance(x, ref_types) and x.dtype != jax.dtypes.float0:
         with _keep_64_bits():

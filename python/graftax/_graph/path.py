@@ -76,7 +76,7 @@ class Path(KeyPath):
         """
         return _parse(text, without_root(text))
 
-    def get(self, obj: Any) -> Any:
+    def get(self, obj: object) -> Any:
         """The value at this path of an object graph.
 
         Args:
@@ -89,7 +89,7 @@ class Path(KeyPath):
             obj = self._child(obj, entry, depth)
         return obj
 
-    def set(self, obj: Any, value: Any) -> None:
+    def set(self, obj: object, value: object) -> None:
         """Writes a value to this path of an object graph, in place.
 
         Immutable objects on the path (tuples, frozen modules) are rebuilt inside the mutable object that holds them.
@@ -189,7 +189,7 @@ def _parse_entry(match: re.Match[str]) -> KeyEntry | None:
     return GetAttrKey(match["name"] if match["name"] is not None else match["first"])
 
 
-def _parse_key(text: str) -> Any:
+def _parse_key(text: str) -> object:
     """A key written without quotes: the literal that it spells (None, -1, 2.5, (1, 'x')), or else the text itself."""
     try:
         value = literal(text)
@@ -200,7 +200,7 @@ def _parse_key(text: str) -> Any:
     return value
 
 
-def open_node(obj: Any) -> list[tuple[KeyEntry, Any]]:
+def open_node(obj: object) -> list[tuple[KeyEntry, Any]]:
     """(key entry, child) of each child of a node; for a class registered with JAX, the keys that it gave JAX."""
     children = _core.children_with_keys(obj)
     # The core gives flat indices where it has no keys: JAX may have them.
@@ -213,7 +213,7 @@ def open_node(obj: Any) -> list[tuple[KeyEntry, Any]]:
     return children
 
 
-def _matching_child(entry: KeyEntry, children: list[tuple[KeyEntry, C]], obj: Any) -> tuple[KeyEntry, C] | None:
+def _matching_child(entry: KeyEntry, children: list[tuple[KeyEntry, C]], obj: object) -> tuple[KeyEntry, C] | None:
     """The child of `obj` that an entry of a path means."""
     # The very key entry comes before one that the same text could mean.
     for matches in (is_entry, entry_means):
@@ -246,7 +246,7 @@ def entry_means(written: KeyEntry, entry: KeyEntry) -> bool:
 _NAMES_COMPARED = 500  # among which a message looks for similar names
 
 
-def missing_path_text(path: Sequence[Any], depth: int, obj: Any) -> str:
+def missing_path_text(path: Sequence[object], depth: int, obj: object) -> str:
     """The message for a path that a graph does not have: how far it leads, and what is there instead."""
     texts = [keystr((entry,)) for entry, _ in open_node(obj)[:_NAMES_COMPARED]]
     # Names are few in a model, but a dict may have a million keys: only some of them are compared.
@@ -311,7 +311,7 @@ class Graph:
             self._entry_of_row.update((child, entry) for entry, child in key_entries)
         return key_entries
 
-    def number(self, path: Sequence[Any]) -> int:
+    def number(self, path: Sequence[object]) -> int:
         """The number of the row that a path leads to, references followed.
 
         Raises:

@@ -74,7 +74,7 @@ class _Segment(NamedTuple):
         return self.matches_all or self.text.fullmatch(text) is not None
 
 
-def _texts(key: Any) -> list[str]:
+def _texts(key: object) -> list[str]:
     """The texts by which a pattern may name a key: its `str` and its `repr`."""
     try:
         return [str(key), repr(key)]
@@ -172,7 +172,7 @@ class Pattern:
             self._advance_cache[positions, None, None] = matters
         return matters
 
-    def _advance(self, positions: Positions, entry: Any) -> Positions:
+    def _advance(self, positions: Positions, entry: object) -> Positions:
         advanced: set[int] = set()
         for position in positions:
             if position == len(self.segments):
@@ -200,7 +200,7 @@ class Pattern:
         """Was the last entry matched by a segment other than `**`? Then a child that would match may be added later."""
         return any(position > 0 and self.segments[position - 1].syntax != "any" for position in positions)
 
-    def matches(self, path: Iterable[Any]) -> bool:
+    def matches(self, path: Iterable[object]) -> bool:
         positions = self.start
         for entry in path:
             positions = self.advance(positions, entry)
@@ -210,7 +210,7 @@ class Pattern:
         """Does it match this path or a prefix of it?"""
         return self.is_match(self.advance_along(path, self.start))
 
-    def advance_along(self, path: Iterable[Any], positions: Positions) -> Positions:
+    def advance_along(self, path: Iterable[object], positions: Positions) -> Positions:
         """The positions after all entries of a path, for a pattern that covers all below its matches."""
         for entry in path:
             if not positions or self.is_match(positions):

@@ -10,7 +10,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ class ByName:
         return (_find, self.module_and_name)
 
 
-def _find(module: str, name: str) -> Any:
+def _find(module: str, name: str) -> object:
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
@@ -73,7 +73,7 @@ def _device(platform: str, number: int) -> Any:
     return devices[number]
 
 
-def dumps(value: Any, protocol: int | None = None) -> bytes:
+def dumps(value: object, protocol: int | None = None) -> bytes:
     """`pickle.dumps` for values that may hold devices, such as a mesh or a sharding."""
     file = io.BytesIO()
     _Pickler(file, protocol).dump(value)
@@ -104,7 +104,7 @@ JITTED: Any = type(jax.jit(int))
 TYPES_WITH_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding, jax.ShapeDtypeStruct)
 
 
-def name_for_pickle(value: Any, sentinels: Sentinels | None = None) -> Any:
+def name_for_pickle(value: object, sentinels: Sentinels | None = None) -> Any:
     """A value to pickle instead of this one, or the value itself. Calls for many values share their `sentinels`."""
     # Devices have no pickle of their own, and are pickled by number within these.
     if isinstance(value, TYPES_WITH_DEVICES):
@@ -193,7 +193,7 @@ def _is_sentinel(value: object) -> bool:
     return type(value) is object or isinstance(value, Primitive)
 
 
-def _scopes() -> Iterator[tuple[str, str, Any]]:
+def _scopes() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     modules: list[tuple[str, Any]] = [(name, getattr(mod, "__dict__", {})) for name, mod in list(sys.modules.items())]
     # Module variables come before class attributes, so that a name is as short as possible.
     for module, scope in modules:
@@ -204,7 +204,7 @@ def _scopes() -> Iterator[tuple[str, str, Any]]:
                 yield module, f"{name}.", vars(cls)
 
 
-def _name_statics(state: tuple[Any, ...]) -> tuple[Any, ...]:
+def _name_statics(state: tuple[Any, ...]) -> tuple[object, ...]:
     """The state of a program, with statics replaced by what is pickled instead of them."""
     sentinels = Sentinels()
     statics = tuple((comparison, name_for_pickle(value, sentinels), *fields) for comparison, value, *fields in state[5])

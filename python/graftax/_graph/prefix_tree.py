@@ -22,12 +22,12 @@ NO_SUCH_BOOL = "the tree of bools has an entry for {path!r}, and there is no suc
 ABSENT: Any = object()
 
 
-def is_prefix(spec: Any) -> bool:
+def is_prefix(spec: object) -> bool:
     """Is this a tree of entries, and not a single entry for everything?"""
     return isinstance(spec, (tuple, list, dict)) and not isinstance(spec, PartitionSpec)
 
 
-def child_spec(spec: Any, key: Any) -> Any:
+def child_spec(spec: object, key: object) -> Any:
     """The part of a prefix tree for the child at a key entry; ABSENT if there is none."""
     plain = plain_key(key)
     try:
@@ -42,7 +42,7 @@ def child_spec(spec: Any, key: Any) -> Any:
         return ABSENT
 
 
-def selected_rows(graph: Graph, bools: Any) -> list[int]:
+def selected_rows(graph: Graph, bools: object) -> list[int]:
     """The rows of a graph for which a prefix tree of bools says True, by number; a node stands for its subtree.
 
     Any graph of bools may be the prefix tree. It needs an entry for each part with leaves below it.
@@ -53,7 +53,9 @@ def selected_rows(graph: Graph, bools: Any) -> list[int]:
     needed = _leaves_and_ancestors(graph)
     visited: dict[tuple[int, int], Any] = {}  # keyed by id; the values keep the objects alive, so no id is reused
 
-    def select_pair(number: int, selector: Any, path: LinkedPath) -> Generator[int, None, list[tuple[int, Any, Any]]]:
+    def select_pair(
+        number: int, selector: object, path: LinkedPath
+    ) -> Generator[int, None, list[tuple[int, Any, Any]]]:
         if isinstance(selector, (bool, np.bool_)):
             if selector:
                 yield number

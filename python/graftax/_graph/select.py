@@ -104,7 +104,7 @@ class Places(Generic[T]):
         return values if self._several else values[0]
 
     @boundary
-    def set(self, value: Any) -> T:
+    def set(self, value: object) -> T:
         """A copy with another value there. Only objects that contain one of the places are copied, the rest is shared.
 
         Args:
@@ -118,7 +118,7 @@ class Places(Generic[T]):
         return self._graph.core.build(self._apply_to_rows(function))
 
     @boundary
-    def update(self, value: Any) -> None:
+    def update(self, value: object) -> None:
         """As `set`, in place. Immutable objects on the path are rebuilt inside the mutable object that holds them."""
         self._graph.write(self._changes(value))
 
@@ -135,7 +135,7 @@ class Places(Generic[T]):
             return arrays or self._groups
         return self._groups
 
-    def _changes(self, value: Any) -> dict[int, Any]:
+    def _changes(self, value: object) -> dict[int, Any]:
         """The new value of each row, for `set` and `update`."""
         groups = self._written_groups
         if not self._several or isinstance(self._selector, (str, Path)) or _as_filter(self._selector) is not None:
@@ -191,7 +191,7 @@ class Places(Generic[T]):
         return f"<places {some([repr(path) for path in self.paths], 8)}>"
 
 
-def _locate(graph: Graph, selector: Any) -> tuple[bool, list[list[int]]]:
+def _locate(graph: Graph, selector: object) -> tuple[bool, list[list[int]]]:
     """The rows that `selector` selects.
 
     Returns:
@@ -215,7 +215,7 @@ def _locate(graph: Graph, selector: Any) -> tuple[bool, list[list[int]]]:
     raise TypeError(f"at() takes a path, a pattern, a type, a function, or several of those, got {selector!r}")
 
 
-def _as_filter(selector: Any) -> Filter | None:
+def _as_filter(selector: object) -> Filter | None:
     return None if isinstance(selector, list) else as_filter(selector)  # a list names several places one by one
 
 
@@ -282,7 +282,7 @@ def _locate_returned(graph: Graph, selector: Callable[[Any], Any]) -> tuple[bool
     return several, [[group[0], *references.get(group[0], ())] for group in groups]
 
 
-def _returned_parts(graph: Graph, result: Any) -> tuple[bool, list[Any]]:
+def _returned_parts(graph: Graph, result: object) -> tuple[bool, list[Any]]:
     """(are there several, the parts): a tuple or list that is not itself a part of the graph lists several parts."""
     # A list that is a part of the graph is returned as one part.
     if isinstance(result, (tuple, list)) and result and not any(row.value is result for row in graph.rows):
@@ -298,11 +298,11 @@ class Found(NamedTuple, Generic[V]):
 
 
 @overload
-def find(obj: Any, what: type[V] | tuple[type[V], ...]) -> list[Found[V]]: ...
+def find(obj: object, what: type[V] | tuple[type[V], ...]) -> list[Found[V]]: ...
 @overload
-def find(obj: Any, what: str | Path | types.UnionType | Callable[[Any], object]) -> list[Found[Any]]: ...
+def find(obj: object, what: str | Path | types.UnionType | Callable[[Any], object]) -> list[Found[Any]]: ...
 @boundary
-def find(obj: Any, what: Any) -> list[Found[Any]]:
+def find(obj: object, what: object) -> list[Found[Any]]:
     """Every part of a graph that is an instance of a type, or for which a function says True.
 
     Args:
@@ -345,7 +345,7 @@ class Shared(NamedTuple):
 
 
 @boundary
-def shared(obj: Any) -> list[Shared]:
+def shared(obj: object) -> list[Shared]:
     """The mutable objects and arrays that are reached by more than one path, those of cycles included.
 
     Args:

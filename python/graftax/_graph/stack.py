@@ -156,7 +156,7 @@ def each(objects: Iterable[T]) -> Each[T]:
     return Each(list(objects))
 
 
-def is_layer(obj: Any) -> bool:
+def is_layer(obj: object) -> bool:
     """Is this a module of a known library, or an object of a class unknown to JAX, rather than data?"""
     cls = type(obj)
     # Containers, functions and classes registered with a flatten are data.

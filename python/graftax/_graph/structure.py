@@ -150,14 +150,14 @@ def place_name(root_path: RootPath, names: tuple[str, ...]) -> str:
     return names[root] + path_text(path)
 
 
-def path_text(path: Iterable[Any]) -> str:
+def path_text(path: Iterable[object]) -> str:
     """The text of a key path in messages: JAX's `keystr`, but a closure cell or a Variable stands for its value."""
     # A captured variable is a cell whose content users think of as the variable itself.
     spoken = [e for e in path if type(e) is not GetAttrKey or not (e == _CELL or is_hidden_entry(e))]
     return keystr(spoken)
 
 
-def plain_key(entry: Any) -> Any:
+def plain_key(entry: object) -> Any:
     """The name, index or key of one of JAX's key entries; any other value as it is."""
     for attribute in ("name", "key", "idx"):
         if hasattr(entry, attribute):

@@ -189,7 +189,7 @@ class _DeadStatic:
 _DEAD_STATIC = _DeadStatic()
 
 
-def _static_value(row: Row) -> Any:
+def _static_value(row: Row) -> object:
     try:
         return row.value
     except ReferenceError:
@@ -381,13 +381,13 @@ def _pair_children(expected: Sequence[Row], actual: Sequence[Row]) -> _Pairs:
     return [*pairs, *((None, c, c.key_entry) for c in actual if c.number in unmatched)]
 
 
-def _plain_token(entry: Any) -> tuple[Any, ...] | None:
+def _plain_token(entry: object) -> tuple[object, ...] | None:
     """A hashable token for a key that is a plain value, such that 1 and True differ; None for other keys."""
     key = plain_key(entry)
     return (type(entry), type(key), repr(key)) if type(key) in _PLAIN else None
 
 
-def _same_value(a: Any, b: Any) -> bool:
+def _same_value(a: object, b: object) -> bool:
     """Are two statics or keys equal, as the core compares them?"""
     if a is b or a is _DEAD_STATIC or b is _DEAD_STATIC:
         return a is b
@@ -399,7 +399,7 @@ def _same_value(a: Any, b: Any) -> bool:
         return _core.flatten(a)[1] == _core.flatten(b)[1] and not hasattr(a, "dtype")
 
 
-def _difference_kind(expected: Any, actual: Any) -> str:
+def _difference_kind(expected: object, actual: object) -> str:
     """The kind of change between two static values, on which recompile advice depends."""
     classes = {type(expected), type(actual)}
     if _DeadStatic in classes:
@@ -416,12 +416,12 @@ def _difference_kind(expected: Any, actual: Any) -> str:
     return "handle" if classes == {HandleLayout} else "value" if _is_data(actual) else "identity"
 
 
-def _is_data(value: Any) -> bool:
+def _is_data(value: object) -> bool:
     """Is a value compared by value, not by identity?"""
     return type(value).__eq__ is not object.__eq__ and not isinstance(value, type)
 
 
-def _value_texts(expected: Any, actual: Any) -> tuple[str, str]:
+def _value_texts(expected: object, actual: object) -> tuple[str, str]:
     if isinstance(expected, types.FunctionType) and isinstance(actual, types.FunctionType):
         return function_text(expected), function_text(actual)
     if isinstance(expected, HandleLayout) and isinstance(actual, HandleLayout):
@@ -445,7 +445,7 @@ def _packed_texts(expected: HandleLayout, actual: HandleLayout) -> tuple[str, st
     return "packed state", "packed state with another layout of its buffers"
 
 
-def short_text(value: Any) -> str:
+def short_text(value: object) -> str:
     """The repr of a value, cut to a line; the repr of `object` where the class's own raises."""
     # A user's `__repr__` may raise, and this text is part of another error.
     try:
@@ -476,9 +476,9 @@ def _array_text(payload: Any) -> str:
     return f"an array of {dtype}, shape {shape}"
 
 
-def _set_text(elements: Sequence[Any]) -> str:
+def _set_text(elements: Sequence[object]) -> str:
     return f"a set with {_list_text(elements)}" if elements else "a set without"
 
 
-def _list_text(values: Sequence[Any]) -> str:
+def _list_text(values: Sequence[object]) -> str:
     return ", ".join([*map(short_text, values[:_KEYS_SHOWN]), *(["..."] if len(values) > _KEYS_SHOWN else [])])

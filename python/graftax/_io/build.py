@@ -159,7 +159,7 @@ class ObjectBuilder:
             cls, [*children[:position], (children[position][0], -number - 1), *children[position + 1 :]], (aux,)
         )
 
-    def _qualname(self, detail: Any) -> str:
+    def _qualname(self, detail: object) -> str:
         return str(cast("dict[str, Any]", detail).get("qualname")) if type(detail) is dict else "of a closure"
 
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import jax
+from jax.sharding import Mesh
 
 from graftax._base.errors import GraftaxError
 from graftax._io import orbax_arrays
@@ -122,7 +123,12 @@ class Checkpoints:
 
     @boundary
     def save(
-        self, step: int, state: Any, host: Any = None, metrics: Mapping[str, float] | None = None, force: bool = False
+        self,
+        step: int,
+        state: object,
+        host: Any = None,
+        metrics: Mapping[str, float] | None = None,
+        force: bool = False,
     ) -> bool:
         """Saves a step if it is due. `state` may be changed or donated as soon as this returns.
 
@@ -181,15 +187,15 @@ class Checkpoints:
     @boundary
     def restore(
         self,
-        like: Any,
+        like: object,
         step: int | None = None,
         *,
-        shard: Any = None,
-        mesh: Any = None,
-        only: Any = None,
+        shard: object = None,
+        mesh: Mesh | None = None,
+        only: object = None,
         strict: bool = True,
         cast: bool = False,
-        classes: Any = (),
+        classes: object = (),
         host: Any = None,
     ) -> int | None:
         """Writes the values of a step into `like`, all of them or none. The options are those of `graftax.load`.
@@ -357,7 +363,7 @@ def _open_bytes(data: bytes, path: str) -> Source:
     return source
 
 
-def _load_bytes(data: bytes, path: str, like: Any) -> Any:
+def _load_bytes(data: bytes, path: str, like: object) -> Any:
     source = _open_bytes(data, path)
     with named_errors(path):
         return LoadInto(source, Placement(source, None, None, False), like, None, False, False, (), None).load(

@@ -135,7 +135,7 @@ class FileGraph:
         if children < 0 or self._children_to_come < 0:
             raise Malformed("a node announces more children than there are rows")
 
-    def _entry(self, entry: Any) -> Any:
+    def _entry(self, entry: object) -> object:
         if type(entry) is str:
             return GetAttrKey(entry)
         if type(entry) is int and 0 <= entry < _MAX_INDEX:
@@ -155,14 +155,14 @@ class FileGraph:
             return OtherKey(form["text"])
         raise Malformed(f"an invalid key: {entry!r}")
 
-    def _opaque_key(self, data: Any) -> OpaqueKey | None:
+    def _opaque_key(self, data: object) -> OpaqueKey | None:
         form: dict[str, Any] = data if type(data) is dict else {}
         if form.get("!") != "opaque" or type(form.get("at")) is not int:
             return None
         return OpaqueKey(self._decoder.name(form.get("of")), form["at"])
 
 
-def _as_list(data: Any) -> list[Any]:
+def _as_list(data: object) -> list[Any]:
     if type(data) is not list:
         raise Malformed("a list was expected")
     return cast("list[Any]", data)

@@ -37,7 +37,7 @@ ABSTRACT = (
 )
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     """Is a static value an array that can be a tensor of a file?"""
     return isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.name in LOGICAL)
 
@@ -85,7 +85,7 @@ class EncodedGraph:
         arrays = [leaf.to_json() for leaf in self._described]
         return {"format": FORMAT, "needs": 1, "names": list(self._names.numbers), "arrays": arrays, "rows": self.rows}
 
-    def _walk(self, obj: Any) -> None:
+    def _walk(self, obj: object) -> None:
         todo: list[tuple[Row, LinkedPath, Any]] = [(self._structure.rows[0], None, obj)]
         while todo:
             row, path, live = todo.pop()
@@ -94,7 +94,7 @@ class EncodedGraph:
             except Exception as error:
                 raise at_path(error, repr(path_from_linked(path))) from error.__cause__
 
-    def _visit(self, row: Row, path: LinkedPath, live: Any) -> list[tuple[Row, LinkedPath, Any]]:
+    def _visit(self, row: Row, path: LinkedPath, live: object) -> list[tuple[Row, LinkedPath, Any]]:
         """Writes a row; returns the rows below it in reverse order, each with its path and its live object."""
         row = self._structure.target(row)
         # A number is a leaf where its class declares the field as data; a file holds it as a value all the same.
@@ -133,7 +133,7 @@ class EncodedGraph:
         """Is a function without a name written as a node, because it captures arrays?"""
         return not has_name(function) and any(inner.op is Op.leaf for inner in self._structure.subtree(row))
 
-    def _leaf(self, value: Any, path: LinkedPath) -> list[Any]:
+    def _leaf(self, value: object, path: LinkedPath) -> list[Any]:
         """The row of an array. An array at several paths is one tensor."""
         if self._is_selected is not None and not self._is_selected(path_from_linked(path)):
             return ["-"]
@@ -167,12 +167,12 @@ class EncodedGraph:
         self._used_names.add(name)
         return name
 
-    def _printable_entry(self, entry: Any) -> Any:
+    def _printable_entry(self, entry: Any) -> object:
         """An opaque key by its number: its own text would contain an address, which differs in each process."""
         key = self._encoder.opaque_key(entry.key) if isinstance(entry, DictKey) else None
         return entry if key is None else DictKey(key)
 
-    def _entries(self, entries: list[Any]) -> Any:
+    def _entries(self, entries: list[Any]) -> object:
         """The key entries of a node; of a sequence only their number."""
         if all(isinstance(entry, SequenceKey) for entry in entries):
             return len(entries)
@@ -191,13 +191,13 @@ class EncodedGraph:
         # Key entries of other classes are compared by their text.
         return {"text": str(entry)}
 
-    def _key(self, value: Any) -> Any:
+    def _key(self, value: object) -> object:
         try:
             return self._encoder.key(value)
         except Opaque:
             raise UnsupportedValueError(NO_KEY.format(cls=type(value).__qualname__)) from None
 
-    def _payload(self, row: Row) -> Iterator[Any]:
+    def _payload(self, row: Row) -> Iterator[object]:
         cls = row.type
         if cls is None:
             return

@@ -49,7 +49,7 @@ class NameTable:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
 
-    def number(self, value: Any) -> int:
+    def number(self, value: object) -> int:
         return self.numbers.setdefault(full_name(value), len(self.numbers))
 
 
@@ -129,7 +129,7 @@ class NameResolver:
             value = sys.modules.get(name, MISSING)
         return self.note_missing(name) if value is MISSING else value
 
-    def _find_allowed(self, name: str) -> Any:
+    def _find_allowed(self, name: str) -> object:
         module, _, qualname = name.partition(":")
         value = find_loaded(module, qualname)
         if value is MISSING:
@@ -153,7 +153,7 @@ class NameResolver:
         return MISSING
 
 
-def is_arithmetic(value: Any) -> bool:
+def is_arithmetic(value: object) -> bool:
     """Is it a public function of JAX on arrays that does not read or write files?"""
     name = getattr(value, "__name__", "")
     public = any(vars(module).get(name) is value for module in (jax.nn, jax.lax, jax.numpy))

@@ -48,14 +48,14 @@ class Encoder:
         self._opaque: dict[int, tuple[Any, list[dict[str, Any]]]] = {}  # by id: (object, forms that were written of it)
         self._keys: dict[int, int] = {}  # by id: the number of an opaque object that is a dict key
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: object) -> Any:
         """The JSON of a value. An opaque value is written by its type alone."""
         try:
             return self.key(value)
         except Opaque:
             return self._opaque_form(value)
 
-    def entry(self, key: Any) -> Any:
+    def entry(self, key: object) -> Any:
         """The JSON of a dict key. An opaque key has a number, which is added to all forms of the same object."""
         try:
             return self.key(key)
@@ -67,12 +67,12 @@ class Encoder:
                 earlier_form["at"] = number
             return form
 
-    def opaque_key(self, key: Any) -> OpaqueKey | None:
+    def opaque_key(self, key: object) -> OpaqueKey | None:
         """The `OpaqueKey` of a dict key that was written as one; None for any other key."""
         number = self._keys.get(id(key))
         return None if number is None else OpaqueKey(full_name(type(key)), number)
 
-    def _opaque_form(self, value: Any) -> dict[str, Any]:
+    def _opaque_form(self, value: object) -> dict[str, Any]:
         named = {"name": value.__qualname__} if isinstance(value, types.FunctionType) else {}
         form: dict[str, Any] = {"!": "opaque", "of": self._names.number(type(value)), **named}
         if id(value) in self._keys:
@@ -104,7 +104,7 @@ class Encoder:
             return {"!": write[0], **write[1](value, self.key)}
         return self._key_by_class(value, depth)
 
-    def _key_by_class(self, value: Any, depth: int) -> dict[str, Any]:
+    def _key_by_class(self, value: object, depth: int) -> dict[str, Any]:
         """The JSON of a value that is recognized by a base class, or has a name."""
         cls: type = type(value)
         if isinstance(value, enum.Enum):
@@ -150,7 +150,7 @@ class Encoder:
 def packed_state_lines(layout: HandleLayout) -> list[str]:
     """The contents of a handle of packed state, as lines that are the same in every process."""
 
-    def as_json(value: Any) -> Any:
+    def as_json(value: object) -> Any:
         names = NameTable()
         data = Encoder(names).value(value)
         return [data, list(names.numbers)] if names.numbers else data
@@ -162,7 +162,7 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _float(value: float) -> Any:
+def _float(value: float) -> float | str:
     return value if math.isfinite(value) else struct.pack(">d", value).hex()
 
 
@@ -217,15 +217,15 @@ class Decoder:
         mesh: replaces a saved mesh with the same axis names.
     """
 
-    def __init__(self, names: Sequence[str], resolver: NameResolver, mesh: Any) -> None:
+    def __init__(self, names: Sequence[str], resolver: NameResolver, mesh: Mesh | None) -> None:
         self._names, self.resolver, self._mesh = names, resolver, mesh
 
-    def name(self, number: Any) -> str:
+    def name(self, number: object) -> str:
         if type(number) is not int or not 0 <= number < len(self._names):
             raise Malformed(f"there is no name {number!r}")
         return self._names[number]
 
-    def value(self, data: Any, depth: int = 0) -> Any:
+    def value(self, data: object, depth: int = 0) -> Any:
         """Reads a value.
 
         Raises:
@@ -250,7 +250,7 @@ class Decoder:
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error) as error:
             raise Malformed(f"a value of the kind {form['!']!r} cannot be read: {error!r}") from None
 
-    def parts(self, data: Any, depth: int) -> list[Any] | Any:
+    def parts(self, data: object, depth: int) -> list[Any] | Any:
         """Reads the parts of a value; MISSING if one of them is."""
         if type(data) is not list:
             raise Malformed("parts that are not a list")
@@ -404,7 +404,7 @@ def are_characters(dtype: np.dtype[Any], data: bytes) -> bool:
     return not codes.size or int(codes.max()) <= sys.maxunicode
 
 
-def refuse_collisions(keys: Sequence[Any]) -> None:
+def refuse_collisions(keys: Sequence[object]) -> None:
     """Refuses keys of which thousands have the same hash: an attack that would make a dict or a set very slow.
 
     Raises:

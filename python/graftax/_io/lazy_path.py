@@ -23,7 +23,7 @@ class LazyPath:
     def __repr__(self) -> str:
         return repr(self())
 
-    def __add__(self, entries: tuple[Any, ...]) -> LazyPath:
+    def __add__(self, entries: tuple[object, ...]) -> LazyPath:
         linked = self.linked
         for entry in entries:
             linked = (linked, entry)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
+from jax.sharding import Mesh
 from jax.tree_util import GetAttrKey
 
 from graftax._graph.path import Path, without_root
@@ -35,7 +36,7 @@ class LoadOptions(TypedDict, total=False):
     cast: bool
     rename: Mapping[str, str] | None
     shard: Any
-    mesh: Any
+    mesh: Mesh | None
     classes: Any
     lazy: bool
 
@@ -47,16 +48,16 @@ def load(path: str | os.PathLike[str], like: T, **options: Unpack[LoadOptions]) 
 @boundary
 def load(
     path: str | os.PathLike[str],
-    like: Any = None,
+    like: object = None,
     *,
-    only: Any = None,
+    only: object = None,
     into: bool = False,
     strict: bool = True,
     cast: bool = False,
     rename: Mapping[str, str] | None = None,
-    shard: Any = None,
-    mesh: Any = None,
-    classes: Any = (),
+    shard: object = None,
+    mesh: Mesh | None = None,
+    classes: object = (),
     lazy: bool = False,
 ) -> Any:
     """Reads a file of `graftax.save`, or the tensors of any safetensors file.
@@ -117,7 +118,7 @@ def load_stored(source: Source) -> Any:
         return _load_new(source, Stored(source), None, (), None)
 
 
-def _load_new(source: Source, placement: Placement, patterns: Any, classes: Any, mesh: Any) -> Any:
+def _load_new(source: Source, placement: Placement, patterns: object, classes: object, mesh: Mesh | None) -> Any:
     """Builds new objects from a file, without `like`."""
     resolver = NameResolver({}, classes)
     file_graph, decoder = source.file_graph(resolver, mesh)
@@ -146,7 +147,7 @@ def _load_new(source: Source, placement: Placement, patterns: Any, classes: Any,
     return value
 
 
-def _abstract(source: Source, file_graph: FileGraph, number: int) -> Any:
+def _abstract(source: Source, file_graph: FileGraph, number: int) -> object:
     """The abstract array of a row."""
     row = file_graph.rows[number]
     if row.op == "-":
@@ -155,7 +156,7 @@ def _abstract(source: Source, file_graph: FileGraph, number: int) -> Any:
     return jax.ShapeDtypeStruct(source.shape(leaf), source.dtype(leaf))
 
 
-def _parse_patterns(patterns: Any) -> Any:
+def _parse_patterns(patterns: object) -> _AnyPattern | None:
     """The patterns of `only=` where there is no `like`; None for all paths."""
     if patterns is None:
         return None
@@ -182,7 +183,7 @@ class _AnyPattern:
         return any(pattern.covers(path) for pattern in self._patterns)
 
 
-def _tensors(source: Source, placement: Placement, patterns: Any) -> dict[str, Any]:
+def _tensors(source: Source, placement: Placement, patterns: object) -> dict[str, Any]:
     """The tensors of another writer's file, by name."""
     selected = _parse_patterns(patterns)
     paths = {name: Path(map(GetAttrKey, name_parts(name))) for name in source.tensors}

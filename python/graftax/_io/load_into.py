@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.tree_util import GetAttrKey
 
 from graftax import _core
@@ -85,11 +86,11 @@ class LoadInto:
         source: Source,
         placement: Placement,
         like: Any,
-        selector: Any,
+        selector: object,
         strict: bool,
         cast: bool,
         classes: Any,
-        mesh: Any,
+        mesh: Mesh | None,
     ) -> None:
         self._source, self._placement, self._like = source, placement, like
         self._strict, self._cast = strict, cast
@@ -202,7 +203,7 @@ class LoadInto:
                 f"{path!r}: tied in the file to {self._file.path(b)!r}, and another object in like"
             )
 
-    def _match_nodes(self, a: int, value: Any, b: int, row: FileRow, path: LazyPath) -> list[tuple[int, int, Any]]:
+    def _match_nodes(self, a: int, value: object, b: int, row: FileRow, path: LazyPath) -> list[tuple[int, int, Any]]:
         cls = type(value)
         base = _core.kind_info(cls)[0]
         without_arrays = not self._file.holds_arrays(b) and not self._holds_arrays(a)
@@ -270,7 +271,7 @@ class LoadInto:
             return isinstance(value, bytearray) and bytes(value) == self._decoder.value(detail)
         return True
 
-    def _match_leaf(self, a: int, value: Any, b: int, row: FileRow, path: LazyPath) -> None:
+    def _match_leaf(self, a: int, value: object, b: int, row: FileRow, path: LazyPath) -> None:
         if not self._is_selected(a):
             return
         # The array was not saved: that of `like` stays, unless it is abstract.
@@ -291,7 +292,7 @@ class LoadInto:
         else:
             self._match_static(a, value, row, path)
 
-    def _match_value_to_node(self, a: int, value: Any, b: int, row: FileRow, path: LazyPath) -> None:
+    def _match_value_to_node(self, a: int, value: object, b: int, row: FileRow, path: LazyPath) -> None:
         """Matches a node of `like` with a value of the file."""
         if row.op == "a":
             self._mismatches.differ(path, f"an array in the file, {a_type(value)} in like")
@@ -302,7 +303,7 @@ class LoadInto:
         else:
             self._match_static(a, value, row, path)
 
-    def _match_static(self, a: int, value: Any, row: FileRow, path: LazyPath) -> None:
+    def _match_static(self, a: int, value: object, row: FileRow, path: LazyPath) -> None:
         """Matches values. An opaque value stays that of `like`."""
         form: Any = row.arg
         if type(form) is dict and form.get("!") in ("opaque", "one_device"):
@@ -330,7 +331,7 @@ class LoadInto:
             if value is not MISSING:
                 self._changes[a] = value
 
-    def _match_array(self, a: int, value: Any, leaf: Leaf, path: LazyPath) -> None:
+    def _match_array(self, a: int, value: object, leaf: Leaf, path: LazyPath) -> None:
         if not is_array(value):
             # A number in `like` may take the value of a scalar array.
             is_number = isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
@@ -408,7 +409,7 @@ class LoadInto:
         self._file = file_graph
         self._build = ObjectBuilder(file_graph, self._decoder, lambda number: MISSING)
 
-        def match_row(a: int, value: Any, b: int, path: LazyPath) -> None:
+        def match_row(a: int, value: object, b: int, path: LazyPath) -> None:
             self._match_leaf(a, value, b, file_graph.rows[b], path)
 
         for number in self._match_names(renaming.rows_by_path(file_graph), match_row):
@@ -519,7 +520,7 @@ class LoadInto:
         if requests:
             self._source.external_arrays.update(self.fetch(requests))
 
-    def _array(self, matched: _MatchedArray, path: LazyPath) -> Any:
+    def _array(self, matched: _MatchedArray, path: LazyPath) -> object:
         """The value for a row of `like`, of the kind and dtype that it has there."""
         value, leaf = matched.value, matched.leaf
         if not is_array(value):
@@ -544,9 +545,9 @@ class LoadInto:
         return changes
 
 
-def _keys(entries: Iterable[Any]) -> str:
+def _keys(entries: Iterable[object]) -> str:
     return some([repr(getattr(entry, "key", entry)) for entry in entries])
 
 
-def _name_of(value: Any) -> str | None:
+def _name_of(value: object) -> str | None:
     return full_name(value) if has_name(value) else None

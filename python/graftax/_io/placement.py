@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from graftax._graph.path import Path
 from graftax._io.reader import Source
@@ -30,7 +30,7 @@ class Placement:
         lazy: arrays stay in the file, as NumPy arrays whose pages are read when they are used; not keys and refs.
     """
 
-    def __init__(self, source: Source, shard: Any, mesh: Any, lazy: bool) -> None:
+    def __init__(self, source: Source, shard: Any, mesh: Mesh | None, lazy: bool) -> None:
         self._source, self._shard, self._mesh, self._lazy = source, shard, mesh, lazy
         self._values: dict[tuple[str, Any], Any] = {}
         self._by_path: dict[Path, Any] | None = None
@@ -108,14 +108,16 @@ class Stored(Placement):
     def __init__(self, source: Source) -> None:
         super().__init__(source, None, None, lazy=True)
 
-    def value(self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: Any = None) -> Any:
+    def value(
+        self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: object = None
+    ) -> Any:
         key = (leaf.name, None)
         if key not in self._values:
             self._values[key] = StoredArray(leaf, self._source.array(leaf))
         return self._values[key]
 
 
-def _put_on_devices(host: np.ndarray[Any, Any], sharding: Sharding | None) -> Any:
+def _put_on_devices(host: np.ndarray[Any, Any], sharding: Sharding | None) -> jax.Array:
     """Moves an array to its devices; to a CPU without a copy. A dtype of 64 bits is kept."""
     if isinstance(host, jax.Array):  # from a checkpoint: Orbax has placed it
         return host

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -52,5 +51,5 @@ class Preemption:
         self.saved = False
         self.close(True)
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _note(self, number: int, frame: object) -> None:
         self._noticed = True

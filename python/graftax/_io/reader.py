@@ -10,6 +10,7 @@ from collections.abc import Generator
 from typing import Any, cast
 
 import numpy as np
+from jax.sharding import Mesh
 
 from graftax._io.decode_graph import NEEDS, FileGraph
 from graftax._io.errors import LoadError, Malformed, damaged
@@ -64,7 +65,7 @@ class Source:
         """All tensors by name, in the order of the file."""
         return {name: file.header.tensors[name] for name, file in self._tensors.items()}
 
-    def file_graph(self, resolver: NameResolver, mesh: Any) -> tuple[FileGraph, Decoder]:
+    def file_graph(self, resolver: NameResolver, mesh: Mesh | None) -> tuple[FileGraph, Decoder]:
         """The checked graph, and the reader of its values.
 
         Raises:

@@ -13,7 +13,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import ml_dtypes
 import numpy as np
@@ -165,11 +165,11 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON")
 
 
-def _tensor(path: str, name: str, entry: Any) -> Tensor:
+def _tensor(path: str, name: str, entry: object) -> Tensor:
     fields: dict[str, Any] = entry if type(entry) is dict else {}
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if (
@@ -198,7 +198,7 @@ def is_addressable(sizes: Iterable[int]) -> bool:
     return math.prod(size for size in sizes if size) < 1 << 58
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: object) -> bool:
     return type(value) is list and all(type(x) is int and 0 <= x < 1 << 60 for x in cast("list[Any]", value))
 
 

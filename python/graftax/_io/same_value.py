@@ -16,7 +16,7 @@ from graftax._jax.arrays import ref_types
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *ref_types)
 
 
-def without_nan(entry: Any) -> Any:
+def without_nan(entry: object) -> Any:
     """Replaces a NaN key by `math.nan`, so that all NaN keys are found as the same key."""
     key = getattr(entry, "key", None)
     return DictKey(math.nan) if type(key) is float and key != key else entry
@@ -31,11 +31,11 @@ REFILL: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-def can_refill(value: Any, content: Any) -> bool:
+def can_refill(value: object, content: object) -> bool:
     return type(value) in REFILL and type(content) is type(value)
 
 
-def committed_sharding(value: Any) -> Any:
+def committed_sharding(value: object) -> Any:
     """The sharding of an array of `like`; None if it is not committed to its device."""
     if isinstance(value, jax.Array) and not value.committed:
         return None
@@ -52,19 +52,19 @@ PLAIN_VALUES: dict[type, Any] = {
 }
 
 
-def typed_values(values: Iterable[Any]) -> set[tuple[type, Any]]:
+def typed_values(values: Iterable[object]) -> set[tuple[type, Any]]:
     """Values with their types: 1 and True are equal, but differ here."""
     return {(type(value), value) for value in values}
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Is it an array that is a tensor of a file? NumPy arrays of texts and dates are not: they are values."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype.kind not in "USMm" and value.dtype != jax.dtypes.float0
     return isinstance(value, _ARRAYS)
 
 
-def is_same(loaded: Any, value: Any) -> bool:
+def is_same(loaded: object, value: object) -> bool:
     """Does a loaded value equal the one in `like`? NaN equals itself, and -0.0 differs from 0.0."""
     if loaded is value:
         return True

@@ -34,9 +34,9 @@ RESERVED = ("graftax", "format")
 @boundary
 def save(
     path: str | os.PathLike[str],
-    obj: Any,
+    obj: object,
     *,
-    only: Any = None,
+    only: object = None,
     dtype: Any = None,
     metadata: Mapping[str, str] | None = None,
     max_file: str | int = "50GB",
@@ -72,7 +72,7 @@ def save(
     write_graph(os.path.realpath(path), encoded.to_json(), encoded.arrays, texts, _size(max_file))
 
 
-def _selected_paths(obj: Any, selector: Any) -> Callable[[Path], bool] | None:
+def _selected_paths(obj: object, selector: object) -> Callable[[Path], bool] | None:
     if selector is None:
         return None
     graph = Graph(obj)

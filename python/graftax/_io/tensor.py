@@ -69,7 +69,7 @@ class Leaf(NamedTuple):
         }
 
     @staticmethod
-    def from_json(data: Any) -> Leaf:
+    def from_json(data: object) -> Leaf:
         """Reads the JSON of an array. Unknown fields are ignored.
 
         Raises:
@@ -89,7 +89,7 @@ class Leaf(NamedTuple):
         return leaf
 
 
-def _external_from_json(data: Any) -> ExternalArray:
+def _external_from_json(data: object) -> ExternalArray:
     parts: list[Any] = data if type(data) is list else []
     if [type(part) for part in parts] != [str, str, list] or parts[1] not in LOGICAL:
         raise Malformed("an array outside of the file without its location")
@@ -158,7 +158,7 @@ def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_pro
     )
 
 
-def host_bytes(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def host_bytes(value: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """The bytes as a flat array. Read from the shards, so that the JAX array does not cache a copy on the host."""
     if isinstance(value, jax.Array):
         if value.is_deleted():
@@ -216,7 +216,9 @@ def logical_array(leaf: Leaf, tensor: Tensor, raw: np.ndarray[Any, Any]) -> np.n
     return raw.reshape(-1).view(dtype).reshape(shape)
 
 
-def restore_array(leaf: Leaf, host: np.ndarray[Any, Any], put_on_devices: Callable[[np.ndarray[Any, Any]], Any]) -> Any:
+def restore_array(
+    leaf: Leaf, host: np.ndarray[Any, Any], put_on_devices: Callable[[np.ndarray[Any, Any]], jax.Array]
+) -> Any:
     """The value for the graph, of the kind that was saved.
 
     Args:

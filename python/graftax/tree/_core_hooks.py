@@ -63,7 +63,7 @@ def _is_its_dict(cls: Any) -> bool:
     return isinstance(dict_attribute, types.GetSetDescriptorType) and cls.__getattribute__ is object.__getattribute__
 
 
-def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:
+def _rebuild(cls: type, data: object, children: tuple[object, ...]) -> object:
     leaf = tree_util.tree_structure(0)
     treedef = treedef_of_node(tree_util.default_registry, (cls, data), [leaf] * len(children))
     return treedef.unflatten(children)
@@ -105,7 +105,7 @@ def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
 # ---- treedefs of JAX, which copies all that is below a node whose children are asked for or given
 
 
-def from_jax(treedef: Any) -> _core.PyTreeDef:
+def from_jax(treedef: object) -> _core.PyTreeDef:
     """The same structure as a treedef of `graftax.tree`.
 
     Raises:
@@ -125,7 +125,7 @@ def from_jax(treedef: Any) -> _core.PyTreeDef:
     return _core.PyTreeDef._from_records(records)
 
 
-def to_jax(treedef: Any) -> Any:
+def to_jax(treedef: object) -> Any:
     """The same structure as a treedef of `jax.tree`."""
     if isinstance(treedef, tree_util.PyTreeDef):
         return treedef
@@ -142,7 +142,7 @@ def to_jax(treedef: Any) -> Any:
     return built[0]
 
 
-def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
+def from_iterable_tree(treedef: _core.PyTreeDef, tree: object) -> Any:
     """The tree of this structure whose nodes have the elements of the iterables in `tree` as children."""
     records = treedef._records()
     leaves: list[Any] = []
@@ -170,7 +170,7 @@ def _end_of_subtree(records: Records, number: int) -> int:
     return number
 
 
-def deserialize_using_proto(registry: Any, data: bytes) -> _core.PyTreeDef:
+def deserialize_using_proto(registry: object, data: bytes) -> _core.PyTreeDef:
     return from_jax(tree_util.PyTreeDef.deserialize_using_proto(registry, data))
 
 
@@ -180,7 +180,7 @@ class Mark(enum.Enum):
     ABSENT = "absent"
 
 
-def replaced(data: Any, target: Any, replacement: Any) -> Any:
+def replaced(data: object, target: object, replacement: object) -> Any:
     """Node data with `target` replaced, in tuples of any depth."""
     if type(data) is tuple:
         items: tuple[Any, ...] = data
@@ -196,13 +196,13 @@ def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
 # ---- errors for trees that do not match
 
 
-def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference[LinkedPath]]:
+def differences(treedef: _core.PyTreeDef, tree: object) -> list[Difference[LinkedPath]]:
     """The key paths at which `tree` differs from `treedef`. Nothing is compared below such a path."""
     records = treedef._records()
     children = _children(records)
 
     def meet(
-        number: int | None, value: Any, path: LinkedPath
+        number: int | None, value: object, path: LinkedPath
     ) -> Generator[Difference[LinkedPath], None, list[tuple[int | None, Any, Any]]]:
         node, arity = (None, 0) if number is None else records[number]
         if number is None or node is None:  # a leaf may be anything
@@ -234,7 +234,7 @@ def _children(records: Records) -> list[list[int | None]]:
     return children
 
 
-def _node_mismatch(cls: type, data: Any, arity: int, value: Any) -> tuple[str, str] | None:
+def _node_mismatch(cls: type, data: Any, arity: int, value: object) -> tuple[str, str] | None:
     """(what was expected in place of a node, what was found), as texts; None if `value` matches the node."""
 
     def texts(detail: str = "") -> tuple[str, str]:
@@ -263,7 +263,7 @@ def _node_mismatch(cls: type, data: Any, arity: int, value: Any) -> tuple[str, s
     return None
 
 
-def _path_text(path: tuple[Any, ...]) -> str:
+def _path_text(path: tuple[object, ...]) -> str:
     if len(path) > 40:
         return f"{keystr(path[:10])} ... {len(path) - 20} more ... {keystr(path[-10:])}"
     return keystr(path) or "the root"
@@ -280,6 +280,6 @@ def mismatch_text(differences: list[Difference[LinkedPath]], name: str) -> str:
     return TREE_MISMATCH.format(name=name, places="\n".join(lines))
 
 
-def refuse_mismatch(treedef: _core.PyTreeDef, tree: Any, name: str) -> NoReturn:
+def refuse_mismatch(treedef: _core.PyTreeDef, tree: object, name: str) -> NoReturn:
     """Raises ValueError with the key paths at which `tree` differs from `treedef`."""
     raise ValueError(mismatch_text(differences(treedef, tree), name))

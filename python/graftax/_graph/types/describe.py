@@ -136,7 +136,7 @@ def register_symbol(base: type, role: str) -> None:
     _SYMBOLS[base] = role
 
 
-def is_symbol(value: Any) -> bool:
+def is_symbol(value: object) -> bool:
     """Is it a symbolic number: a Python number or a NumPy scalar that may differ in the next call?"""
     return issubclass(type(value), tuple(_SYMBOLS))
 
@@ -152,7 +152,7 @@ class Symbolic:
     running = 0
 
 
-def describe(obj: Any, solid: type) -> Description:
+def describe(obj: object, solid: type) -> Description:
     """Tells the core how to treat the type of `obj`. The order of the tests matters: the special before the general.
 
     Args:
@@ -279,7 +279,7 @@ def _defines_equality(cls: type) -> bool:
     return all(code is not None and not code.co_filename.startswith(("<string>", "<attrs")) for code in codes)
 
 
-def _nothing(obj: Any) -> tuple[()]:
+def _nothing(obj: object) -> tuple[()]:
     del obj
     return ()
 

@@ -36,7 +36,7 @@ class CodeByName:
         return None
 
 
-def _codes_named(module: Any, top: str, qualname: str) -> list[types.CodeType]:
+def _codes_named(module: object, top: str, qualname: str) -> list[types.CodeType]:
     """All code objects with a qualified name, within the module's variable `top`."""
     candidates = [functools.reduce(lambda scope, part: getattr(scope, part, None), top.split("."), module)]
     if top == "<lambda>":  # any function of the module, or a default of one

@@ -86,7 +86,7 @@ def refusing_uses() -> Generator[None]:
         _USES.errors = around
 
 
-def _used(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+def _used(self: object, *args: object, **kwargs: object) -> NoReturn:
     del args, kwargs
     path = object.__getattribute__(self, "_path") or "this value"
     why, frame = object.__getattribute__(self, "_why"), sys._getframe(1)
@@ -136,7 +136,7 @@ class IgnoreOption:
                 raise TypeError(NO_SPEC.format(name=name, spec=spec))
 
     @staticmethod
-    def is_stand_in(root_path: RootPath, value: Any) -> bool:
+    def is_stand_in(root_path: RootPath, value: object) -> bool:
         """Is the value a placeholder of a trace? An `IgnoreTest` by itself."""
         return type(value) is Ignored
 
@@ -146,7 +146,7 @@ class IgnoreOption:
             return None
         covers = argument_coverage_test(self.patterns, names)
 
-        def is_ignored(root_path: RootPath, value: Any) -> bool:
+        def is_ignored(root_path: RootPath, value: object) -> bool:
             # An argument that is not there cannot be ignored.
             if value is MISSING:
                 return False
@@ -167,7 +167,7 @@ def argument_coverage_test(patterns: Sequence[Pattern], names: Sequence[str]) ->
     return None if full is None or short is None else lambda root_path: full(root_path) or short(root_path)
 
 
-def _filter_matches(ignore_filter: Filter, root_path: RootPath, value: Any) -> bool:
+def _filter_matches(ignore_filter: Filter, root_path: RootPath, value: object) -> bool:
     if ignore_filter.types and isinstance(value, ignore_filter.types):
         return True
     # The path is computed only for filters that take it.

@@ -37,14 +37,14 @@ _WITH_STATE = (
 )
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Is it a name, a number, a function or a class, or a tuple of such?"""
     if type(value) is tuple or type(value) is frozenset:
         return all(map(_is_plain, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return type(value) in PLAIN or value is Ellipsis or isinstance(value, (type, types.FunctionType, slice, enum.Enum))
 
 
-def check_opaque(obj: Any, is_output: bool) -> None:
+def check_opaque(obj: object, is_output: bool) -> None:
     """Refuses an opaque value that hides arrays: constants that never change, or tracers that outlive their trace."""
     if isinstance(obj, type) or type(obj) in static_classes:
         return
@@ -91,7 +91,7 @@ def allow_new_objects(allowed: bool) -> Generator[None]:
         _THREAD.allows_new_objects = previous
 
 
-def is_module_level(obj: Any) -> bool:
+def is_module_level(obj: object) -> bool:
     """Is the object a variable of a module or a class, like the sentinels that libraries compare with `is`?"""
     # The namespace of a module or a class refers to its variables.
     if any(
@@ -105,7 +105,7 @@ def is_module_level(obj: Any) -> bool:
     return any(value is obj for scope in scopes for value in list(scope.values()))
 
 
-def _reaches_tracer(obj: Any, depth: int) -> bool:
+def _reaches_tracer(obj: object, depth: int) -> bool:
     """Is a tracer reachable by at most `depth` references that the garbage collector knows?"""
     visited: set[int] = set()
     level: list[Any] = [obj]

@@ -24,7 +24,7 @@ def is_tracer(value: object) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def one_level_treedef(cls: type, aux: Any, children: int) -> Any:
+def one_level_treedef(cls: type, aux: object, children: int) -> Any:
     """JAX's treedef of a registered node with this many leaves: its unflatten calls the registered function."""
     # Jaxprs are not registered with JAX.
     if is_jaxpr(aux):
@@ -49,7 +49,7 @@ class NoneKey:
         return hash(NoneKey)
 
 
-def dict_key(key: Any) -> Any:
+def dict_key(key: object) -> Any:
     """The key entry of a dict key."""
     # JAX before 0.10 raises for None.
     try:

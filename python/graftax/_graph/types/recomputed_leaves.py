@@ -7,8 +7,6 @@ computation would give tracers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.core
 import numpy as np
@@ -16,7 +14,7 @@ import numpy as np
 from graftax._jax.arrays import without_key
 
 
-def equal_leaves(leaf: Any, recomputed: Any) -> bool:
+def equal_leaves(leaf: object, recomputed: object) -> bool:
     """Does a leaf that was recomputed after the trace equal the earlier one? Tracers are compared by type only."""
     if np.shape(leaf) != np.shape(recomputed) or jax.numpy.result_type(leaf) != jax.numpy.result_type(recomputed):
         return False
@@ -26,5 +24,5 @@ def equal_leaves(leaf: Any, recomputed: Any) -> bool:
     return not isinstance(recomputed, jax.core.Tracer) and _bits(leaf) == _bits(recomputed)
 
 
-def _bits(leaf: Any) -> bytes:
+def _bits(leaf: object) -> bytes:
     return np.asarray(without_key(leaf)).tobytes()

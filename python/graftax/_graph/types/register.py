@@ -182,7 +182,9 @@ def _as_list(names: Iterable[str] | None) -> Iterable[str] | None:
     return names if names is None or isinstance(names, str) else list(names)
 
 
-def _flatten_with_names(flatten: Callable[[Any], Any], keys: tuple[Any, ...], obj: Any) -> Any:
+def _flatten_with_names(
+    flatten: Callable[[Any], Any], keys: tuple[Any, ...], obj: object
+) -> tuple[list[tuple[Any, Any]], Any]:
     """The flatten function with keys that JAX expects: the children of `flatten`, each with its name."""
     flat = flatten(obj)
     children, aux = tuple(flat[0]), flat[1]
@@ -195,7 +197,7 @@ def _flatten_with_names(flatten: Callable[[Any], Any], keys: tuple[Any, ...], ob
 
 
 def _check_arguments(
-    cls: Any, static: Any, dynamic: Any, flatten: Any = None, unflatten: Any = None, given_names: Any = None
+    cls: object, static: Any, dynamic: Any, flatten: object = None, unflatten: object = None, given_names: Any = None
 ) -> None:
     if not isinstance(cls, type):
         raise TypeError(f"register expects a class, got {cls!r}")
@@ -232,7 +234,7 @@ def _check_arguments(
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made the class
 
 
-def _field_names(cls: Any) -> tuple[str, ...]:
+def _field_names(cls: object) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
 
 
@@ -288,7 +290,7 @@ class _Fields:
         schema = aux.schema if isinstance(aux, _Aux) else aux
         return list(zip(schema.keys, children, strict=True)), aux
 
-    def unflatten(self, aux: _Schema | _Aux, children: Iterable[Any]) -> Any:
+    def unflatten(self, aux: _Schema | _Aux, children: Iterable[object]) -> Any:
         obj = object.__new__(self._cls)
         schema, static_values = (aux.schema, aux.values) if isinstance(aux, _Aux) else (aux, ())
         values = dict(zip((*schema.children, *schema.static_names), (*children, *static_values), strict=True))
@@ -314,7 +316,7 @@ class _Fields:
         order = tuple(map((*schema.children, *schema.static_names).index, schema.names))
         return schema, _Aux, schema.keys, children, statics, order
 
-    def values(self, obj: Any) -> dict[str, Any]:
+    def values(self, obj: object) -> dict[str, Any]:
         """The attributes of an instance, those in slots included."""
         values: dict[str, Any] = getattr(obj, "__dict__", {})
         if not self.slots:
@@ -367,7 +369,7 @@ def _annotation_meaning(annotation: Any) -> str:
     return "number" if (get_origin(annotation) or annotation) in (*_NUMBERS, np.dtype) else ""
 
 
-def _is_dtype(value: Any) -> bool:
+def _is_dtype(value: object) -> bool:
     """Is it a dtype, or a scalar type of NumPy or JAX that is used as one?"""
     return isinstance(value, np.dtype) or (
         isinstance(value, type) and (issubclass(value, np.generic) or hasattr(value, "dtype"))

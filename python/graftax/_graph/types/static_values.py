@@ -24,7 +24,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 def subclass_value(base: type) -> Callable[[Any], Any]:
     """A function that gives the value of an instance of a subclass: its base value and its attributes."""
 
-    def value(obj: Any) -> tuple[Any, ...]:
+    def value(obj: object) -> tuple[Any, ...]:
         attributes = getattr(obj, "__dict__", {})
         return (
             base(obj),
@@ -34,7 +34,7 @@ def subclass_value(base: type) -> Callable[[Any], Any]:
     return value
 
 
-def known_value(obj: Any) -> bytes:
+def known_value(obj: object) -> bytes:
     """The pickled state of a date, a decimal and the like, without its class, which may be a local one."""
     # Protocol 4 gives the same bytes on all supported Pythons.
     content = io.BytesIO()
@@ -45,7 +45,7 @@ def known_value(obj: Any) -> bytes:
 class _StatePickler(pickle.Pickler):
     """Pickles a class that cannot be imported by name as its id."""
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         if not isinstance(obj, type):
             return None
         candidate: Any = sys.modules.get(obj.__module__)
@@ -84,7 +84,7 @@ def _fields_in_c(error: BaseException) -> list[Any]:
     return names_and_values
 
 
-def _part_of_exception(error: BaseException, part: Any) -> Any:
+def _part_of_exception(error: BaseException, part: object) -> object:
     if type(part) is tuple:
         return tuple(_part_of_exception(error, x) for x in part)
     if type(part) is list:

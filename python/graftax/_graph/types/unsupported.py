@@ -13,7 +13,6 @@ import random
 import re
 import struct
 import types
-from typing import Any
 
 import numpy as np
 
@@ -77,7 +76,7 @@ _STATELESS_NAMES = {
 _STATELESS_PACKAGES = ("graftax", "jax", "jaxlib", "nanobind")  # nanobind's own types are functions
 
 
-def why_refused(obj: Any) -> str:
+def why_refused(obj: object) -> str:
     """Why a value is refused by its type; empty where it is not."""
     if isinstance(obj, _CData):
         return "" if isinstance(obj, _CFuncPtr) else _C_DATA
@@ -86,7 +85,7 @@ def why_refused(obj: Any) -> str:
     return next(reasons, "") or next(filter(None, reasons_by_name), "")
 
 
-def hides_state(obj: Any, solid: type) -> bool:
+def hides_state(obj: object, solid: type) -> bool:
     """May an object that is neither a node nor compared by value keep state in C?
 
     Functions, descriptors, types known to be stateless, and objects without memory of their own do not.
