@@ -49,6 +49,21 @@ def test_without_into_like_stays(path):
     assert new.epoch == 3 and like.epoch == 0 and new.layers is not like.layers
 
 
+def test_a_public_function_of_graftax_in_like_is_known_to_the_file(path):
+    graftax.save(path, {"f": [graftax.flatten, graftax.flatten]})
+    assert graftax.load(path, {"f": [graftax.flatten]})["f"] == [graftax.flatten, graftax.flatten]
+
+
+def test_a_value_that_nests_too_deeply_for_a_file_comes_from_like(path):
+    value = slice(0)
+    for _ in range(2000):
+        value = slice((value,))
+    graftax.save(path, {"v": value})
+    assert graftax.load(path, {"v": value})["v"] is value
+    with pytest.raises(graftax.errors.LoadError, match="a slice, which only like= can give"):
+        graftax.load(path)
+
+
 def test_an_abstract_like_is_enough(path):
     class Model:
         def __init__(self):

@@ -191,5 +191,5 @@ def names_in(graph: Graph) -> dict[str, Any]:
             elif isinstance(value_or_class, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(
                 value_or_class
             ):
-                objects.setdefault(f"{value_or_class.__module__}:{value_or_class.__qualname__}", value_or_class)
+                objects.setdefault(full_name(value_or_class), value_or_class)
     return objects

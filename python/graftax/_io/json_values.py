@@ -101,7 +101,7 @@ class Encoder:
             parts = [self.key(part, depth + 1) for part in value]
             return {"!": cls.__name__, "of": sorted(parts, key=repr) if cls is frozenset else parts}
         if (write := _WRITERS.get(cls)) is not None:
-            return {"!": write[0], **write[1](value, self.key)}
+            return {"!": write[0], **write[1](value, lambda part: self.key(part, depth + 1))}
         return self._key_by_class(value, depth)
 
     def _key_by_class(self, value: object, depth: int) -> dict[str, Any]:
@@ -235,6 +235,7 @@ class Decoder:
             if type(data) is list:
                 raise Malformed("a list in place of a value")
             return data
+        # Earlier versions counted the parts of a slice or a sharding from 0 again: their files may nest a little deeper.
         if depth > _MAX_DEPTH + 4:
             raise Malformed("values nested too deeply")
         form = cast("dict[str, Any]", data)
