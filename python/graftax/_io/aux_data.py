@@ -39,16 +39,16 @@ class AuxData:
     def __init__(self, graph: Graph, file_graph: FileGraph, decoder: Decoder) -> None:
         self._graph, self._file, self._decoder = graph, file_graph, decoder
         self._pairs: list[tuple[int, int, LazyPath]] = []
-        self._arrays: dict[int, int] = {}  # row in the file -> row in `like`
+        self._arrays: dict[int, int] = {}  # arrays: row in the file -> row in `like`
         self._unchanged: set[int] = set()  # nodes of `like` that keep their aux data
         self.replaced: set[int] = set()  # rows of aux data that the file replaces
 
-    def add_pair(self, a: int, b: int, path: LazyPath) -> None:
+    def add_pair(self, like_number: int, file_number: int, path: LazyPath) -> None:
         """Adds a node of `like` and its node in the file."""
-        self._pairs.append((a, b, path))
+        self._pairs.append((like_number, file_number, path))
 
-    def add_array(self, a: int, b: int) -> None:
-        self._arrays[b] = a
+    def add_array(self, like_number: int, file_number: int) -> None:
+        self._arrays[file_number] = like_number
 
     def compare(self, changed: Callable[[int], bool], mismatches: Mismatches) -> set[int]:
         """Adds aux data that do not fit the children to `mismatches`.
@@ -61,24 +61,24 @@ class AuxData:
             the rows of aux data in `like` that stay as they are.
         """
         unchanged: set[int] = set()
-        for a, b, path in self._pairs:
-            mine = [(entry, child) for entry, child in self._graph.key_entries(a) if entry != AUX]
-            theirs = [(entry, child) for entry, child in self._file.rows[b].children if entry != AUX]
-            names, file_names = [entry for entry, _ in mine], [entry for entry, _ in theirs]
-            aux_rows = self._rows_of(self._aux_of(a))
+        for like_number, file_number, path in self._pairs:
+            like_children = [(entry, child) for entry, child in self._graph.key_entries(like_number) if entry != AUX]
+            file_children = [(entry, child) for entry, child in self._file.rows[file_number].children if entry != AUX]
+            like_names, file_names = [entry for entry, _ in like_children], [entry for entry, _ in file_children]
+            aux_rows = self._rows_of(self._aux_of(like_number))
             # Equal children fit either aux data, and equal aux data fit either children.
-            # Equal children fit either aux data, and equal aux data fit either children.
-            if names == file_names or not any(map(changed, aux_rows)):
+            if like_names == file_names or not any(map(changed, aux_rows)):
                 continue
-            if self._are_names(a, names) and self._lists_names(b, file_names):  # each side has its own order
+            # Aux data that only list the names: each side keeps its own order, and children are matched by name.
+            if self._are_names(like_number, like_names) and self._lists_names(file_number, file_names):
                 unchanged |= aux_rows
-                self._unchanged.add(a)
+                self._unchanged.add(like_number)
             # Aux data may refer to the children by position.
-            elif set(names) == set(file_names):
-                texts = {"mine": _text(names), "theirs": _text(file_names)}
+            elif set(like_names) == set(file_names):
+                texts = {"mine": _text(like_names), "theirs": _text(file_names)}
                 mismatches.differ(path, f"a registered class with the children {OTHER_ORDER.format(**texts)}")
             else:
-                value = self._graph.rows[self._aux_of(a)].value
+                value = self._graph.rows[self._aux_of(like_number)].value
                 mismatches.differ(path, IN_PART.format(mine=short_text(value)))
         return unchanged
 
@@ -88,15 +88,15 @@ class AuxData:
         build = ObjectBuilder(
             self._file, self._decoder, lambda number: changes.get(self._arrays.get(number, -1), MISSING)
         )
-        for a, b, path in self._pairs:
-            aux_row = self._aux_of(a)
+        for like_number, file_number, path in self._pairs:
+            aux_row = self._aux_of(like_number)
             if (
-                a in self._unchanged
+                like_number in self._unchanged
                 or self._graph.rows[aux_row].is_leaf
                 or not any(n in changes for n in self._rows_of(aux_row))
             ):
                 continue
-            file_aux = next(child for entry, child in self._file.rows[b].children if entry == AUX)
+            file_aux = next(child for entry, child in self._file.rows[file_number].children if entry == AUX)
             value = MISSING if self._holds_opaque(file_aux) else build.value(file_aux)
             if value is not MISSING:
                 changes[aux_row] = value
@@ -105,27 +105,28 @@ class AuxData:
             elif any(isinstance(self._graph.rows[n].value, (dict, list)) for n in self._rows_of(aux_row)):
                 mismatches.differ(path, NOT_WHOLE.format(mine=short_text(self._graph.rows[aux_row].value)))
 
-    def _aux_of(self, a: int) -> int:
-        child = next(child for entry, child in self._graph.key_entries(a) if entry == AUX)
+    def _aux_of(self, like_number: int) -> int:
+        child = next(child for entry, child in self._graph.key_entries(like_number) if entry == AUX)
         return self._graph.rows[child].target
 
-    def _rows_of(self, a: int) -> set[int]:
-        return self._graph.descendants([a]) | {a}
+    def _rows_of(self, like_number: int) -> set[int]:
+        return self._graph.descendants([like_number]) | {like_number}
 
-    def _are_names(self, a: int, names: list[Any]) -> bool:
-        value = self._graph.rows[self._aux_of(a)].value
+    def _are_names(self, like_number: int, names: list[Any]) -> bool:
+        value = self._graph.rows[self._aux_of(like_number)].value
         return type(value) in (tuple, list) and list(value) == list(map(_name, names))
 
-    def _lists_names(self, b: int, names: list[Any]) -> bool:
-        aux = next(child for entry, child in self._file.rows[b].children if entry == AUX)
+    def _lists_names(self, file_number: int, names: list[Any]) -> bool:
         # Aux data that are the list of the names, as those of a plain flatten function often are.
+        aux = next(child for entry, child in self._file.rows[file_number].children if entry == AUX)
         aux_children = [
             self._file.rows[self._file.target(child)] for _, child in self._file.rows[self._file.target(aux)].children
         ]
         return [row.arg if row.op == "s" else None for row in aux_children] == list(map(_name, names))
 
-    def _holds_opaque(self, b: int) -> bool:
-        todo = [self._file.target(b)]
+    def _holds_opaque(self, file_number: int) -> bool:
+        """Does a part of the file need an object that only `like` has?"""
+        todo = [self._file.target(file_number)]
         while todo:
             row = self._file.rows[todo.pop()]
             if row.op == "s" and type(row.arg) is dict and row.arg.get("!") in ("opaque", "one_device"):

@@ -53,6 +53,7 @@ class ObjectBuilder:
             ).build(number)
         except (Malformed, LoadError):
             raise
+        # What a damaged file may cause in the core, in NumPy or in the class's own unflatten.
         except (
             GraftaxError,
             ValueError,
@@ -107,7 +108,7 @@ class ObjectBuilder:
         resolver = self._decoder.resolver
         cls = resolver.resolve_class(row.arg)
         children = [(entry, self._file.target(child)) for entry, child in row.children]
-        # With `classes="dict"` the name is not an error.
+        # With `classes="dict"` the name, which `resolve_class` has noted, is not an error.
         if cls is MISSING and resolver.as_dicts:
             resolver.unknown.pop(row.arg)
             return Node(dict, [(_as_key(entry), child) for entry, child in children])
@@ -119,8 +120,8 @@ class ObjectBuilder:
                         f"the key {key!r}{', which only like= can give' if isinstance(key, OpaqueKey) else ''}"
                     )
             return None
+        # A function with a name is a value of the file. Here are the others, whose code no file has.
         base = _core.kind_info(cls)[0]
-        # A function without a name has no code in a file.
         if base == "function":
             resolver.note_missing(f"the function {self._qualname(row.detail)}, which only like= can give")
             return None

@@ -100,9 +100,9 @@ class Checkpoints:
             self.folder,
             save_decision_policy=save_policies.FixedIntervalPolicy(every),
             preservation_policy=preservation_policies.AnyPreservationPolicy(preserved),
-            cleanup_tmp_directories=False,  # a program that only reads must not end another one's save
+            cleanup_tmp_directories=False,  # a program that only reads must not end another's save: `_clear` does it
         )
-        self._cleared = False
+        self._cleared = False  # by the first `save`, since only a program that saves may remove unfinished steps
         self._preemption = Preemption() if on_preemption else None
         self._writing: int | None = None  # the step that is being written in the background
 
@@ -154,6 +154,7 @@ class Checkpoints:
         is_preemption_step = self._is_preemption_step(step)
         if not is_preemption_step and not force and not self._checkpointer.should_save(step):
             return False
+        # An error of the previous step is raised here, with the number of that step.
         self.wait()
         name = (self._best or "").removeprefix("-")
         if name and name not in (metrics or {}):  # a preempted program may not have computed it
@@ -162,7 +163,7 @@ class Checkpoints:
             metrics = None
         self._clear()
         encoded = EncodedGraph(state, None, None, orbax_arrays.is_external)
-        # The graph is the same in all processes, so that process 0 alone writes it.
+        # The graph is the same in all processes, so process 0 alone writes it; the others have an item without data.
         graph = file_bytes(encoded.to_json(), encoded.arrays) if jax.process_index() == 0 else None
         items: dict[str, Any] = {"graph": _Part(_FILE, graph)}
         if encoded.external_arrays:
@@ -218,7 +219,7 @@ class Checkpoints:
         source = self._source(step)
         with named_errors(source.path):
             loading = LoadInto(source, Placement(source, shard, mesh, False), like, only, strict, cast, classes, mesh)
-            # Orbax reads only the arrays that `like` needs, once they are known.
+            # Orbax reads only the arrays that `like` needs, once they are known to fit.
             loading.fetch = lambda requests: self._arrays(step, loading.external_keys, requests)
             loading.load({}, True)
         if host is not None:
@@ -291,7 +292,7 @@ class Checkpoints:
     def _part(self, step_number: int, item: str, name: str) -> bytes | None:
         if step_number not in self.steps:
             raise LoadError(NO_STEP.format(step=step_number, folder=self.folder, steps=self.steps))
-        part = _Part(name)
+        part = _Part(name)  # Orbax calls its `load`, which fills it
         try:
             self._checkpointer.load_checkpointables(step_number, {item: part})
         except KeyError:  # the step has no such item
@@ -359,7 +360,7 @@ def _open_bytes(data: bytes, path: str) -> Source:
         with open(name, "wb") as file:
             file.write(data)
         source = Source(name)
-    source.path = path
+    source.path = path  # for errors; the copy is gone, but stays mapped
     return source
 
 

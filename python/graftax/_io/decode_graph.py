@@ -62,7 +62,7 @@ class FileGraph:
         self.rows: list[FileRow] = []
         self._entries: list[Any] = [None]  # the key entry of each row
         row_data = _as_list(graph_data.get("rows"))
-        self._children_to_come = len(row_data) - 1
+        self._children_to_come = len(row_data) - 1  # each row but the first is a child of another
         open_nodes: list[tuple[int, int]] = []  # nodes on the current path: number, how many children are still to come
         for number, row in enumerate(row_data):
             parent = -1
@@ -74,6 +74,7 @@ class FileGraph:
                     raise Malformed("rows after the last one")
                 parent, missing = open_nodes[-1]
                 open_nodes[-1] = (parent, missing - 1)
+                # The number of the row takes the place of the -1 that `_row` has put beside its key entry.
                 children = self.rows[parent].children
                 position = len(children) - missing
                 self._entries.append(children[position][0])
@@ -107,6 +108,7 @@ class FileGraph:
         return self._has_arrays[self.target(number)]
 
     def _row(self, row: list[Any], number: int, parent: int) -> FileRow:
+        """A checked row of the file. The numbers of its children are -1 until their own rows are read."""
         op, arg = (row[0], row[1] if len(row) > 1 else None) if row else (None, None)
         # Indices have to refer to rows and arrays that exist, and references to earlier rows.
         if op == "-":
@@ -142,7 +144,7 @@ class FileGraph:
             return SequenceKey(entry)
         if type(entry) is list and len(cast("list[Any]", entry)) == 1:
             key = self._opaque_key(entry[0]) or self._decoder.value(entry[0])
-            # The keys become those of a dict, and have to be hashable.
+            # A damaged file may have an unhashable value here, but a key entry is hashed with its key.
             try:
                 hash(key)
             except TypeError as error:

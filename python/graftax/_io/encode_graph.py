@@ -24,7 +24,7 @@ from graftax._io.tensor import LOGICAL, ArrayToSave, ExternalArray, Leaf, array_
 
 FORMAT = 1
 _NUMBERS = (bool, int, float, complex)
-_MAX_NAME_LENGTH = 400
+_MAX_NAME_LENGTH = 400  # characters of a tensor name: the path of a deep graph may have millions
 
 NO_KEY = (
     "a {cls} that is an element of a set has neither a value nor a name that a file can hold. Use numbers, strings, "
@@ -71,7 +71,7 @@ class EncodedGraph:
         self._encoder = Encoder(self._names)
         self._numbers: dict[int, int] = {}  # row of the structure -> row of the file
         self._tensors: dict[int, int] = {}  # id of an array -> its index in `_described`
-        self._used_names: set[str] = {"__metadata__"}
+        self._used_names: set[str] = {"__metadata__"}  # which the format reserves
         self.rows: list[list[Any]] = []
         self.arrays: list[ArrayToSave] = []
         self._described: list[Leaf] = []
@@ -96,21 +96,23 @@ class EncodedGraph:
 
     def _visit(self, row: Row, path: LinkedPath, live: object) -> list[tuple[Row, LinkedPath, Any]]:
         """Writes a row; returns the rows below it in reverse order, each with its path and its live object."""
+        # References and repeated values first: they are written as what they refer to, or as its number.
         row = self._structure.target(row)
         # A number is a leaf where its class declares the field as data; a file holds it as a value all the same.
-        number = row.op is Op.leaf and isinstance(self._leaves[row.leaf], _NUMBERS)
+        is_number = row.op is Op.leaf and isinstance(self._leaves[row.leaf], _NUMBERS)
+        # An array is a static where the class declares its field as one. Its data belong into a tensor all the same.
         if row.op is Op.static and _is_array(row.value):
             self.rows.append(self._leaf(row.value, path))
             return []
-        if number or row.op is Op.static:
+        if is_number or row.op is Op.static:
             if isinstance(live, jax.ShapeDtypeStruct) and self._abstract is False:
                 self._abstract = path
-            self.rows.append(["s", self._encoder.value(self._leaves[row.leaf] if number else row.value)])
+            self.rows.append(["s", self._encoder.value(self._leaves[row.leaf] if is_number else row.value)])
             return []
         if row.op is Op.leaf:
             self.rows.append(self._leaf(self._leaves[row.leaf], path))
             return []
-        # The number is that of the first row of the node, or of an equal value.
+        # The node, or an equal immutable value, was written before.
         if row.number in self._numbers:
             self.rows.append(["r", self._numbers[row.number]])
             return []
@@ -118,7 +120,7 @@ class EncodedGraph:
         if isinstance(live, types.FunctionType) and not self._has_inner_arrays(row, live):
             self.rows.append(["s", self._encoder.value(live)])
             return []
-        # The live object tells keys that the recorded structure does not have.
+        # Children are walked with their live objects, which have key entries of JAX that the structure does not.
         children = list(self._structure.children(row))
         live_children = _core.children_with_keys(live)
         entries, child_values = [child.key_entry for child in children], [value for _, value in live_children]
@@ -137,8 +139,8 @@ class EncodedGraph:
         """The row of an array. An array at several paths is one tensor."""
         if self._is_selected is not None and not self._is_selected(path_from_linked(path)):
             return ["-"]
+        # By id: the graph that is saved keeps its arrays alive meanwhile.
         index = self._tensors.get(id(value))
-        # By id: the leaves are kept alive meanwhile.
         if index is None:
             index = self._tensors[id(value)] = len(self._described)
             saved = array_to_save(value, self._name(path), self._dtype, self._is_external is not None)
@@ -159,8 +161,8 @@ class EncodedGraph:
         text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\0")
         if len(text) > _MAX_NAME_LENGTH:
             text = f"{text[:200]}…{text[-100:]}"
+        # Two paths may have the same text: those of the keys 1 and '1', or of an attribute and a key.
         name, count = text, 1
-        # Two paths may have the same text.
         while name in self._used_names:
             count += 1
             name = f"{text}~{count}"
@@ -201,9 +203,8 @@ class EncodedGraph:
         cls = row.type
         if cls is None:
             return
-        base = _core.kind_info(cls)[0]
-        value = row.value
-        # A detail is only written for these kinds of nodes.
+        # What a node of these kinds has besides its children. The aux data of a registered class are a child.
+        base, value = _core.kind_info(cls)[0], row.value
         if base == "set":
             yield [self._key(element) for element in value]
         elif base == "function":

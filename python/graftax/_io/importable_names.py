@@ -56,7 +56,7 @@ class NameTable:
 def full_name(value: Any) -> str:
     """The name in a file. A public object of graftax has its public name, whichever module defines it."""
     module, name = value.__module__, value.__qualname__
-    # So that modules of graftax can be moved without making files unreadable.
+    # Modules of graftax can then be moved without making files unreadable.
     if module.startswith("graftax.") and vars(sys.modules["graftax"]).get(name) is value:
         module = "graftax"
     return f"{module}:{name}"
@@ -108,8 +108,8 @@ class NameResolver:
 
     def resolve_class(self, name: str) -> Any:
         """The class of a node; MISSING, which is noted, if the name is not allowed."""
-        value = self._objects.get(name, MISSING)
         # What the user passed comes first, then built-in types, then registered classes.
+        value = self._objects.get(name, MISSING)
         if value is MISSING:
             value = BUILTIN.get(name, MISSING)
         if value is MISSING:
@@ -121,10 +121,12 @@ class NameResolver:
         value = self._objects.get(name, MISSING)
         if value is MISSING:
             value = PLAIN.get(name, BUILTIN.get(name, MISSING))
-        return self.note_missing(name) if value is MISSING and (value := self._find_allowed(name)) is MISSING else value
+        if value is MISSING:
+            value = self._find_allowed(name)
+        return self.note_missing(name) if value is MISSING else value
 
     def resolve_module(self, name: str) -> Any:
-        value = self._objects.get(f"{name}:", MISSING)
+        value = self._objects.get(f"{name}:", MISSING)  # `names_in` adds modules without a qualified name
         if value is MISSING and self._is_listed(name):
             value = sys.modules.get(name, MISSING)
         return self.note_missing(name) if value is MISSING else value
@@ -181,10 +183,9 @@ def names_in(graph: Graph) -> dict[str, Any]:
     objects: dict[str, Any] = {}
     for row in graph.rows:
         value = row.value
-        # Values count by themselves and by their class; a node's class is all that a file names.
-        values: Iterable[Any] = (value, type(value)) if row.is_leaf else (type(value),)
-        if isinstance(value, types.FunctionType):
-            values = (value, type(value))
+        # A file names the class of a node, and a value by itself or by its class. A function is a node that has a name.
+        is_named = row.is_leaf or isinstance(value, types.FunctionType)
+        values: Iterable[Any] = (value, type(value)) if is_named else (type(value),)
         for value_or_class in values:
             if isinstance(value_or_class, types.ModuleType):
                 objects[f"{value_or_class.__name__}:"] = value_or_class

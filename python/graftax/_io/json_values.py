@@ -9,6 +9,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
 import math
 import pathlib
 import struct
@@ -33,7 +34,7 @@ from graftax._io.tensor import LOGICAL
 
 _MAX_DEPTH = 50  # of nested tuples
 _MAX_INT = 1 << 63
-_MAX_KEYS_OF_A_HASH = 1000
+_MAX_KEYS_OF_A_HASH = 1000  # of a dict or a set
 
 
 class Opaque(Exception):
@@ -56,7 +57,10 @@ class Encoder:
             return self._opaque_form(value)
 
     def entry(self, key: object) -> Any:
-        """The JSON of a dict key. An opaque key has a number, which is added to all forms of the same object."""
+        """The JSON of a dict key. An opaque key has a number, which is added to all forms of the same object.
+
+        A reader then knows that a value and a key are one object, and takes the key from the value's path in `like`.
+        """
         try:
             return self.key(key)
         except Opaque:
@@ -101,7 +105,7 @@ class Encoder:
             parts = [self.key(part, depth + 1) for part in value]
             return {"!": cls.__name__, "of": sorted(parts, key=repr) if cls is frozenset else parts}
         if (write := _WRITERS.get(cls)) is not None:
-            return {"!": write[0], **write[1](value, lambda part: self.key(part, depth + 1))}
+            return {"!": write[0], **write[1](value, functools.partial(self.key, depth=depth + 1))}
         return self._key_by_class(value, depth)
 
     def _key_by_class(self, value: object, depth: int) -> dict[str, Any]:
@@ -121,15 +125,13 @@ class Encoder:
                 raise Opaque
             return {"!": "dtype", "name": dtype.name if dtype.name in LOGICAL and dtype.isnative else dtype.str}
         if isinstance(value, pathlib.PurePath):
-            classes = [path_class for path_class in _PATHS if isinstance(value, path_class)]
-            if cls in _PATHS:
-                return {"!": "path", "kind": classes[0].__name__, "text": str(value)}
-            raise Opaque
-        if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(value):
-            # Functions without a name, such as lambdas, have only code, which a file does not hold.
-            if isinstance(value, types.BuiltinFunctionType) and not has_name(value):
+            if cls not in _PATHS:  # a subclass may have more than its text
                 raise Opaque
-            if isinstance(value, types.FunctionType) and not has_name(value):
+            return {"!": "path", "kind": cls.__name__, "text": str(value)}
+        if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(value):
+            # Functions without a name, such as lambdas, have only code, which a file does not hold. A class is always
+            # written by its name: `like` or `classes=` may have it, although no module does.
+            if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and not has_name(value):
                 raise Opaque
             return {"!": "name", "of": self._names.number(value)}
         if isinstance(value, np.generic):
@@ -151,7 +153,7 @@ def packed_state_lines(layout: HandleLayout) -> list[str]:
     """The contents of a handle of packed state, as lines that are the same in every process."""
 
     def as_json(value: object) -> Any:
-        names = NameTable()
+        names = NameTable()  # of its own, so that a line does not depend on the lines before it
         data = Encoder(names).value(value)
         return [data, list(names.numbers)] if names.numbers else data
 
@@ -166,7 +168,7 @@ def _float(value: float) -> float | str:
     return value if math.isfinite(value) else struct.pack(">d", value).hex()
 
 
-_NAN = _float(math.nan)
+_NAN = _float(math.nan)  # the bits of the usual NaN; others keep theirs
 
 
 def _moment(value: Any, key: Any) -> dict[str, Any]:
@@ -235,7 +237,7 @@ class Decoder:
             if type(data) is list:
                 raise Malformed("a list in place of a value")
             return data
-        # Earlier versions counted the parts of a slice or a sharding from 0 again: their files may nest a little deeper.
+        # Earlier versions counted the parts of a slice or a spec from 0 again: their files may nest a little deeper.
         if depth > _MAX_DEPTH + 4:
             raise Malformed("values nested too deeply")
         form = cast("dict[str, Any]", data)
@@ -247,7 +249,7 @@ class Decoder:
             return read(self, form, depth + 1)
         except Malformed:
             raise
-        # A damaged value may fail anywhere in its constructor.
+        # A damaged value may fail anywhere in its constructor, which is one of the standard library, NumPy or JAX.
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error) as error:
             raise Malformed(f"a value of the kind {form['!']!r} cannot be read: {error!r}") from None
 
@@ -362,6 +364,7 @@ def _time(cls: Any, count: int) -> Any:
 
 def _zone(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
     offset, name = decoder.value(form["offset"], depth), form["name"]
+    # A zone without a name of its own has one that Python derives from the offset: passing it would make another repr.
     plain = datetime.timezone(offset)
     return plain if plain.tzname(None) == name else datetime.timezone(offset, name)
 
@@ -377,7 +380,7 @@ def _zone_info(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
 def _a_path(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
     path_class, text = {cls.__name__: cls for cls in _PATHS}[form["kind"]], _text(form, "text")
     # A concrete path of another system cannot be created here.
-    if issubclass(path_class, pathlib.Path) and not isinstance(pathlib.Path(), path_class):  # of another system
+    if issubclass(path_class, pathlib.Path) and not isinstance(pathlib.Path(), path_class):
         path_class = pathlib.PurePosixPath if issubclass(path_class, pathlib.PurePosixPath) else pathlib.PureWindowsPath
     return path_class(text)
 

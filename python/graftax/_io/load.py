@@ -130,6 +130,7 @@ def _load_new(source: Source, placement: Placement, patterns: object, classes: o
         if abstract is not MISSING:
             placement.apply_rules(abstract)
 
+    # An array that `only=` leaves out is None, as in `partition`; one that the file lacks is an error.
     def array(number: int) -> Any:
         row, path = file_graph.rows[number], functools.partial(file_graph.path, number)
         if selected is not None and not selected.covers(path()):

@@ -69,7 +69,7 @@ class _MatchedArray(NamedTuple):
 class LoadInto:
     """Loads the values of a file for the objects of `like`.
 
-    In the methods, `a` is a row of `like` and `b` a row of the file.
+    Rows of `like` and rows of the file are numbered separately: `like_number`, `file_number`.
 
     Args:
         source: the file.
@@ -123,18 +123,19 @@ class LoadInto:
             self._pairs: dict[int, int] = {}  # node of `like` -> node of the file
             self._pairs_from_file: dict[int, int] = {}  # and back
             self._aux = AuxData(self._graph, self._file, self._decoder)
+            # The walk yields nothing: it fills `_arrays`, `_changes` and `_mismatches`.
             for _ in lockstep(self._match_rows, 0, 0):
                 pass
             self._match_postponed()
+            # Last, because it needs all changed values: aux data may name the children.
             for number in self._aux.compare(lambda number: number in self._changes, self._mismatches):
                 self._changes.pop(number, None)
         # Nothing has been changed so far, neither in `like` nor on a device.
         self._refuse()
-        # All differences are known: only now are arrays read and values built.
         if self._placement.needs_graph:
             self._placement.apply_rules(self._like)
-        self._fetch()
         # Arrays may be large: none is read before everything is known to fit.
+        self._fetch()
         for number, (matched, path) in self._arrays.items():
             self._changes[number] = self._array(matched, path)
         if self._aux is not None:
@@ -159,96 +160,103 @@ class LoadInto:
 
     # ---- matching the rows of the file with those of `like`
 
-    def _match_rows(self, a: int, b: int, linked_path: LinkedPath) -> Generator[None, None, list[tuple[int, int, Any]]]:
-        yield from ()
+    def _match_rows(
+        self, like_number: int, file_number: int, linked_path: LinkedPath
+    ) -> Generator[None, None, list[tuple[int, int, Any]]]:
+        yield from ()  # `lockstep` takes a generator: differences are collected in `_mismatches`
         path = LazyPath(linked_path)
-        own_row = self._graph.rows[a]
-        # References are followed on both sides.
-        if own_row.category == "ref":
-            a, own_row = own_row.target, self._graph.rows[own_row.target]
-        b = self._file.target(b)
-        row = self._file.rows[b]
-        if own_row.is_leaf:
-            if row.op == "a" and self._aux is not None:
-                self._aux.add_array(a, b)
-            self._match_leaf(a, own_row.value, b, row, path)
+        like_row = self._graph.rows[like_number]
+        # References are followed on both sides: `_check_sharing` compares what is shared.
+        if like_row.category == "ref":
+            like_number, like_row = like_row.target, self._graph.rows[like_row.target]
+        file_number = self._file.target(file_number)
+        file_row = self._file.rows[file_number]
+        if like_row.is_leaf:
+            if file_row.op == "a" and self._aux is not None:  # it may be a part of aux data
+                self._aux.add_array(like_number, file_number)
+            self._match_leaf(like_number, like_row.value, file_number, file_row, path)
             return []
-        if row.op != "n":
-            self._match_value_to_node(a, own_row.value, b, row, path)
+        if file_row.op != "n":
+            self._match_value_to_node(like_number, like_row.value, file_number, file_row, path)
             return []
         # A shared node, or a cycle: these two were matched before.
-        if self._pairs.get(a) == b:
+        if self._pairs.get(like_number) == file_number:
             return []
-        self._check_sharing(a, b, path)
-        return self._match_nodes(a, own_row.value, b, row, path)
+        self._check_sharing(like_number, file_number, path)
+        return self._match_nodes(like_number, like_row.value, file_number, file_row, path)
 
     def _match_postponed(self) -> None:
         """Matches the dicts with opaque keys, now that other paths have told which objects of `like` these are."""
         postponed, self._postponed = self._postponed or [], None
-        for a, value, b, row, path in postponed:
-            for number, file_row, entry in self._match_nodes(a, value, b, row, path):
+        for like_number, value, file_number, row, path in postponed:
+            for number, file_row, entry in self._match_nodes(like_number, value, file_number, row, path):
                 for _ in lockstep(self._match_rows, number, file_row, (path.linked, entry)):
                     pass
 
-    def _check_sharing(self, a: int, b: int, path: LazyPath) -> None:
+    def _check_sharing(self, like_number: int, file_number: int, path: LazyPath) -> None:
         """Notes where an object is shared on one side only. Sharing of immutable objects does not count."""
-        if not _core.kind_info(type(self._graph.rows[a].value))[1]:
+        if not _core.kind_info(type(self._graph.rows[like_number].value))[1]:
             return
-        if self._pairs.setdefault(a, b) != b and self._strict:
+        if self._pairs.setdefault(like_number, file_number) != file_number and self._strict:
             self._mismatches.texts.append(
-                f"{path!r}: tied in like to {self._graph.path(a)!r}, and another object in the file"
+                f"{path!r}: tied in like to {self._graph.path(like_number)!r}, and another object in the file"
             )
-        if self._pairs_from_file.setdefault(b, a) != a and self._strict:
+        if self._pairs_from_file.setdefault(file_number, like_number) != like_number and self._strict:
             self._mismatches.texts.append(
-                f"{path!r}: tied in the file to {self._file.path(b)!r}, and another object in like"
+                f"{path!r}: tied in the file to {self._file.path(file_number)!r}, and another object in like"
             )
 
-    def _match_nodes(self, a: int, value: object, b: int, row: FileRow, path: LazyPath) -> list[tuple[int, int, Any]]:
+    def _match_nodes(
+        self, like_number: int, value: object, file_number: int, file_row: FileRow, path: LazyPath
+    ) -> list[tuple[int, int, Any]]:
         cls = type(value)
         base = _core.kind_info(cls)[0]
-        without_arrays = not self._file.holds_arrays(b) and not self._holds_arrays(a)
-        is_same_class = full_name(cls) == row.arg
+        # A part without arrays is taken from the file as a whole where it does not fit `like`.
+        without_arrays = not self._file.holds_arrays(file_number) and not self._holds_arrays(like_number)
+        is_same_class = full_name(cls) == file_row.arg
         # The class may have moved to another package: only the last part of its name has to be the same.
-        if not is_same_class and (base in _CONTAINERS or full_name(cls).split(".")[-1] != row.arg.split(".")[-1]):
+        if not is_same_class and (base in _CONTAINERS or full_name(cls).split(".")[-1] != file_row.arg.split(".")[-1]):
             if without_arrays:
-                self._take_from_file(a, b, path)
-            elif self._is_selected(a):
+                self._take_from_file(like_number, file_number, path)
+            elif self._is_selected(like_number):
                 self._mismatches.texts.append(
-                    f"{path!r}: a {row.arg.partition(':')[2]} in the file, {a_type(value)} in like"
+                    f"{path!r}: a {file_row.arg.partition(':')[2]} in the file, {a_type(value)} in like"
                 )
             return []
-        own_children = [(without_nan(entry), child) for entry, child in self._graph.key_entries(a)]
+        like_children = [(without_nan(entry), child) for entry, child in self._graph.key_entries(like_number)]
         # Such keys can be matched only when other paths have told which objects they are.
-        if any(isinstance(getattr(entry, "key", None), OpaqueKey) for entry, _ in row.children):
+        if any(isinstance(getattr(entry, "key", None), OpaqueKey) for entry, _ in file_row.children):
             if self._postponed is not None:
-                self._postponed.append((a, value, b, row, path))
+                self._postponed.append((like_number, value, file_number, file_row, path))
                 return []
-            own_children = match_opaque_keys(own_children, row.children, self._objects)
-        file_children = {without_nan(entry): child for entry, child in row.children}
+            like_children = match_opaque_keys(like_children, file_row.children, self._objects)
+        file_children = {without_nan(entry): child for entry, child in file_row.children}
         if base == "registered" and self._aux is not None:
-            self._aux.add_pair(a, b, path)
-        if base == "odict" and [entry for entry, _ in own_children if entry in file_children] != [
-            entry for entry in file_children if entry in dict(own_children)
+            self._aux.add_pair(like_number, file_number, path)
+        # The order of an OrderedDict is part of its value, and values that are written to its keys do not change it.
+        if base == "odict" and [entry for entry, _ in like_children if entry in file_children] != [
+            entry for entry in file_children if entry in dict(like_children)
         ]:
-            self._mismatches.differ(path, ORDER.format(theirs=_keys(file_children), mine=_keys(dict(own_children))))
-        if not self._has_content(value, base, row.detail):
-            self._take_from_file(a, b, path)
+            self._mismatches.differ(path, ORDER.format(theirs=_keys(file_children), mine=_keys(dict(like_children))))
+        if not self._has_content(value, base, file_row.detail):
+            self._take_from_file(like_number, file_number, path)
             return []
-        names = {entry for entry, _ in own_children}
+        names = {entry for entry, _ in like_children}
+        # Where arrays are involved, another length or other keys are mismatches, which are listed one by one below.
         if (
             base in _CONTAINERS
             and without_arrays
-            and (len(own_children) != len(file_children) or names != file_children.keys())
+            and (len(like_children) != len(file_children) or names != file_children.keys())
         ):
-            self._take_from_file(a, b, path)
+            self._take_from_file(like_number, file_number, path)
             return []
         pairs: list[tuple[int, int, Any]] = []
-        for entry, child in own_children:
+        for entry, child in like_children:
             if entry in file_children:
                 pairs.append((child, file_children[entry], entry))
             else:
                 self._note_missing(child, path + (entry,))
-        for entry, child in row.children:
+        for entry, child in file_row.children:
             if without_nan(entry) not in names:
                 self._note_extra(child, path + (entry,))
         return pairs
@@ -259,7 +267,7 @@ class LoadInto:
             content = self._decoder.parts(detail, 0)
             if content is MISSING:
                 return False
-            refuse_collisions(content)
+            refuse_collisions(content)  # before they are put into a set here
             return typed_values(content) == typed_values(value)
         if base == "deque":
             return value.maxlen == detail
@@ -271,41 +279,43 @@ class LoadInto:
             return isinstance(value, bytearray) and bytes(value) == self._decoder.value(detail)
         return True
 
-    def _match_leaf(self, a: int, value: object, b: int, row: FileRow, path: LazyPath) -> None:
-        if not self._is_selected(a):
+    def _match_leaf(self, like_number: int, value: object, file_number: int, file_row: FileRow, path: LazyPath) -> None:
+        if not self._is_selected(like_number):
             return
         # The array was not saved: that of `like` stays, unless it is abstract.
-        if row.op == "-":
+        if file_row.op == "-":
             if isinstance(value, jax.ShapeDtypeStruct):
                 self._mismatches.missing.append((path, self._text(value)))
-        elif row.op == "n":
-            if self._file.holds_arrays(b):
-                self._note_extra(b, path)
+        elif file_row.op == "n":
+            if self._file.holds_arrays(file_number):
+                self._note_extra(file_number, path)
             elif is_array(value):
                 self._mismatches.missing.append((path, self._text(value)))
             else:
-                self._take_from_file(a, b, path)
-        elif row.op == "a":
-            self._match_array(a, value, self._file.arrays[row.arg], path)
+                self._take_from_file(like_number, file_number, path)
+        elif file_row.op == "a":
+            self._match_array(like_number, value, self._file.arrays[file_row.arg], path)
         elif is_array(value):
-            self._number_for_array(a, value, row, path)
+            self._number_for_array(like_number, value, file_row, path)
         else:
-            self._match_static(a, value, row, path)
+            self._match_static(like_number, value, file_row, path)
 
-    def _match_value_to_node(self, a: int, value: object, b: int, row: FileRow, path: LazyPath) -> None:
+    def _match_value_to_node(
+        self, like_number: int, value: object, file_number: int, file_row: FileRow, path: LazyPath
+    ) -> None:
         """Matches a node of `like` with a value of the file."""
-        if row.op == "a":
+        if file_row.op == "a":
             self._mismatches.differ(path, f"an array in the file, {a_type(value)} in like")
-        elif row.op == "-" or isinstance(value, types.FunctionType):
+        elif file_row.op == "-" or isinstance(value, types.FunctionType):
             return  # a function without a name stays that of `like`
-        elif self._holds_arrays(a):
-            self._note_missing(a, path)
+        elif self._holds_arrays(like_number):
+            self._note_missing(like_number, path)
         else:
-            self._match_static(a, value, row, path)
+            self._match_static(like_number, value, file_row, path)
 
-    def _match_static(self, a: int, value: object, row: FileRow, path: LazyPath) -> None:
+    def _match_static(self, like_number: int, value: object, file_row: FileRow, path: LazyPath) -> None:
         """Matches values. An opaque value stays that of `like`."""
-        form: Any = row.arg
+        form: Any = file_row.arg
         if type(form) is dict and form.get("!") in ("opaque", "one_device"):
             # The object is also a dict key somewhere.
             if type(form.get("at")) is int:
@@ -315,28 +325,28 @@ class LoadInto:
                 if problem is not None:
                     self._mismatches.differ(path, problem)
             return
-        # The same name needs no lookup, which `classes=` would have to allow.
+        # An object of the same name stays as it is: no lookup, which `classes=` would have to allow.
         if type(form) is dict and form.get("!") == "name" and _name_of(value) == self._decoder.name(form.get("of")):
             return
         value_in_file = self._decoder.value(form)
         if value_in_file is not MISSING and (
             type(value_in_file) is not type(value) or not is_same(value_in_file, value)
         ):
-            self._changes[a] = value_in_file
+            self._changes[like_number] = value_in_file
 
-    def _take_from_file(self, a: int, b: int, path: LazyPath) -> None:
+    def _take_from_file(self, like_number: int, file_number: int, path: LazyPath) -> None:
         """Replaces a part without arrays by that of the file."""
-        if self._is_selected(a):
-            value = self._build.value(b)
+        if self._is_selected(like_number):
+            value = self._build.value(file_number)
             if value is not MISSING:
-                self._changes[a] = value
+                self._changes[like_number] = value
 
-    def _match_array(self, a: int, value: object, leaf: Leaf, path: LazyPath) -> None:
+    def _match_array(self, like_number: int, value: object, leaf: Leaf, path: LazyPath) -> None:
         if not is_array(value):
             # A number in `like` may take the value of a scalar array.
             is_number = isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
-            if self._may_convert(a) and is_number and leaf.key is None:
-                self._arrays[a] = _MatchedArray(leaf, value), path
+            if self._may_convert(like_number) and is_number and leaf.key is None:
+                self._arrays[like_number] = _MatchedArray(leaf, value), path
             else:
                 self._mismatches.texts.append(
                     f"{path!r}: {self._array_text(leaf)} in the file, {short_text(value)} in like"
@@ -344,55 +354,63 @@ class LoadInto:
             return
         problem = self._array_problem(value, leaf)
         if problem is None:
-            self._arrays[a] = _MatchedArray(leaf, value), path
+            self._arrays[like_number] = _MatchedArray(leaf, value), path
         else:
             self._mismatches.differ(path, f"{problem}")
 
-    def _may_convert(self, a: int) -> bool:
+    def _may_convert(self, like_number: int) -> bool:
         """May a number come from an array? With `cast`, or if its class declares it as data: the `step` of Flax."""
-        row = self._graph.rows[a]
-        if self._cast or row.aux or row.parent < 0:
+        like_row = self._graph.rows[like_number]
+        if self._cast or like_row.aux or like_row.parent < 0:
             return self._cast
-        entry = next(entry for entry, child in self._graph.key_entries(row.parent) if child == a)
-        structure = Structure(_core.flatten(self._graph.rows[row.parent].value)[1])
+        # The graph of `like` calls all numbers values. A flatten of the parent alone tells which of them are leaves.
+        entry = next(entry for entry, child in self._graph.key_entries(like_row.parent) if child == like_number)
+        structure = Structure(_core.flatten(self._graph.rows[like_row.parent].value)[1])
         children = structure.children(structure.rows[0])
         return any(child.op is Op.leaf and child.key_entry == entry for child in children)
 
     def _array_problem(self, value: Any, leaf: Leaf) -> str | None:
         shape, dtype = self._source.shape(leaf), self._source.dtype(leaf)
-        own_dtype = value.dtype
+        like_dtype = value.dtype
         texts = f"{self._array_text(leaf)} in the file, {self._text(value)} in like"
-        is_key = jnp.issubdtype(own_dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(like_dtype, jax.dtypes.prng_key)
         if is_key or leaf.key is not None:
             if not is_key or leaf.key is None:
                 return texts
-            # Key data have further dimensions, which the implementation determines.
-            size = len(value.shape)
-            fits = shape[:size] == value.shape and (
+            # Key data have further dimensions, which the implementation determines; an abstract key does not name it.
+            ndim = len(value.shape)
+            fits = shape[:ndim] == value.shape and (
                 isinstance(value, jax.ShapeDtypeStruct) or str(jax.random.key_impl(value)) == leaf.key
             )
             return None if fits else texts
-        if tuple(value.shape) != shape or (not self._cast and np.dtype(own_dtype) != dtype):
+        if tuple(value.shape) != shape or (not self._cast and np.dtype(like_dtype) != dtype):
             return texts
         return None
 
-    def _number_for_array(self, a: int, value: Any, row: FileRow, path: LazyPath) -> None:
+    def _number_for_array(self, like_number: int, value: Any, file_row: FileRow, path: LazyPath) -> None:
+        # The inverse case of `_match_array`: an array in `like`, a number in the file.
         # Numbers outside of JSON's range are written as a form.
-        number = row.arg if type(row.arg) in (bool, int, float) else None
-        if number is None and type(row.arg) is dict and row.arg.get("!") in ("int", "float", "complex", "numpy"):
-            number = self._decoder.value(row.arg)
+        number = file_row.arg if type(file_row.arg) in (bool, int, float) else None
+        if (
+            number is None
+            and type(file_row.arg) is dict
+            and file_row.arg.get("!") in ("int", "float", "complex", "numpy")
+        ):
+            number = self._decoder.value(file_row.arg)
         if isinstance(number, np.generic) and type(number) is type(value):  # a NumPy scalar, saved as a value
-            self._changes[a] = number
+            self._changes[like_number] = number
         elif number is None:
             self._mismatches.missing.append((path, self._text(value)))
-        elif value.shape != () or jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or not self._may_convert(a):
+        elif (
+            value.shape != () or jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or not self._may_convert(like_number)
+        ):
             self._mismatches.differ(path, f"the number {number!r} in the file, {self._text(value)} in like")
         elif isinstance(value, (np.ndarray, np.generic)):
-            self._changes[a] = (
+            self._changes[like_number] = (
                 value.dtype.type(number) if isinstance(value, np.generic) else np.asarray(number, value.dtype)
             )
         else:
-            self._changes[a] = jnp.asarray(number, value.dtype)
+            self._changes[like_number] = jnp.asarray(number, value.dtype)
 
     # ---- matching the names of tensors with the paths of `like`
 
@@ -422,17 +440,17 @@ class LoadInto:
         self, file_parts: dict[tuple[str, ...], N], match: Callable[[int, Any, N, LazyPath], None]
     ) -> list[N]:
         """Lets each leaf of `like` meet what has its path; returns what no leaf has met."""
-        used: set[N] = set()
-        for number, own_row in enumerate(self._graph.rows):
-            if not own_row.is_leaf or not self._is_selected(number):
+        used: set[N] = set()  # what a selection leaves out is not reported as unused
+        for number, like_row in enumerate(self._graph.rows):
+            if not like_row.is_leaf or not self._is_selected(number):
                 continue
-            own_path = self._graph.path(number)
-            file_part, path = file_parts.get(tensor_path(own_path)), LazyPath(None) + tuple(own_path)
+            like_path = self._graph.path(number)
+            file_part, path = file_parts.get(tensor_path(like_path)), LazyPath(None) + tuple(like_path)
             if file_part is not None:
                 used.add(file_part)
-                match(number, own_row.value, file_part, path)
-            elif is_array(own_row.value):
-                self._mismatches.missing.append((path, self._text(own_row.value)))
+                match(number, like_row.value, file_part, path)
+            elif is_array(like_row.value):
+                self._mismatches.missing.append((path, self._text(like_row.value)))
         return (
             []
             if self._selected is not None
@@ -441,24 +459,27 @@ class LoadInto:
 
     # ---- differences
 
-    def _note_missing(self, a: int, path: LazyPath) -> None:
+    def _note_missing(self, like_number: int, path: LazyPath) -> None:
         """Notes a part of `like` that is missing in the file, with a line for each array in it."""
-        if not self._is_selected(a):
+        if not self._is_selected(like_number):
             return
-        leaves = self._leaves_of(a)
+        leaves = self._leaves_of(like_number)
         if not leaves:
-            self._mismatches.missing.append((path, a_type(self._graph.rows[self._graph.rows[a].target].value)))
+            self._mismatches.missing.append(
+                (path, a_type(self._graph.rows[self._graph.rows[like_number].target].value))
+            )
         for leaf in leaves:
-            path_below = self._graph.path(leaf)[len(self._graph.path(self._graph.rows[a].target)) :]
+            # The graph knows a shared part by its first path; `path` is the one at which it is missing.
+            path_below = self._graph.path(leaf)[len(self._graph.path(self._graph.rows[like_number].target)) :]
             self._mismatches.missing.append((path + path_below, self._text(self._graph.rows[leaf].value)))
 
-    def _note_extra(self, b: int, path: LazyPath) -> None:
+    def _note_extra(self, file_number: int, path: LazyPath) -> None:
         """Notes a part of the file that `like` does not have, with a line for each array in it."""
         # With a selection, `like` has less than the file on purpose.
         if self._selected is not None:
             return
-        b = self._file.target(b)
-        todo, visited = [(b, path)], {b}
+        file_number = self._file.target(file_number)
+        todo, visited = [(file_number, path)], {file_number}
         arrays: list[tuple[LazyPath | Path, str]] = []
         while todo:
             number, number_path = todo.pop()
@@ -469,8 +490,9 @@ class LoadInto:
                 if (child := self._file.target(child)) not in visited:
                     visited.add(child)
                     todo.append((child, number_path + (entry,)))
+        # A part without arrays has one line, so that it is not ignored.
         self._mismatches.extra += arrays or [
-            (path, "a value" if self._file.rows[b].op == "s" else "a part without arrays")
+            (path, "a value" if self._file.rows[file_number].op == "s" else "a part without arrays")
         ]
 
     def _refuse(self) -> None:
@@ -478,19 +500,23 @@ class LoadInto:
             raise unknown_names(self._resolver.unknown, self._source.path)
         self._mismatches.refuse(self._source.path, self._strict)
 
-    def _is_selected(self, a: int) -> bool:
+    def _is_selected(self, like_number: int) -> bool:
         if self._selected is None:
             return True
-        row = self._graph.rows[a]
-        return a in self._selected if row.is_leaf else any(leaf in self._selected for leaf in self._leaves_of(a, True))
+        like_row = self._graph.rows[like_number]
+        return (
+            like_number in self._selected
+            if like_row.is_leaf
+            else any(leaf in self._selected for leaf in self._leaves_of(like_number, True))
+        )
 
-    def _leaves_of(self, a: int, values: bool = False) -> list[int]:
+    def _leaves_of(self, like_number: int, values: bool = False) -> list[int]:
         """The arrays below a row of `like`; with `values`, all leaves."""
-        rows = sorted(self._graph.descendants([a]))
+        rows = sorted(self._graph.descendants([like_number]))
         return [n for n in rows if self._graph.rows[n].is_leaf and (values or is_array(self._graph.rows[n].value))]
 
-    def _holds_arrays(self, a: int) -> bool:
-        return bool(self._leaves_of(a))
+    def _holds_arrays(self, like_number: int) -> bool:
+        return bool(self._leaves_of(like_number))
 
     def _text(self, value: Any) -> str:
         name = type(value).__name__ if isinstance(value, (np.generic, jax.ShapeDtypeStruct)) else "an array"
@@ -523,6 +549,7 @@ class LoadInto:
     def _array(self, matched: _MatchedArray, path: LazyPath) -> object:
         """The value for a row of `like`, of the kind and dtype that it has there."""
         value, leaf = matched.value, matched.leaf
+        # A number in `like` stays a number of its type.
         if not is_array(value):
             return type(value)(self._source.array(leaf)[()])
         # `like` decides what the array becomes, whatever it was when it was saved.

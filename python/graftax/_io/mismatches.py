@@ -29,9 +29,10 @@ class Mismatches:
         Without `strict`, a missing or extra part does not count, unless it is an abstract array: there is no value in
         `like` that could stay.
         """
-        abstract = [m for m in self.missing if m[1].startswith("ShapeDtypeStruct")]
+        abstract = [m for m in self.missing if m[1].startswith("ShapeDtypeStruct")]  # as `LoadInto._text` names it
         lines = list(self.texts)
         missing, extra = (self.missing, self.extra) if strict else (abstract, [])
+        # Suggestions take time by the product of both numbers: a file of another model has thousands of names.
         names = [repr(path) for path, _ in self.extra][:_NAMES_COMPARED]
         for mismatch_path, text in missing:
             close = (

@@ -53,9 +53,11 @@ def match_opaque_keys(
         key.number: key for entry, _ in theirs if isinstance(key := getattr(entry, "key", None), OpaqueKey)
     }
     matches: dict[int, OpaqueKey] = {}
+    # First the objects that another path has told apart: there the same object was a value, and had its number.
     for number in [number for number in file_keys_left if number in objects]:
         if unmatched.pop(id(objects[number]), None) is not None:
             matches[id(objects[number])] = file_keys_left.pop(number)
+    # Then the others in order, where nothing but their order tells them apart.
     for cls in {key.cls for key in file_keys_left.values()}:
         ids = [key_id for key_id, key in unmatched.items() if full_name(type(key)) == cls]
         file_keys = [key for key in file_keys_left.values() if key.cls == cls]

@@ -46,6 +46,7 @@ def layout_difference(theirs: list[Any], mine: list[str]) -> str | None:
     """The message for lines of a file that differ from those of `like`; None where they are the same."""
     if theirs == mine:
         return None
+    # The message shows what only one side has, in order; if that is nothing, the same lines in another order.
     only_theirs, only_mine = (
         [line for line in a if line not in b] for a, b in ((theirs, set(mine)), (mine, set(map(str, theirs))))
     )

@@ -57,6 +57,7 @@ class Placement:
             sharding: its sharding in `like`.
             dtype: its dtype in `like`, if that differs.
         """
+        # `like` may ask for one array of the file in two dtypes: these are two arrays.
         value = self._values.get((leaf.name, dtype))
         if value is None:
             # A NumPy view of the file: its pages are read when the array is moved.

@@ -20,13 +20,13 @@ class Preemption:
 
     def __init__(self) -> None:
         self._listens = self._noticed = False
-        self.saved = False
+        self.saved = False  # set by `Checkpoints`, once the step is complete
 
     def listen(self) -> None:
         """Installs the handler, if this is the main thread and the user has not installed one."""
         # Python delivers signals to the main thread, and `jax.distributed` has a handler of its own.
-        alone = not jax.distributed.is_initialized() and threading.current_thread() is threading.main_thread()
-        if not self._listens and alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        can_listen = not jax.distributed.is_initialized() and threading.current_thread() is threading.main_thread()
+        if not self._listens and can_listen and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._listens = signal.signal(signal.SIGTERM, self._note) is signal.SIG_DFL
 
     def reached(self, step_number: int) -> bool:
@@ -42,6 +42,7 @@ class Preemption:
         """Removes the handler. With `end`, raises the signal again if it came and nothing was saved since."""
         if self._listens:
             self._listens = False
+            # The default again, so that the raised signal ends the program.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if end and self._noticed and not self.saved:
                 signal.raise_signal(signal.SIGTERM)

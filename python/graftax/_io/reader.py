@@ -50,6 +50,7 @@ class Source:
         self._files, self.graph = _open_files(path)
         self.metadata = dict(self._files[0].header.metadata)
         self.metadata.pop("graftax", None)
+        # Other writers have a text named "format" too, such as "pt": theirs is part of the user's metadata.
         if self.graph is not None:
             self.metadata.pop("format", None)
         self._tensors: dict[str, MappedFile] = {}
@@ -116,7 +117,8 @@ def _open_files(path: str) -> tuple[list[MappedFile], dict[str, Any] | None]:
         try:
             return [main_file, *map(MappedFile, _parts(path, graph))], graph
         except FileNotFoundError:
-            if previous is not None and previous.header == main_file.header:  # not replaced: a part is missing
+            # The same file once more: it was not replaced, but a part is missing.
+            if previous is not None and previous.header == main_file.header:
                 raise
             previous = main_file
 
@@ -146,6 +148,7 @@ def _parts(path: str, graph: dict[str, Any] | None) -> list[str]:
 
 
 def part_names(path: str) -> list[str]:
+    """The names of the parts of the file at a path, which are beside it."""
     header = MappedFile(path).header
     text = header.metadata.get("graftax")
     return [] if text is None else [os.path.basename(part) for part in _parts(path, _graph(path, text))]

@@ -99,7 +99,7 @@ def read_header(path: str, file: int) -> Header:
     if length > MAX_HEADER:
         raise damaged(path, f"a header of {length} bytes")
     text = _read(file, length, 8)
-    if len(text) != length:
+    if len(text) != length:  # truncated since `fstat`
         raise damaged(path, "it ends within the header")
     entries = parse_json(path, text)
     if type(entries) is not dict:
@@ -159,6 +159,7 @@ _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # `json` keeps the last of two entries of one name, other parsers the first: a file must not mean two things.
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a name occurs in it twice")
@@ -166,6 +167,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
+    """Refuses NaN and Infinity, which Python's `json` would read."""
     raise ValueError(f"{name} is not valid JSON")
 
 
@@ -185,7 +187,7 @@ def _tensor(path: str, name: str, entry: object) -> Tensor:
         raise LoadError(f"{path} has {name!r} with the dtype {dtype!r}, which this version does not know")
     if len(sizes) > _MAX_DIMENSIONS:
         raise damaged(path, f"{name!r} has {len(sizes)} dimensions")
-    # Python integers do not overflow, however large the sizes are.
+    # The product may have thousands of digits: Python's integers do not overflow.
     if math.prod(sizes) * bits != (end - start) * 8:
         raise damaged(path, f"{name!r} of shape {tuple(sizes)} and dtype {dtype} does not have {end - start} bytes")
     if not is_addressable(sizes):

@@ -126,6 +126,7 @@ def write_graph(
         written: is called with the number of bytes after each part of an array.
     """
     order = _ordered(arrays)
+    # An array is never divided: one that is larger than `max_size` has a file of its own.
     groups = list(_groups(order, max_size))
     if len(groups) < 2:
         return _write_main_file(path, order, {**texts, "format": "graftax", "graftax": _json(graph)}, written)
@@ -172,7 +173,7 @@ def _parts_of(path: str) -> list[str]:
 
 def _remove(path: str, names: Iterable[str]) -> None:
     for name in names:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a part that stays takes space, but the save has succeeded
             os.unlink(os.path.join(os.path.dirname(path), name))
 
 
@@ -187,6 +188,7 @@ def _write_main_file(
             os.fsync(file.fileno())  # slow, so before the lock is taken
             # One save at a time from here on: of two concurrent saves, the later one removes the parts of the other.
             stack.enter_context(alone_in(os.path.dirname(path)))
+            # Removed below, when the file that lists them is replaced: a reader that still has it opens the new one.
             old_parts = _parts_of(path)
         _remove(path, old_parts)
 

@@ -18,7 +18,7 @@ from graftax._io.errors import LoadError, Malformed
 from graftax._io.safetensors import DTYPES, Tensor, is_addressable
 from graftax._jax.arrays import as_weak, ref_types
 
-_PART = 1 << 24  # bytes
+_PART = 1 << 24  # bytes that are written at a time
 
 DELETED = "it was deleted or donated: there is nothing left to save"
 NO_DATA = "a {cls} has no data to save"
@@ -63,7 +63,7 @@ class Leaf(NamedTuple):
     outside: ExternalArray | None = None  # in a checkpoint, if the file has no tensor for it
 
     def to_json(self) -> dict[str, Any]:
-        defaults = Leaf._field_defaults
+        defaults = Leaf._field_defaults  # most arrays have only a name that is written
         return {
             name: value for name, value in self._asdict().items() if name not in defaults or value != defaults[name]
         }
@@ -127,7 +127,7 @@ def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_pro
         array_kind = "scalar"
     elif not isinstance(value, np.ndarray):
         array_kind = "jax"
-    # Each case that has no data says why.
+    # A value without data is refused, and the error says why there are none.
     if isinstance(value, jax.core.Tracer):
         raise UnsupportedValueError(NO_DATA.format(cls="value of a running trace (a tracer)"))
     if isinstance(value, jax.Array):
@@ -138,6 +138,7 @@ def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_pro
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             key, value = str(jax.random.key_impl(value)), jax.random.key_data(value)
         weak = bool(value.weak_type)
+    # `dtype` is for floating arrays alone; the data of typed keys are integers anyway.
     own_dtype = np.dtype(value.dtype)
     saved_dtype = dtype if dtype is not None and key is None and jnp.issubdtype(own_dtype, jnp.floating) else own_dtype
     shape, bytes_of = tuple(value.shape), None
@@ -175,6 +176,7 @@ def host_bytes(value: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
                     host[shard.index] = np.asarray(shard.data)
     else:
         host = np.asarray(value)
+    # The format is row-major and without gaps; a NumPy array may have any strides.
     host = np.asarray(host.astype(dtype, copy=False), order="C")
     return host.reshape(-1).view(np.uint8)
 

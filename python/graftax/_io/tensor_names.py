@@ -77,7 +77,7 @@ class Renaming:
         for blocks, target_parts in self._rules:
             wildcards = _match_blocks(blocks, names)
             if wildcards is not None:
-                groups = iter(wildcards)
+                groups = iter(wildcards)  # both patterns have the same wildcards, in the same order
                 return tuple(name for part in target_parts for name in (next(groups) if "*" in part else (part,)))
         return names
 
@@ -106,6 +106,7 @@ def _match_blocks(blocks: list[NameParts], names: NameParts) -> list[NameParts] 
     # Without `**`, the number of parts has to be the same.
     if len(blocks) == 1:
         return wildcards if len(names) == len(head) and _match_block(head, names, 0, wildcards) else None
+    # The ends are fixed; only the blocks between two `**` have to be searched for.
     position, end = len(head), len(names) - len(tail)
     if position > end or not _match_block(head, names, 0, wildcards):
         return None
