@@ -49,7 +49,8 @@ class AliasRecorder:
         self.trace = trace
         self._caller_leaves, self._leaves = caller_leaves, leaves
         self._records: dict[int, tuple[int, Any, Hashable, tuple[Any, ...]]] = {}
-        # The input leaves of which was asked which are one array, in groups: what the trace does depends on it.
+        # Groups of input leaves that code of the trace has found to be one array. What it did holds only for calls in
+        # which they are.
         self.alike: list[list[list[int]]] = []
 
     def record(self, array: object, operation: Hashable, operands: tuple[object, ...]) -> None:
@@ -57,7 +58,7 @@ class AliasRecorder:
         self._records.setdefault(id(array), (len(self._records), array, operation, operands))
 
     def extend(self, caller_leaves: Sequence[object], leaves: Sequence[object]) -> None:
-        """Replaces the leaves by these, as a trace may get more of them while it runs."""
+        """Takes the leaves of a trace that has got more of them while it runs: these are all of them."""
         self._caller_leaves, self._leaves = caller_leaves, leaves
 
     def close(self, enclosing: AliasRecorder | None) -> None:
@@ -114,11 +115,9 @@ class AliasRecorder:
 
     def _source(self, value: object, numbers: dict[int, int]) -> Source:
         number, record = numbers.get(id(value)), self._records.get(id(value))
-        # An input leaf: the beginning of a chain of operations.
-        if number is not None:
+        if number is not None:  # an input leaf: the beginning of a chain of operations
             return Source("input", (number,), 0)
-        # Neither an input nor recorded: the array is a source of its own.
-        if record is None:
+        if record is None:  # neither an input nor recorded: the array is a source of its own
             return Source(id(value), (), 0)
         order, array, operation, operands = record
         parts = [self._source(operand, numbers) for operand in operands]
@@ -163,7 +162,9 @@ def apply_once(
         if identity not in calls:
             calls[identity] = values, function(number, values)
         results[number] = calls[identity][1]
-    record_alias_sources((values, made) for values, made in calls.values() if all(made is not x for x in values))
+    # A result that is one of the values is an array that has a source already.
+    computed = (call for call in calls.values() if all(call[1] is not value for value in call[0]))
+    record_alias_sources(computed)
     return results
 
 
@@ -177,6 +178,7 @@ def caller_values(values: Sequence[object]) -> list[Any]:
 
 def array_identities(values: Sequence[object]) -> list[Any]:
     """A key for each array: the same one if both are one array outside of all traces; None where that is unknown."""
+    # From the innermost trace outward, as in `caller_values`, and noting for each trace what its values were.
     identities, recorders = list(values), getattr(_ACTIVE, "recorders", ())
     inputs: list[tuple[AliasRecorder, list[Any]]] = []
     for i in reversed(range(len(recorders))):
@@ -187,6 +189,7 @@ def array_identities(values: Sequence[object]) -> list[Any]:
         None if value is None or isinstance(value, jax.core.Tracer) else id(getattr(value, "array", value))
         for value in identities
     ]
+    # The answer is in what the traces do from here on: each has to know which of its inputs it depends on.
     for recorder, its_values in inputs:
         recorder.note_alike(its_values, keys)
     return keys
@@ -194,17 +197,13 @@ def array_identities(values: Sequence[object]) -> list[Any]:
 
 def alias_groups(sources: Sequence[Source | None]) -> list[list[tuple[int, list[int]]]]:
     """Groups of values that are one array if their inputs are: (number of the value, its inputs), as in an Outcome."""
-    members_of_operation: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    members_of_operation: dict[Hashable, list[tuple[int, int, list[int]]]] = defaultdict(list)
     for number, source in enumerate(sources):
         if source is not None and source.inputs:
-            members_of_operation[source.operation].append((source.order, number))
+            members_of_operation[source.operation].append((source.order, number, list(source.inputs)))
     # A value without another one of the same operation can never be an alias.
-    several = (sorted(members) for members in members_of_operation.values() if len(members) > 1)
-    return [[(number, list(_inputs(sources[number]))) for _, number in members] for members in several]
-
-
-def _inputs(source: Source | None) -> tuple[int, ...]:
-    return source.inputs if source is not None else ()
+    groups = (sorted(members) for members in members_of_operation.values() if len(members) > 1)
+    return [[(number, inputs) for _, number, inputs in members] for members in groups]
 
 
 def merge_aliases(computed: Iterable[tuple[Hashable, tuple[object, ...], object]]) -> list[Any]:

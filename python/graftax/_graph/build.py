@@ -38,7 +38,9 @@ class GraphBuilder:
 
     def __init__(self, nodes: Mapping[int, Node], values: Mapping[int, Any], name: Callable[[int], str]) -> None:
         self._nodes, self._values, self._name = nodes, values, name
+        # Of each number as a child: a node that several refer to needs an identity, even if its type has none.
         self._reference_counts = Counter(number for node in nodes.values() for _, number in node.children)
+        # The parts of the state that `GraphDef._from_state` reads, as `program_state` in the core writes it.
         self._code: list[tuple[Any, ...]] = []
         self._empty = _core.GraphDef._instruction()
         self._index_of_next = list(self._empty).index("next")
@@ -54,7 +56,7 @@ class GraphBuilder:
         Raises:
             StructureError: if it cannot be built.
         """
-        self._reference_counts[root] += 1
+        self._reference_counts[root] += 1  # by the caller: a root in a cycle is referred to twice
         # Instructions in pre-order. A node's instruction says where its subtree ends, which is known once the subtree
         # is written: the second element of a pending pair is the instruction to be completed.
         pending: list[tuple[int, int | None]] = [(root, None)]
@@ -69,6 +71,7 @@ class GraphBuilder:
                 )
             else:
                 pending += self._visit(number)
+        # The version of the state, one root, and no layout of arguments.
         state = (1, 1, len(self._leaves), None, tuple(self._code), tuple(self._statics))
         graphdef = _core.GraphDef._from_state((*state, tuple(self._keys), tuple(self._elements)))
         return _core.unflatten(graphdef, self._leaves)
@@ -144,6 +147,7 @@ class GraphBuilder:
         """
         cls, children, detail = self._nodes[number]
         parts = _item_names(cls, base, detail)
+        # The child that the core expects before all others. A class may have a child of the same name.
         extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
         extra: list[tuple[Any, int]] = []
         items: list[tuple[Any, int]] = []
@@ -167,6 +171,7 @@ class GraphBuilder:
                 entries = [entry for entry, _ in items]
                 name = self._name(number)
                 raise StructureError(f"the items of {name} are not numbered from 0 without a gap: {entries}")
+        # A dead weak reference and an empty cell have no items.
         if parts and (unnamed or (len(items) != len(parts) and base not in ("weakref", "cell"))):
             raise StructureError(f"{self._name(number)} is a {base} node and needs the entries {', '.join(parts)}")
         if extra_name and not extra:
@@ -175,7 +180,8 @@ class GraphBuilder:
         return extra, items, attributes
 
     def _key(self, value: object) -> int:
-        # The parts of a tuple are statics of their own, as in a recorded structure.
+        # The parts of a tuple are statics of their own, as in a recorded structure. Any other value is compared as its
+        # type says, which the core finds out: identity is for a type that says nothing.
         if type(value) is tuple:
             ids = [self._key(v) for v in value]
             self._statics.append((How.tuple, value, len(self._elements), len(ids)))

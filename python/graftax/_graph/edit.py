@@ -31,6 +31,8 @@ UNSHARED = (
     "graftax.map_leaves(f, obj), or the leaves that graftax.flatten(obj) gives."
 )
 
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+
 T = TypeVar("T")
 
 
@@ -194,27 +196,37 @@ def paired_rows(name: str, graph: Graph, source: Graph) -> Iterator[tuple[int, i
     """The paired rows of two graphs, by number: leaves, and a None in one graph in place of a node in the other."""
     paired: dict[int, int] = {}
 
-    def compare_pair(a: int, b: int, path: LinkedPath) -> Generator[tuple[int, int], None, list[tuple[int, int, Any]]]:
-        x, y = graph.rows[a], source.rows[b]
-        if x.aux and y.aux and x.is_leaf and y.is_leaf:  # a part of the structure
-            if leaf_difference(x.value, y.value) is not None:
-                raise _other_structure(name, graph, source, a, b)
+    def compare_pair(
+        number: int, source_number: int, path: LinkedPath
+    ) -> Generator[tuple[int, int], None, list[tuple[int, int, Any]]]:
+        row, source_row = graph.rows[number], source.rows[source_number]
+        # Values that are part of the structure have to be equal; `update` and `combine` do not touch them.
+        if row.aux and source_row.aux and row.is_leaf and source_row.is_leaf:
+            if leaf_difference(row.value, source_row.value) is not None:
+                raise _other_structure(name, graph, source, number, source_number)
             return []
-        if (x.is_leaf and (y.is_leaf or x.value is None)) or (y.is_leaf and y.value is None):
-            yield a, b
+        if (row.is_leaf and (source_row.is_leaf or row.value is None)) or (
+            source_row.is_leaf and source_row.value is None
+        ):
+            yield number, source_number
             return []
         # The same rows have to be references on both sides, and to nodes that were paired before.
-        differ = x.is_leaf or y.is_leaf or type(x.value) is not type(y.value) or x.category != y.category
-        if differ or paired.setdefault(x.target, y.target) != y.target:
-            raise _other_structure(name, graph, source, a, b)
-        if x.category == "ref":
+        differ = (
+            row.is_leaf
+            or source_row.is_leaf
+            or type(row.value) is not type(source_row.value)
+            or row.category != source_row.category
+        )
+        if differ or paired.setdefault(row.target, source_row.target) != source_row.target:
+            raise _other_structure(name, graph, source, number, source_number)
+        if row.category == "ref":
             return []
-        children = pair_children(graph.key_entries(a), source.key_entries(b))
+        children = pair_children(graph.key_entries(number), source.key_entries(source_number))
         if children is None:
-            raise _other_structure(name, graph, source, a, b)
-        differs = node_difference(x.value, y.value)
+            raise _other_structure(name, graph, source, number, source_number)
+        differs = node_difference(row.value, source_row.value)
         if differs is not None:
-            text = OTHER_STRUCTURE.format(name=name, path=graph.path(a), one=differs[0], other=differs[1])
+            text = OTHER_STRUCTURE.format(name=name, path=graph.path(number), one=differs[0], other=differs[1])
             raise StructureError(text)
         return children
 
@@ -236,11 +248,11 @@ def pair_children(
     return [(number, right_numbers[entry], entry) for entry, number in left_entries]
 
 
-def _other_structure(name: str, graph: Graph, source: Graph, a: int, b: int) -> StructureError:
-    graph_text, source_text = _row_text(graph, a), _row_text(source, b)
-    text = OTHER_STRUCTURE.format(name=name, path=graph.path(a), one=graph_text, other=source_text)
+def _other_structure(name: str, graph: Graph, source: Graph, number: int, source_number: int) -> StructureError:
+    graph_text, source_text = _row_text(graph, number), _row_text(source, source_number)
+    text = OTHER_STRUCTURE.format(name=name, path=graph.path(number), one=graph_text, other=source_text)
     # A common cause: `jax.tree.map` returned the other graph, which unshares objects.
-    unshared = (graph.rows[a].category == "ref") != (source.rows[b].category == "ref")
+    unshared = (graph.rows[number].category == "ref") != (source.rows[source_number].category == "ref")
     return StructureError(text + UNSHARED if unshared else text)
 
 
@@ -260,6 +272,8 @@ def _row_text(graph: Graph, number: int) -> str:
 def selection(graph: Graph, spec: object, among: Iterable[int] | None = None) -> set[int]:
     """The numbers of the leaves that a pattern, a filter, a predicate or a tree of bools selects, among all or some."""
     numbers, _ = graph.core.values()
+    # The first kind of selector that `spec` can be, from the most to the least specific: a filter of a library may be
+    # callable, and a tree of bools may be anything.
     leaf_filter = as_filter(spec, allow_path_functions=True)
     leaves = set(numbers) if among is None else set(numbers).intersection(among)
     if leaf_filter is not None:
@@ -274,6 +288,3 @@ def selection(graph: Graph, spec: object, among: Iterable[int] | None = None) ->
     if callable(spec) and not is_tree_of_bools:
         return {number for number in leaves if predicate_holds(spec, graph, number)}
     return graph.descendants(prefix_tree.selected_rows(graph, spec)) & leaves
-
-
-FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)

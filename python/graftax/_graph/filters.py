@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from graftax import _core, interop
-from graftax._graph.structure import Op, Row, Structure, plain_key
+from graftax._graph.structure import Op, Structure, plain_key
 from graftax.interop import LibraryFilter
 
 NO_TYPE = "isinstance does not accept {spec!r}: give the class, {origin}, or a function of a leaf."
@@ -38,7 +38,7 @@ class Filter(NamedTuple):
         for number in view.parts():
             is_selected = bool(self.types) and view.is_a(number, self.types)
             for in_value, library in zip(parts_of_values, self.library_filters, strict=True):
-                if view.parent(number) in in_value:
+                if view.parent(number) in in_value:  # parts are in walk order: the parent was visited before
                     in_value.add(number)
                     continue
                 is_value = view.is_a(number, library.value_types)
@@ -170,7 +170,8 @@ class RecordedView(GraphView):
 
     @functools.cached_property
     def _nodes(self) -> list[Any]:
-        # The nodes are rebuilt around the leaves, since a recorded structure has no live objects.
+        # The nodes are rebuilt around the leaves, since a recorded structure has no live objects. A walk of what was
+        # built lists them by the numbers of their identities.
         built = _core.unflatten(self.graphdef, list(self.leaves))
         walk = _core.walk(self.graphdef, (built,) if len(self.structure.roots) == 1 else built)
         assert walk is not None
@@ -178,12 +179,4 @@ class RecordedView(GraphView):
 
     def selected_leaves(self, leaf_filter: Filter) -> set[int]:
         """The leaves that a filter selects, and those below the nodes that it selects, by number."""
-        reached: set[int] = set()
-        # A selected node stands for all leaves below it.
-        stack: list[Row] = [self.rows[number] for number in leaf_filter.select(self)]
-        while stack:
-            row = self.structure.target(stack.pop())
-            if row.number not in reached:
-                reached.add(row.number)
-                stack += self.structure.children(row)
-        return {row.leaf for row in self.structure.leaves if row.number in reached}
+        return self.structure.reachable_leaves(self.rows[number] for number in leaf_filter.select(self))

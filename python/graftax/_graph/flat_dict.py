@@ -18,7 +18,8 @@ from graftax._jax.tracebacks import boundary
 
 _CLASS = GetAttrKey("__class__")
 _EXTRA = GetAttrKey("__graftax__")
-_MAX_REPEATED = 1_000  # entries to which one repeated value may be expanded
+# Entries to which one repeated value may be expanded. Forty tuples of the same two tuples each would have 2**40.
+_MAX_REPEATED = 1_000
 
 
 @boundary
@@ -193,7 +194,7 @@ class _FlatReader:
         return GraphBuilder(nodes, self.values, lambda number: repr(self.paths[number])).build(root)
 
     def _number(self, path: Path) -> int:
-        value = self.flat.get(path, self)
+        value = self.flat.get(path, self)  # any value may be in the flat form, but not this reader
         # A reference has the number of its node, which makes them one object.
         if isinstance(value, Ref):
             if value.path not in self.classes:

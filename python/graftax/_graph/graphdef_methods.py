@@ -80,6 +80,7 @@ def _named_or_pickled(value: Any) -> str:
         return repr(named_value)
     if isinstance(named_value, JITTED):  # its options are not known: JAX does not expose them
         return f"jitted {_stable_text(named_value.__wrapped__)}"
+    # A fixed protocol: the default one changes between versions of Python.
     return f"{_stable_text(type(value))} {dumps(value, protocol=4)!r}"
 
 

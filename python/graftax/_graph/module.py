@@ -87,6 +87,7 @@ def _has_generated_init(cls: type) -> bool:
 
 _WIDTH = 100
 _MAX_ITEMS = 20  # shown of a container
+_MAX_INDENT = 64  # two for each level: the text is made by recursion, and a graph may be deeper than Python's stack
 
 
 def _value_text(value: Any, paths: dict[int, str], path: str, indent: int) -> str:
@@ -122,7 +123,7 @@ def _node_text(
     # Tuples are printed again: their identity means nothing.
     if id(value) in paths and not isinstance(value, tuple):
         return f"<{type(value).__qualname__} at {paths[id(value)] or 'the root'}>"
-    if indent > 64:
+    if indent > _MAX_INDENT:
         return begin + "..." + end
     paths[id(value)] = path
     texts = [name + _value_text(child, paths, child_path, indent + 2) for name, child, child_path in parts[:_MAX_ITEMS]]

@@ -15,6 +15,7 @@ from graftax._graph.structure_diff import short_text
 
 def keys_of(cls: type, data: Any) -> tuple[Any, ...]:
     """The keys of a dict from its node data in JAX."""
+    # JAX's node data of a defaultdict begin with its factory.
     return tuple(data[1] if issubclass(cls, defaultdict) else data)
 
 

@@ -96,14 +96,18 @@ def _differences(x_root: object, y_root: object, rtol: float, atol: float, shari
             return _value_texts(x.value, y.value)
         return leaf_difference(x.value, y.value, rtol, atol)
 
-    def compare_pair(a: int, b: int, path: LinkedPath) -> Generator[Difference[Path], None, list[tuple[int, int, Any]]]:
-        x, y = x_graph.rows[a], y_graph.rows[b]
+    def compare_pair(
+        x_number: int, y_number: int, path: LinkedPath
+    ) -> Generator[Difference[Path], None, list[tuple[int, int, Any]]]:
+        x, y = x_graph.rows[x_number], y_graph.rows[y_number]
         if not (x.is_leaf or y.is_leaf):
             # Sharing is equal if each node is paired with only one node of the other graph, in both directions.
             is_paired = paired_y.setdefault(x.target, y.target) == y.target
             is_paired = (paired_x.setdefault(y.target, x.target) == x.target) and is_paired
             if sharing and not (is_paired and x.category == y.category):
-                yield Difference(Path(linked_entries(path)), _sharing_text(x_graph, a), _sharing_text(y_graph, b))
+                yield Difference(
+                    Path(linked_entries(path)), _sharing_text(x_graph, x_number), _sharing_text(y_graph, y_number)
+                )
                 return []
             # Without `sharing`, a pair of nodes may be reached again, and a cycle leads back to it.
             if (x.target, y.target) in compared:
@@ -149,7 +153,7 @@ def leaf_difference(x: object, y: object, rtol: float = 0.0, atol: float = 0.0) 
     """The texts of two values without children, if they differ."""
     if x is y:
         return None
-    # Symbolic numbers are compared by their current values.
+    # Symbolic numbers are compared by their current values, on which the result of the trace depends from here on.
     x, y = plain(x), plain(y)
     if type(x) is not type(y) and not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
         return _value_texts(x, y)
@@ -189,8 +193,8 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
 def numbers_of(x: Any) -> Any:
     """A NumPy array of a dtype that NumPy can compare; for random keys, that of their data."""
     a = _gather(x if isinstance(x.dtype, np.dtype) else jax.random.key_data(x))
-    # NumPy has no `isclose` for the dtypes of ml_dtypes.
-    inexact = a.dtype.kind not in "fciub" and jax.numpy.issubdtype(a.dtype, np.inexact)  # bfloat16 and its like
+    # NumPy has no `isclose` for the dtypes of ml_dtypes (bfloat16 and its like), whose values float32 holds exactly.
+    inexact = a.dtype.kind not in "fciub" and jax.numpy.issubdtype(a.dtype, np.inexact)
     return a.astype(np.float32) if inexact else a
 
 
@@ -231,7 +235,7 @@ def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
         return _value_text(x), _value_text(y)
     if keys and not _same_value(_content(x), _content(y)):
         return _value_text(x), _value_text(y)
-    # Payloads that neither children nor content show.
+    # Payloads that are neither children nor content: how long a deque may get, and what a function does.
     if getattr(x, "maxlen", None) != getattr(y, "maxlen", None) and hasattr(x, "maxlen"):
         return f"maxlen {x.maxlen}", f"maxlen {y.maxlen}"
     if isinstance(x, types.FunctionType) and x.__code__ is not y.__code__:

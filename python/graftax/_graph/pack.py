@@ -119,6 +119,7 @@ def _live_statics(graphdef: _core.GraphDef) -> LiveStatics | None:
                 functions[value] = None
         elif issubclass(row.type or object, (set, frozenset)):
             todo += value
+    # Keys and elements are objects with state, or tuples that hold some at any depth.
     while todo:
         x = todo.pop()
         if isinstance(x, (tuple, frozenset)):
@@ -208,6 +209,7 @@ class Packed(Generic[T]):
         layout = self._layout_in_use()
         if any(is_deleted(x) for x in self._arrays):
             raise StructureError(PACK_DELETED)
+        # A call that donates the handle's arrays would delete them in the unpacked objects, too.
         needs_copies = copy and self._donate
         leaves: list[Any] = [None] * layout.graphdef.num_leaves
         buffers = self._arrays[: len(layout.buffers)]
@@ -314,13 +316,14 @@ def _pack_leaves(
     # A buffer for each dtype and placement. Tracers have no placement: XLA decides.
     traced = has_tracer(leaves)
     groups: dict[Any, list[int]] = {}
-    for i, x in enumerate(leaves):
-        if is_plain(x, max_bytes):
-            placement = None if traced else (sharding_of(x), x.committed)
-            groups.setdefault((x.dtype, placement), []).append(i)
+    for i, leaf in enumerate(leaves):
+        if is_plain(leaf, max_bytes):
+            placement = None if traced else (sharding_of(leaf), leaf.committed)
+            groups.setdefault((leaf.dtype, placement), []).append(i)
     buffers: tuple[Buffer, ...] = ()
     for (dtype, _), members in groups.items():
-        if len(members) > 1:  # equal shapes side by side, so that they are cut out together
+        # A single array stays as it is. Equal shapes are side by side, so that they are cut out together.
+        if len(members) > 1:
             members.sort(key=lambda i: leaves[i].shape)
             buffers += (Buffer(tuple(members), tuple(leaves[i].shape for i in members), dtype),)
     in_buffers = {i for buffer in buffers for i in buffer.leaves}
@@ -333,11 +336,11 @@ def _pack_leaves(
     return (*joined_arrays, *separate_arrays), tuple(_own_copy(leaves[i], copy) for i in other_leaves), layout
 
 
-def _own_copy(x: object, copy: bool) -> object:
+def _own_copy(leaf: object, copy: bool) -> object:
     """A leaf that is not a JAX array, as a handle stores it."""
-    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
-        return Dynamic(x)  # a number that was a leaf has to stay one
-    return x.copy() if copy and isinstance(x, np.ndarray) else x
+    if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
+        return Dynamic(leaf)  # a number that was a leaf has to stay one
+    return leaf.copy() if copy and isinstance(leaf, np.ndarray) else leaf
 
 
 # ---- in a call
@@ -360,7 +363,7 @@ def _open_handles(values: Sequence[object]) -> tuple[list[Any], list[_OpenHandle
     for i, value in enumerate(arguments):
         if type(value) is Packed:
             handle = cast("Packed[Any]", value)
-            if id(handle) not in opened:
+            if id(handle) not in opened:  # a handle that is passed twice is one object inside, too
                 obj = handle.unpack()
                 opened[id(handle)] = _OpenHandle(handle, obj, *_record(obj), _contents(handle))
             arguments[i] = opened[id(handle)].value
@@ -382,7 +385,7 @@ def _close_handles(opened: Iterable[_OpenHandle], result: object, name: str, use
             a is b for a, b in zip(contents, open_handle.contents, strict=True)
         )
         if graphdef == open_handle.graphdef and _are_unchanged(leaves, open_handle):
-            if untouched:
+            if untouched:  # otherwise `update` was called on the handle: its new contents stay
                 unchanged.append(open_handle.handle)
         elif not untouched:
             raise StructureError(PACK_CHANGED_TWICE.format(name=name))
@@ -394,10 +397,10 @@ def _close_handles(opened: Iterable[_OpenHandle], result: object, name: str, use
     if not uses_up:
         return
     # A handle in the result that is not an argument replaces the unchanged argument of the same layout.
-    argument_ids = {id(x.handle) for x in opened}
-    result_layouts = [x._layout for x in _handles_in(result) if id(x) not in argument_ids]
+    argument_ids = {id(open_handle.handle) for open_handle in opened}
+    result_layouts = [handle._layout for handle in _handles_in(result) if id(handle) not in argument_ids]
     for layout in dict.fromkeys(result_layouts):
-        replaced = [x for x in unchanged if x._layout is layout and x._donate]
+        replaced = [handle for handle in unchanged if handle._layout is layout and handle._donate]
         if len(replaced) > result_layouts.count(layout):
             continue  # ambiguous which of them the result replaces: all stay usable
         for handle in replaced:
@@ -409,12 +412,12 @@ def _are_unchanged(leaves: list[Any], open_handle: _OpenHandle) -> bool:
     if not all(a is b for a, b in zip(leaves, open_handle.leaves, strict=True)):
         return False
     other_leaves = zip(open_handle.handle._layout_in_use().other_leaves, open_handle.handle._kept, strict=True)
-    return all(_array_bytes(leaves[i]) == _array_bytes(x) for i, x in other_leaves)
+    return all(_array_bytes(leaves[i]) == _array_bytes(leaf) for i, leaf in other_leaves)
 
 
-def _array_bytes(x: object) -> bytes | None:
+def _array_bytes(leaf: object) -> bytes | None:
     """The content of a NumPy array, which may change in place; None for another leaf."""
-    return x.tobytes() if isinstance(x, np.ndarray) else None
+    return leaf.tobytes() if isinstance(leaf, np.ndarray) else None
 
 
 def _updated_contents(open_handle: _OpenHandle, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[object, ...]:
@@ -452,21 +455,22 @@ def _handles_in(result: object) -> list[Packed[Any]]:
     visited: set[int] = set()
     todo: list[Any] = [result]
     while todo:
-        x = todo.pop()
-        if id(x) in visited:
+        value = todo.pop()
+        if id(value) in visited:
             continue
-        visited.add(id(x))
-        if type(x) is Packed:
-            handles.append(cast("Packed[Any]", x))
-        elif isinstance(x, (tuple, list)):
-            todo += cast("list[Any]", x)
-        elif isinstance(x, dict):
-            todo += cast("dict[Any, Any]", x).values()
+        visited.add(id(value))
+        if type(value) is Packed:
+            handles.append(cast("Packed[Any]", value))
+        elif isinstance(value, (tuple, list)):
+            todo += cast("list[Any]", value)
+        elif isinstance(value, dict):
+            todo += cast("dict[Any, Any]", value).values()
     return handles[::-1]
 
 
 def _run_on_contents(name: str, handle: Packed[Any], run: Callable[[Any], Any]) -> object:
     """Runs `run` on the object inside, outside of a call, and writes changes back to the handle."""
+    # If `run` updates the handle itself, its arrays are other ones afterwards.
     arrays, obj = handle._arrays, handle.unpack()
     leaves, graphdef = _record(obj)
     result = run(obj)

@@ -14,7 +14,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, StructureError, some, type_name
 from graftax._base.key_path import KeyPath, entry_text, is_entry, keystr
-from graftax._graph.patterns import NAME, QUOTED, Pattern, PatternVisits, Positions, literal, unquoted
+from graftax._graph.patterns import NAME, NAMES_COMPARED, QUOTED, Pattern, PatternVisits, Positions, literal, unquoted
 from graftax._graph.structure import Chain, is_hidden_entry, walk
 from graftax._graph.types.describe import static_classes
 from graftax._jax.tree_registry import one_level_with_keys
@@ -145,6 +145,7 @@ def _entry_text(entry: Any) -> str:
     return f"[{entry.key if bare else repr(entry.key)}]"
 
 
+# The tokens of a path. Digits alone are an index, so a text key of digits needs its quotes.
 _ENTRY = re.compile(
     rf"""\.(?P<name>{NAME})|(?P<first>[^.\[\]]+)|\[<flat\ index\ (?P<flat>\d+)>\]|\[(?P<index>\d+)\]
     |\[(?P<quoted>{QUOTED})\]|\[(?P<key>(?!['"])[^\[\]]*)\]""",
@@ -202,11 +203,12 @@ def _parse_key(text: str) -> object:
 
 def open_node(obj: object) -> list[tuple[KeyEntry, Any]]:
     """(key entry, child) of each child of a node; for a class registered with JAX, the keys that it gave JAX."""
-    children = _core.children_with_keys(obj)
     # The core gives flat indices where it has no keys: JAX may have them.
+    children = _core.children_with_keys(obj)
     flat = [i for i, (entry, _) in enumerate(children) if isinstance(entry, FlattenedIndexKey)]
     opened = one_level_with_keys(obj) if flat and one_level_with_keys is not None else None
     pairs = [] if opened is None else list(opened[0])
+    # The class may have other children for its flatten with keys than for the one that the core has called.
     if len(pairs) == len(flat):
         for i, (entry, _) in zip(flat, pairs, strict=True):
             children[i] = (entry, children[i][1])
@@ -243,13 +245,10 @@ def entry_means(written: KeyEntry, entry: KeyEntry) -> bool:
     return False
 
 
-_NAMES_COMPARED = 500  # among which a message looks for similar names
-
-
 def missing_path_text(path: Sequence[object], depth: int, obj: object) -> str:
     """The message for a path that a graph does not have: how far it leads, and what is there instead."""
-    texts = [keystr((entry,)) for entry, _ in open_node(obj)[:_NAMES_COMPARED]]
     # Names are few in a model, but a dict may have a million keys: only some of them are compared.
+    texts = [keystr((entry,)) for entry, _ in open_node(obj)[:NAMES_COMPARED]]
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
     name = type_name(obj)
     subject = f"the {name} at {keystr(tuple(path[:depth]))}" if depth else f"this {name}"
@@ -299,11 +298,11 @@ class Graph:
 
     def key_entries(self, number: int) -> list[tuple[Any, int]]:
         """(key entry, number) of each row one level below a node."""
+        # The core recorded the graph earlier, and does not keep key entries: the node is opened again for them.
         key_entries = self._entries_of_node.get(number)
         if key_entries is None:
             numbers = self.children(number)
             children = open_node(self.rows[number].value) if numbers else []
-            # The core recorded the graph earlier, and does not keep key entries: the node is opened again for them.
             if len(children) != len(numbers):
                 raise ConcurrentChangeError(CHANGED_SINCE.format(cls=type(self.rows[number].value).__qualname__))
             key_entries = [(entry, child) for (entry, _), child in zip(children, numbers, strict=True)]
@@ -348,6 +347,7 @@ class Graph:
         Raises:
             ValueError: if the text is not a pattern.
         """
+        # As in `number_from_text`, a child `obj` takes precedence over the root.
         numbers = self._matching(Pattern(text)) if self._has_child_named_obj() else []
         return numbers or self._matching(Pattern(without_root(text)))
 

@@ -29,6 +29,7 @@ EMPTY_PATTERN = "'' is not a pattern: it is empty. Write layers[*].w, or '**', w
 _CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be left out here, too
 
 _CACHE_SIZE = 2000  # steps that a pattern caches
+NAMES_COMPARED = 500  # among which a message looks for similar names
 
 # The states of a pattern, which is matched as a nondeterministic automaton: how many segments may be matched so far.
 Positions = frozenset[int]
@@ -187,7 +188,7 @@ class Pattern:
 
     def advance_covering(self, positions: Positions, entry: Any) -> Positions:
         """As `advance`, for a pattern that covers all below its matches; a closure cell counts as its content."""
-        # Below a match everything is covered: the position does not change any more.
+        # Below a match everything is covered, whatever the entry is.
         if self._count in positions:
             return self._end
         advanced = self.advance(positions, entry)
@@ -400,8 +401,10 @@ class CoverFinder:
                 if is_match:
                     statics.add(node.number)
                 matches_any = matches_any or (pattern.expects_more(positions) and node.value is None)
-            elif not (is_match and node.number < number < node.end):  # not a match that refers to a node above itself
-                matches_any = matches_any or (node.end == node.number + 1 and pattern.expects_more(positions))
+            # What is below a match is covered, but not its ancestors, to which a reference may lead back.
+            elif not (is_match and node.number < number < node.end):
+                is_empty = node.end == node.number + 1
+                matches_any = matches_any or (is_empty and pattern.expects_more(positions))
                 return visits.enter(node.number, positions)
             return None
 
@@ -422,12 +425,9 @@ def refuse_unused(pattern: str, name: str, option: str, paths: Iterable[str]) ->
     raise ValueError(UNUSED.format(name=name, pattern=pattern, option=option, paths=close_paths))
 
 
-_NAMES_COMPARED = 500  # among which a message looks for similar names
-
-
 def nearest(pattern: str, names: Iterable[str]) -> str:
     """Some names for a message, those most like the pattern first; empty where there are no names."""
-    unique_names = list(dict.fromkeys(itertools.islice(names, _NAMES_COMPARED)))
+    unique_names = list(dict.fromkeys(itertools.islice(names, NAMES_COMPARED)))
     # Names that are not similar follow, so that a message always shows some.
     close = difflib.get_close_matches(pattern, unique_names, n=3, cutoff=0.4)
     close += [name for name in unique_names if name not in close]

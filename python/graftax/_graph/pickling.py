@@ -21,15 +21,11 @@ from graftax._base.errors import UnpicklableError
 from graftax._base.key_path import keystr
 from graftax._graph.structure import Structure
 
-CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
+UNPICKLABLE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
 
 _MAX_WRAPPERS = 8  # around a function
-NAMELESS = (
-    types.FunctionType,
-    types.CellType,
-    types.MethodType,
-    types.MappingProxyType,
-)  # by the names of their kinds
+# Types of nodes that pickle cannot find by name: the state of a structure has the names of their kinds instead.
+NAMELESS = (types.FunctionType, types.CellType, types.MethodType, types.MappingProxyType)
 
 
 def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
@@ -130,8 +126,9 @@ def name_for_pickle(value: object, sentinels: Sentinels | None = None) -> Any:
     except (ImportError, AttributeError):
         return _name_in_object(value)
     # `fast = jax.jit(slow)` has the name of `slow`, but is itself another variable of the same module.
-    variables = vars(sys.modules[module]).items() if isinstance(value, JITTED) else ()
-    return next((ByName(module, name) for name, variable in variables if variable is value), _name_in_object(value))
+    variables = list(vars(sys.modules[module]).items()) if isinstance(value, JITTED) else ()
+    variable_name = next((name for name, variable in variables if variable is value), None)
+    return _name_in_object(value) if variable_name is None else ByName(module, variable_name)
 
 
 def _name_in_object(value: Any) -> Any:
@@ -160,11 +157,10 @@ def _name_in_wrapper(function: types.FunctionType) -> ByName | None:
         if wrapper is function or isinstance(wrapper, (type, types.ModuleType)):
             return None
         attributes = getattr(wrapper, "__dict__", {})
+        # From the dict where possible: `getattr` may run a descriptor of the wrapper's class.
         for attribute in ("__wrapped__", *attributes):
-            if (
-                attributes.get(attribute, None if attribute in attributes else getattr(wrapper, attribute, None))
-                is function
-            ):
+            value = attributes[attribute] if attribute in attributes else getattr(wrapper, attribute, None)
+            if value is function:
                 return ByName(module, f"{name}.{attribute}")
         wrapper, name = getattr(wrapper, "__wrapped__", None), f"{name}.__wrapped__"
     return None
@@ -223,7 +219,8 @@ def picklable(program: _core.GraphDef | _core.Outcome, title: str) -> tuple[Any,
     )
     try:
         pickle.dumps(state)
-    except Exception:  # find out which part fails, for its path
+    # Pickle does not say which part fails, so each is tried by itself for its path.
+    except Exception:
         structure = Structure(program)
         for row in structure.rows:
             cls = row.type if row.type not in NAMELESS else None
@@ -232,7 +229,7 @@ def picklable(program: _core.GraphDef | _core.Outcome, title: str) -> tuple[Any,
                     pickle.dumps(name_for_pickle(part))
                 except Exception as error:
                     path = keystr(structure.root_path(row)[1])
-                    message = CLASS_GONE.format(what=title, value=part, path=path or "the root", error=error)
+                    message = UNPICKLABLE.format(what=title, value=part, path=path or "the root", error=error)
                     raise UnpicklableError(message) from error
         raise
     return state

@@ -66,6 +66,7 @@ def selected_rows(graph: Graph, bools: object) -> list[int]:
             return []
         visited[number, id(selector)] = selector
         parts, key_entries = dict(open_node(selector)), graph.key_entries(number)
+        # An empty container fits an empty node. Any other entry without parts is a value, and not a bool.
         is_value = not parts and (key_entries or Graph(selector).rows[0].is_leaf)
         if is_value or graph.rows[number].is_leaf:
             raise StructureError(NOT_SELECTED.format(spec=short_text(selector), path=graph.path(number)))
@@ -73,8 +74,8 @@ def selected_rows(graph: Graph, bools: object) -> list[int]:
         for entry in parts:
             if entry not in entries:
                 raise StructureError(NO_SUCH_BOOL.format(path=graph.path(number) + (entry,)))
+        # Static parts without leaves below them may be left out.
         pairs = [(child, parts.get(entry, ABSENT), entry) for entry, child in key_entries]
-        # Parts without leaves may be left out.
         pairs = [p for p in pairs if not graph.rows[p[0]].aux or graph.rows[p[0]].target in needed]
         for child, part, _ in pairs:
             if part is ABSENT:

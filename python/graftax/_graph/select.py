@@ -67,6 +67,7 @@ def at(obj: T) -> At[T]:
     return At(obj)
 
 
+# What is written into a Variable of Flax NNX. Any other value takes the place of the Variable itself.
 _VALUES = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex)
 
 
@@ -88,7 +89,7 @@ class Places(Generic[T]):
 
     def __init__(self, obj: T, selector: Any) -> None:
         self._graph = Graph(obj)
-        self._several, self._groups = _locate(self._graph, selector)
+        self._is_list, self._groups = _locate(self._graph, selector)
         self._selector = selector
 
     @property
@@ -101,7 +102,7 @@ class Places(Generic[T]):
     def get(self) -> Any:
         """The value, or a list of them for a pattern or several places."""
         values = [self._graph.rows[group[0]].value for group in self._groups]
-        return values if self._several else values[0]
+        return values if self._is_list else values[0]
 
     @boundary
     def set(self, value: object) -> T:
@@ -138,7 +139,7 @@ class Places(Generic[T]):
     def _changes(self, value: object) -> dict[int, Any]:
         """The new value of each row, for `set` and `update`."""
         groups = self._written_groups
-        if not self._several or isinstance(self._selector, (str, Path)) or _as_filter(self._selector) is not None:
+        if not self._is_list or isinstance(self._selector, (str, Path)) or _as_filter(self._selector) is not None:
             values = [value] * len(groups)
         else:
             # Only ordered sequences, and not the rows of an array or the characters of a text.
@@ -246,7 +247,8 @@ def _locate_returned(graph: Graph, selector: Callable[[Any], Any]) -> tuple[bool
     called again with a copy of the graph that has a different object at each of them.
     """
     result = selector(graph.rows[0].value)
-    several, parts = _returned_parts(graph, result)
+    is_list, parts = _returned_parts(graph, result)
+    # The rows of each returned object, by its id: the graph keeps all of them alive.
     # References are left out: a node has a single row, and its references are added at the end.
     rows_of_id: dict[int, list[int]] = {}
     for number, row in enumerate(graph.rows):
@@ -259,7 +261,8 @@ def _locate_returned(graph: Graph, selector: Callable[[Any], Any]) -> tuple[bool
     ambiguous = {number: object() for group in groups if len(group) > 1 for number in group}
     if ambiguous:
         paths = ", ".join(repr(graph.path(number)) for number in list(ambiguous)[:4])
-        nodes = {number for number in ambiguous if graph.children(number)}  # the copy has new nodes anyway
+        # A node cannot be a mark, since the function looks inside. The copy has new nodes anyway, one for each row.
+        nodes = {number for number in ambiguous if graph.children(number)}
         marks = {number: mark for number, mark in ambiguous.items() if number not in nodes}
         root, built = graph.core.twin(marks)
         numbers = {id(built[number] if number in nodes else marks[number]): number for number in ambiguous}
@@ -269,8 +272,8 @@ def _locate_returned(graph: Graph, selector: Callable[[Any], Any]) -> tuple[bool
             raise StructureError(
                 AMBIGUOUS_FAILED.format(paths=paths, error=f"{type(error).__name__}: {error}")
             ) from error
-        parts_again = list(result_again) if several else [result_again]
         # The second call has to take the same way as the first one.
+        parts_again = list(result_again) if is_list else [result_again]
         if len(parts_again) != len(parts):
             raise StructureError(AMBIGUOUS_FAILED.format(paths=paths, error=f"it returned {len(parts_again)} parts"))
         for i, part in enumerate(parts_again):
@@ -279,12 +282,12 @@ def _locate_returned(graph: Graph, selector: Callable[[Any], Any]) -> tuple[bool
                     raise StructureError(NOT_A_PART.format(found=a_type(parts[i])))
                 groups[i] = [numbers[id(part)]]
     references = graph.references()
-    return several, [[group[0], *references.get(group[0], ())] for group in groups]
+    return is_list, [[group[0], *references.get(group[0], ())] for group in groups]
 
 
 def _returned_parts(graph: Graph, result: object) -> tuple[bool, list[Any]]:
     """(are there several, the parts): a tuple or list that is not itself a part of the graph lists several parts."""
-    # A list that is a part of the graph is returned as one part.
+    # By identity: a list that only equals a part of the graph was made by the function.
     if isinstance(result, (tuple, list)) and result and not any(row.value is result for row in graph.rows):
         return True, list(cast("list[Any]", result))
     return False, [result]
@@ -367,7 +370,7 @@ def shared(obj: object) -> list[Shared]:
             numbers.setdefault(id(row.value), [row.target]).append(number)
         elif row.category == "array":
             numbers.setdefault(id(row.value), []).append(number)
-    groups = [groups for groups in numbers.values() if len(groups) > 1]
+    groups = [group for group in numbers.values() if len(group) > 1]
     return [Shared(graph.rows[group[0]].value, [graph.path(number) for number in group]) for group in sorted(groups)]
 
 

@@ -62,9 +62,9 @@ class Structure:
 
     def reachable_leaves(self, rows: Iterable[Row]) -> set[int]:
         """The leaves below these rows, references followed."""
+        # A node may be reached by several references, and a cycle leads back to it.
         leaves, visited, stack = set[int](), set[int](), list(rows)
         while stack:
-            # A node may be reached by several references, and a cycle leads back to it.
             row = self.target(stack.pop())
             if row.op is Op.leaf:
                 leaves.add(row.leaf)
@@ -121,9 +121,8 @@ def walk(
         children: (key entry, row) of each child of a node.
         advance: the state after the step to a child; an empty one, where nothing can match, leaves the child out.
     """
+    # An explicit stack, because a graph may be deeper than Python's stack. The last entry is the next one visited.
     stack: list[tuple[Chain, S]] = [((None, number), state) for number, state in starts]
-    # An explicit stack, because a graph may be deeper than Python's stack. Children are pushed in reverse, so that they
-    # are visited in order.
     stack.reverse()
     while stack:
         chain, state = stack.pop()
@@ -139,7 +138,7 @@ def walk(
 
 def written_path(graphdef: _core.GraphDef, nodes: Sequence[int], place: RootPath) -> RootPath:
     """Where an output leaf of an Outcome is that is written into one of these nodes (`outcome.inputs()[2]`)."""
-    write, path = place
+    write, path = place  # root 0 of an Outcome is the result, root i is what node i - 1 is written with
     root, node_path = graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
     return root, (*node_path, *path)
 

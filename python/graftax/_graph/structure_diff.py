@@ -16,6 +16,7 @@ from graftax._base.errors import GraftaxError
 from graftax._base.handles import HandleLayout
 from graftax._base.key_path import keystr
 from graftax._graph.structure import Op, Row, Structure, place_name, plain_key
+from graftax._graph.types.static_values import PLAIN
 from graftax._jax.equations import is_jaxpr
 
 A = TypeVar("A")
@@ -23,7 +24,6 @@ B = TypeVar("B")
 D = TypeVar("D")
 P = TypeVar("P")
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = {bool, int, float, complex}
 _CLASSES_OF_KIND = {"number": {int, float, complex}, "bool": {bool}, "text": {str, bytes}}
 _VALUE_LENGTH = 80  # characters of a value that a message shows
@@ -37,7 +37,7 @@ class Difference(NamedTuple, Generic[P]):
     path: P  # a text where roots have names; it may name two paths
     one: str  # what the first graph has there
     other: str
-    kind: str = "content"  # value, content, type, added, removed, order, sharing: recompile advice depends on it
+    kind: str = "content"  # such as value, type, added, order, sharing: recompile advice depends on it
 
     def __str__(self) -> str:
         return f"{self.path!r}: {self.one} and {self.other}"
@@ -174,7 +174,7 @@ def differ_only_in_order(expected: _core.GraphDef, actual: _core.GraphDef) -> bo
         return True
     difference = None
     for difference in differences(expected, actual):
-        if not difference.one.startswith("the order "):
+        if difference.kind != "order":
             return False
     return difference is not None
 
@@ -377,6 +377,7 @@ def _pair_children(expected: Sequence[Row], actual: Sequence[Row]) -> _Pairs:
         if match is not None:
             unhashed.remove(match)
         pairs.append((child, match, child.key_entry))
+    # A child of `actual` that was matched has left its table.
     unmatched = {c.number for c in (*by_token.values(), *unhashed)}
     return [*pairs, *((None, c, c.key_entry) for c in actual if c.number in unmatched)]
 
@@ -384,14 +385,15 @@ def _pair_children(expected: Sequence[Row], actual: Sequence[Row]) -> _Pairs:
 def _plain_token(entry: object) -> tuple[object, ...] | None:
     """A hashable token for a key that is a plain value, such that 1 and True differ; None for other keys."""
     key = plain_key(entry)
-    return (type(entry), type(key), repr(key)) if type(key) in _PLAIN else None
+    return (type(entry), type(key), repr(key)) if type(key) in PLAIN else None
 
 
 def _same_value(a: object, b: object) -> bool:
     """Are two statics or keys equal, as the core compares them?"""
     if a is b or a is _DEAD_STATIC or b is _DEAD_STATIC:
         return a is b
-    if type(a) in _PLAIN or type(b) in _PLAIN:
+    # The repr tells 0.0 from -0.0, and finds a NaN equal to itself.
+    if type(a) in PLAIN or type(b) in PLAIN:
         return type(a) is type(b) and repr(a) == repr(b)
     try:  # compared as keys, by value where possible; an array compared by identity cannot be a key
         return _core.flatten({(a,): None})[1] == _core.flatten({(b,): None})[1]

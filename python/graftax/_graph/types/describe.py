@@ -160,8 +160,10 @@ def describe(obj: object, solid: type) -> Description:
         solid: the nearest base class that is not made by a class statement.
     """
     cls = type(obj)
+    # First, because `isinstance` reads the `__class__` of an object, and a placeholder raises whatever is read of it.
     if cls is Ignored:
         return Description("ignored")
+    # What the user has registered decides before anything that graftax knows of a type.
     if cls in static_classes:
         by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
         return Description("equal" if by_value else "identity")
@@ -172,6 +174,7 @@ def describe(obj: object, solid: type) -> Description:
     adapted = interop.describe(cls)
     if adapted is not None:
         return adapted
+    # Values that are what they are by themselves: classes, modules and members of enums.
     if isinstance(obj, (type, types.ModuleType)):
         return Description("identity")
     if isinstance(obj, enum.Enum):
@@ -182,7 +185,8 @@ def describe(obj: object, solid: type) -> Description:
         return Description("ref")
     if isinstance(obj, jax.Array):
         return Description("array")
-    if cls in handle_classes():  # though it is registered with JAX
+    # graftax's own classes. A handle of packed state is registered with JAX, but here it is a mutable node.
+    if cls in handle_classes():
         return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
     if (symbol := next((role for base, role in _SYMBOLS.items() if issubclass(cls, base)), None)) is not None:
         return Description(symbol)
@@ -200,12 +204,14 @@ def describe(obj: object, solid: type) -> Description:
         return Description("shape")
     if isinstance(obj, _BY_EQUALITY):
         return Description("equal")
-    is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX although it is not registered
+    # What is registered with JAX. A named tuple is a node for JAX without that, and its items have names here.
+    is_namedtuple = solid is tuple and hasattr(cls, "_fields")
     if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
         return Description("registered", is_frozen(cls), order=names_of_children(cls))
     # A closed jaxpr holds constants, which are its children.
     if isinstance(obj, jax.extend.core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
         return Description("jaxpr")
+    # A thread, a handler or the like. Those of the standard library are opaque; a user's subclass adds attributes.
     if isinstance(obj, _OPAQUE_BASES) and cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
         return _OPENED
     if isinstance(obj, (*_OPAQUE, jax.extend.core.Jaxpr)):
@@ -217,6 +223,7 @@ def describe(obj: object, solid: type) -> Description:
         if any(issubclass(solid, c) and solid.__basicsize__ == c.__basicsize__ for c in EXCEPTIONS):
             return Description("node", frozen=False, handed=True)
         return Description("reduce", frozen=False, reduce=static_values.exception_value)
+    # Values that are compared by a plain value.
     reduce = static_values.REDUCE.get(solid) or (static_values.known_value if isinstance(obj, _BY_PICKLE) else None)
     if reduce is None and static_values.is_structseq(cls):
         reduce = static_values.structseq_value
@@ -232,13 +239,16 @@ def describe(obj: object, solid: type) -> Description:
         return Description("refused", reason=ITERATOR)
     if (name := _hidden_slot(cls)) is not None:
         raise UnsupportedValueError(_HIDDEN_SLOT.format(cls=cls.__qualname__, name=name))
+    # Containers and plain objects, which the core opens.
     if solid in _NODES and cls is not object:
         fields_only = solid in (object, threading.local)
         # An object without methods and state is a mark, which is compared by identity.
         sentinel = solid is object and not _has_methods(cls)
         order = item_names(cls) if is_namedtuple else None
-        own = fields_only and _defines_equality(cls)
-        return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, own_equality=own, order=order)
+        own_equality = fields_only and _defines_equality(cls)
+        return Description(
+            "node", is_frozen(cls), handed=fields_only, sentinel=sentinel, own_equality=own_equality, order=order
+        )
     # The class says itself when two instances are equal.
     if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
         return Description("equal")
@@ -253,6 +263,7 @@ def names_of_children(cls: type) -> tuple[str, ...] | None:
 
 
 def item_names(cls: type) -> tuple[str, ...]:
+    """The names of the items of a named tuple; empty for another class, or if `_fields` is something else."""
     names: Any = in_mro(cls, "_fields")
     return names if isinstance(names, tuple) and all(type(name) is str for name in names) else ()
 
@@ -266,6 +277,7 @@ schemas: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = wea
 
 
 def is_frozen(cls: type) -> bool:
+    """Do dataclasses or attrs refuse to assign the fields of an instance?"""
     parameters = in_mro(cls, "__dataclass_params__")
     if parameters is not None and parameters.frozen:
         return True
@@ -301,10 +313,11 @@ def _has_state(cls: type[enum.Enum]) -> bool:
 
 
 def _hidden_slot(cls: type) -> str | None:
-    """A slot whose descriptor is not in the class any more: what it holds is not to be had by name."""
+    """A slot whose descriptor is not in the class any more: its value cannot be read. None if all are there."""
     for base in cls.__mro__:
         slots = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots if isinstance(slots, (tuple, list)) else ():
+            # Python mangles the name of a private slot, as that of any private attribute.
             private = name.startswith("__") and not name.endswith("__")
             own_name = f"_{base.__name__.lstrip('_')}{name}" if private else name
             if own_name not in ("__dict__", "__weakref__") and own_name not in vars(base):
@@ -313,6 +326,7 @@ def _hidden_slot(cls: type) -> str | None:
 
 
 def _has_methods(cls: type) -> bool:
+    # What every class has, and what a sentinel's class may define as well: how it is made and printed, and its truth.
     ignored = {"__module__", "__doc__", "__dict__", "__weakref__", "__slots__", "__repr__", "__reduce__"}
     ignored |= {"__qualname__", "__firstlineno__", "__static_attributes__", "__annotations__", "__match_args__"}
     ignored |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__init__", "__new__", "__bool__"}

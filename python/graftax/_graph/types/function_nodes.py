@@ -26,8 +26,9 @@ class CodeByName:
 
     @classmethod
     def from_code(cls, code: types.CodeType) -> CodeByName | None:
+        # A code object knows its file, not its module. All lambdas of a function have one qualified name, so the place
+        # among them is part of the location.
         top = code.co_qualname.partition(".<locals>")[0]
-        # A code object knows its file, not its module.
         for name, module in list(sys.modules.items()):
             if getattr(module, "__file__", None) == code.co_filename:
                 codes = _codes_named(module, top, code.co_qualname)

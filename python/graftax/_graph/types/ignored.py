@@ -77,23 +77,24 @@ def refusing_uses() -> Generator[None]:
     Raises:
         IgnoredValueError, UnsupportedValueError: at its end, where code has used a placeholder and caught the error.
     """
-    around, _USES.errors = _USES.errors, []
+    outer_errors, _USES.errors = _USES.errors, []
     try:
         yield
         if _USES.errors:
             raise _USES.errors[0]
     finally:
-        _USES.errors = around
+        _USES.errors = outer_errors
 
 
 def _used(self: object, *args: object, **kwargs: object) -> NoReturn:
     del args, kwargs
     path = object.__getattribute__(self, "_path") or "this value"
-    why, frame = object.__getattribute__(self, "_why"), sys._getframe(1)
+    why, frame = object.__getattribute__(self, "_why"), sys._getframe(1)  # the code that uses the placeholder
     error: Exception = IgnoredValueError(USED.format(path=path))
     if why is not None:
         place = code_line(frame.f_code.co_filename, frame.f_lineno)
         error = UnsupportedValueError(REFUSED_USED.format(path=path, why=why, place=place, pattern=path.split(" ")[-1]))
+    # Code may catch the error and go on without the value: `refusing_uses` raises it again at the end of the trace.
     if _USES.errors is not None:
         _USES.errors.append(error)
     raise error

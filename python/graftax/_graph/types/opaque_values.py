@@ -57,7 +57,7 @@ def check_opaque(obj: object, is_output: bool) -> None:
         if is_output and obj not in list(sys.modules.values()) and not is_module_level(obj):
             raise UnsupportedValueError(MADE_INSIDE.format(type="module"))
         return
-    if is_output and (holds_tracers(obj) if is_jaxpr(obj) else _reaches_tracer(obj, depth=6)):
+    if is_output and (holds_tracers(obj) if is_jaxpr(obj) else _reaches_tracer(obj)):
         raise UnsupportedValueError(
             f"this {type(obj).__qualname__} holds a traced array and would outlive its trace. "
             "Return the array by itself, and build the rest from it outside."
@@ -101,15 +101,16 @@ def is_module_level(obj: object) -> bool:
         return True
     if not gc.get_freeze_count():  # `gc.freeze` hides objects from `get_referrers`
         return False
+    # Slower, and without the classes.
     scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     return any(value is obj for scope in scopes for value in list(scope.values()))
 
 
-def _reaches_tracer(obj: object, depth: int) -> bool:
-    """Is a tracer reachable by at most `depth` references that the garbage collector knows?"""
+def _reaches_tracer(obj: object) -> bool:
+    """Is a tracer reachable by a few references that the garbage collector knows?"""
     visited: set[int] = set()
     level: list[Any] = [obj]
-    for _ in range(depth):
+    for _ in range(_MAX_DEPTH):
         next_level: list[Any] = []
         for part in level:
             for child in gc.get_referents(part):
@@ -126,4 +127,6 @@ def _reaches_tracer(obj: object, depth: int) -> bool:
 
 
 _NO_TRACERS = (type, types.ModuleType, types.CodeType, str, bytes, int, float)
+# The search ends early, since an opaque object may refer to much of the program.
+_MAX_DEPTH = 6
 _MAX_LEVEL = 2000  # objects examined at each depth

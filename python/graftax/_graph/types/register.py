@@ -159,6 +159,7 @@ def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[s
     # JAX does not inherit registrations, so every subclass is registered with the options of its bases.
     bases = [fields_of_class[base] for base in cls.__mro__[1:] if base in fields_of_class]
     statics = {*(static or ()), *(name for base in bases for name in base.static)}
+    # A base has named its children, so that all else is static. The new fields of this class are children nevertheless.
     if dynamic is None and any(base.dynamic is not None for base in bases):
         inherited = {name for base in cls.__mro__[1:] for name in _field_names(base)}
         dynamic = [name for name in _field_names(cls) if name not in inherited]
@@ -221,6 +222,7 @@ def _check_arguments(
     for names in (static, dynamic, given_names):
         if isinstance(names, str):
             raise TypeError(f"give a list of names: [{names!r}]")
+    # Only a dataclass says which attributes its instances have.
     field_names = _field_names(cls)
     unknown = [name for name in (*(static or ()), *(dynamic or ())) if field_names and name not in field_names]
     if unknown:
@@ -251,9 +253,13 @@ class _Fields:
         generic = frozenset({"__orig_class__"} if issubclass(cls, Generic) else ())  # type: ignore[arg-type]
         self._cls, self.static, self.dynamic = cls, static | declared_static | generic, dynamic
         self._declared = _field_names(cls)
-        bases = [base for base in reversed(cls.__mro__)]
-        members = [(n, v) for base in bases for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
-        self.slots = {name: member for name, member in members}
+        # From the most general class on: a slot of a subclass replaces one of the same name.
+        self.slots = {
+            name: member
+            for base in reversed(cls.__mro__)
+            for name, member in vars(base).items()
+            if isinstance(member, types.MemberDescriptorType)
+        }
         self.has_static = bool(self.static) or dynamic is not None
         open_fields = () if numbers or dynamic is not None else (f for f in declared.values() if f.name not in self)
         self.undeclared = {f.name: means for f in open_fields if (means := _annotation_meaning(f.type))}

@@ -114,11 +114,12 @@ def write_text_array(array: np.ndarray[Any, Any], content: tuple[str, tuple[int,
 
 
 def is_structseq(cls: type) -> bool:
+    """Is it a tuple with named fields that was written in C, such as `time.struct_time`?"""
     return issubclass(cls, tuple) and in_mro(cls, "n_sequence_fields") is not None and in_mro(cls, "_fields") is None
 
 
 def structseq_value(obj: Any) -> tuple[Any, ...]:
-    """All fields of a structseq, also those that are not items."""
+    """All fields of a structseq, such as the result of `os.stat`, also those that are not items."""
     items, unnamed_fields = obj.__reduce__()[1]
     if any(isinstance(v, (jax.Array, np.ndarray)) for v in (*items, *unnamed_fields.values())):
         raise UnsupportedValueError("a structseq with arrays cannot be compared. Pass them in a tuple or a namedtuple.")
@@ -135,7 +136,7 @@ def slice_value(s: slice) -> tuple[Any, ...]:
 def treedef_value(treedef: Any) -> tuple[Any, ...]:
     data = treedef.node_data()
     # The keys of a dict are a list, which has no hash.
-    if data is not None and isinstance(data[1], list):  # the keys of a dict
+    if data is not None and isinstance(data[1], list):
         data = (data[0], tuple(data[1]))
     return (data, treedef.num_leaves, *map(treedef_value, treedef.children()))
 

@@ -19,6 +19,7 @@ import numpy as np
 _HIDDEN_STATE = "it hides state that a compiled program cannot replay. "
 _SHARED = "it shows memory that others may change. "
 _KEY = _HIDDEN_STATE + "Use jax.random with an explicit key."
+# The bases of all ctypes values and of all its functions, which have no public names.
 _CData: type = ctypes.Structure.__base__  # type: ignore[assignment]
 _CFuncPtr: type = ctypes.CFUNCTYPE(None).__base__  # type: ignore[assignment]
 
