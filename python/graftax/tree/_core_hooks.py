@@ -44,11 +44,12 @@ def describe(cls: Any) -> TreeDescription:
             return TreeDescription("node", None, _is_plain_namedtuple(cls), children)
         # The functions that it was registered with cannot be read, so JAX's public API opens it.
         return TreeDescription("node", tree_util.default_registry.flatten_one_level, functools.partial(_rebuild, cls))
+    # From here on, fields are read in place of calling these functions, where both are known to be equal.
     flatten, unflatten = functions
     adapted = interop.tree_fields(cls, flatten, unflatten)
     if adapted is not None:
         return adapted
-    names = data_fields(flatten)
+    names = data_fields(flatten)  # those of `register_dataclass`
     if names is not None:
         children, aux_fields = names
         order = _order_of_init(cls, (*children, *aux_fields))
@@ -84,13 +85,16 @@ def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
 
     If it only assigns, the core rebuilds an instance without calling it.
     """
+    # An `__init__` that dataclasses has written for this class itself; an inherited one knows other fields.
     init, parameters = vars(cls).get("__init__"), vars(cls).get("__dataclass_params__")
     if parameters is None or not parameters.init or not isinstance(init, types.FunctionType):
         return ()
     generated = init.__code__.co_qualname == "__create_fn__.<locals>.__init__"
+    # Nothing of the user's runs when an instance is created or a field assigned.
     plain = cls.__new__ is object.__new__ and not hasattr(cls, "__post_init__") and type(cls).__call__ is type.__call__
     frozen_setattr = "__setattr__" in vars(cls) and parameters.frozen
     plain = plain and (cls.__setattr__ is object.__setattr__ or frozen_setattr)
+    # Each parameter is a field, and each field a parameter.
     declared: dict[str, Any] = cls.__dataclass_fields__  # InitVar and ClassVar too
     fields = [f.name for f in dataclasses.fields(cls)]
     only_fields = all(f.init for f in dataclasses.fields(cls)) and not any(
@@ -135,9 +139,9 @@ def to_jax(treedef: object) -> Any:
         if data is None:
             built += [leaf] * arity
             continue
-        count = len(built) - arity
-        children = built[count:][::-1]
-        del built[count:]
+        first_child = len(built) - arity
+        children = built[first_child:][::-1]
+        del built[first_child:]
         built.append(treedef_of_node(registry, data, children))
     return built[0]
 
@@ -162,6 +166,7 @@ def from_iterable_tree(treedef: _core.PyTreeDef, tree: object) -> Any:
 
 def _end_of_subtree(records: Records, number: int) -> int:
     """The index of the first record after the subtree that begins at this one."""
+    # A node takes one place and adds one for each child. A record of leaves takes as many as it has leaves.
     nodes_to_come = 1
     while nodes_to_come:
         data, arity = records[number]
@@ -224,6 +229,7 @@ def _children(records: Records) -> list[list[int | None]]:
     open_nodes: list[int] = []  # nodes with children that have not been seen yet
     for number, (data, arity) in enumerate(records):
         children.append([])
+        # Each goes to the innermost node that still expects children. The first node has no parent.
         for child in [None] * arity if data is None else [number]:
             while open_nodes and len(children[open_nodes[-1]]) == records[open_nodes[-1]][1]:
                 open_nodes.pop()
@@ -258,6 +264,7 @@ def _node_mismatch(cls: type, data: Any, arity: int, value: object) -> tuple[str
             return texts("keys " + ", ".join(problems))
     if len(children) != arity:
         return texts()
+    # The keys of a dict are a tuple where the core opens it, and a list in a treedef.
     if aux_data is not data and not (aux_data == data or (cls is dict and tuple(aux_data) == tuple(data))):
         return texts(f"its aux data are {short_text(aux_data)}, and have to be {short_text(data)}")
     return None

@@ -52,6 +52,7 @@ def all_leaves(iterable: Iterable[Any], is_leaf: IsLeaf | None = None) -> bool:
     """Is every element a leaf? See `flatten` for `is_leaf`."""
     if is_leaf is None:
         return _core.tree_all_leaves(iterable)
+    # A list of leaves is flattened to just these.
     items = list(iterable)
     leaves = _core.tree_leaves(items, is_leaf)
     return len(leaves) == len(items) and all(a is b for a, b in zip(items, leaves, strict=True))
@@ -143,6 +144,7 @@ def tree_transpose(outer_treedef: Any, inner_treedef: Any | None, pytree_to_tran
     size, count = inner.num_leaves, outer.num_leaves
     if treedef.num_leaves != size * count:
         raise TypeError(NOT_TRANSPOSABLE.format(found=treedef, expected=outer.compose(inner)))
+    # Each inner tree has `size` leaves in a row: a stride of that size takes the same leaf of each.
     return inner.unflatten([outer.unflatten(leaves[i::size]) for i in range(size)])
 
 

@@ -34,6 +34,7 @@ def broadcast_prefix(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf | None = 
     try:
         subtrees = treedef.flatten_up_to(full_tree)
     except ValueError:
+        # Without a mismatch to name, the error is another one: a flatten function of the user's has raised it.
         mismatches = differences(treedef, full_tree)
         if not mismatches:
             raise

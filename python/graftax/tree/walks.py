@@ -15,6 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def with_signature(function: F) -> F:
     """The function of the core, with the name, module, docstring and signature of a Python function."""
+    # nanobind keeps the signature as text, as in the stub. None of these functions has overloads.
     text: str = function.__nb_signature__[0][0]  # type: ignore[attr-defined]
     attributes = {
         "__name__": function.__name__,
@@ -31,6 +32,7 @@ def _signature(text: str) -> inspect.Signature:
     assert isinstance(definition, ast.FunctionDef)
     arguments, parameter_type = definition.args, inspect.Parameter
     positional = [*arguments.posonlyargs, *arguments.args]
+    # As in Python's grammar, defaults belong to the last positional parameters.
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
 
     def parameter(arg: ast.arg, parameter_kind: Any, default: ast.expr | None = None) -> inspect.Parameter:
