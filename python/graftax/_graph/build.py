@@ -12,7 +12,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from graftax import _core
 from graftax._base.errors import StructureError
 from graftax._core import How
-from graftax._graph.structure import Op
+from graftax._graph.structure import KeyEntry, Op
 from graftax._graph.types import describe
 from graftax._graph.types.pytree_nodes import NoneKey, one_level_treedef
 
@@ -21,7 +21,7 @@ class Node(NamedTuple):
     """The description of a node. A number that occurs as a child more than once is one shared object."""
 
     cls: type
-    children: list[tuple[Any, int]]  # (key entry, number)
+    children: list[tuple[KeyEntry, int]]  # (key entry, number)
     # The payload besides its children: a deque's maxlen, the elements of a set, the content of a buffer, the value of
     # a subclass of str, a function, the aux data of a registered class as a tuple of one.
     detail: Any = None
@@ -139,7 +139,7 @@ class GraphBuilder:
 
     def _sort_children(
         self, number: int, base: str
-    ) -> tuple[list[tuple[Any, int]], list[tuple[Any, int]], dict[str, int]]:
+    ) -> tuple[list[tuple[KeyEntry, int]], list[tuple[KeyEntry, int]], dict[str, int]]:
         """The children of a node as (extra child, items, attributes), in the order that its class needs.
 
         Raises:
@@ -149,8 +149,8 @@ class GraphBuilder:
         parts = _item_names(cls, base, detail)
         # The child that the core expects before all others. A class may have a child of the same name.
         extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
-        extra: list[tuple[Any, int]] = []
-        items: list[tuple[Any, int]] = []
+        extra: list[tuple[KeyEntry, int]] = []
+        items: list[tuple[KeyEntry, int]] = []
         attributes: dict[str, int] = {}
         for entry, child in children:
             if isinstance(entry, GetAttrKey) and entry.name == extra_name and entry.name not in parts:

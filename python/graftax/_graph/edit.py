@@ -20,6 +20,7 @@ from graftax._graph.filters import as_filter
 from graftax._graph.object_diff import leaf_difference, node_difference
 from graftax._graph.path import Graph, Path
 from graftax._graph.select import ObjectView, matching, predicate_holds
+from graftax._graph.structure import KeyEntry
 from graftax._graph.structure_diff import LinkedPath, lockstep, short_text
 from graftax._jax.tracebacks import boundary
 
@@ -198,7 +199,7 @@ def paired_rows(name: str, graph: Graph, source: Graph) -> Iterator[tuple[int, i
 
     def compare_pair(
         number: int, source_number: int, path: LinkedPath
-    ) -> Generator[tuple[int, int], None, list[tuple[int, int, Any]]]:
+    ) -> Generator[tuple[int, int], None, list[tuple[int, int, KeyEntry]]]:
         row, source_row = graph.rows[number], source.rows[source_number]
         # Values that are part of the structure have to be equal; `update` and `combine` do not touch them.
         if row.aux and source_row.aux and row.is_leaf and source_row.is_leaf:
@@ -234,8 +235,8 @@ def paired_rows(name: str, graph: Graph, source: Graph) -> Iterator[tuple[int, i
 
 
 def pair_children(
-    left_entries: list[tuple[Any, int]], right_entries: list[tuple[Any, int]]
-) -> list[tuple[int, int, Any]] | None:
+    left_entries: list[tuple[KeyEntry, int]], right_entries: list[tuple[KeyEntry, int]]
+) -> list[tuple[int, int, KeyEntry]] | None:
     """The children of two nodes, matched by key: (left, right, key entry); None if the keys differ."""
     if len(left_entries) != len(right_entries):
         return None

@@ -13,7 +13,7 @@ from graftax import _core
 from graftax._base.errors import StructureError
 from graftax._graph.build import GraphBuilder, Node
 from graftax._graph.path import Path, Ref
-from graftax._graph.structure import Op, Row, Structure
+from graftax._graph.structure import KeyEntry, Op, Row, Structure
 from graftax._jax.tracebacks import boundary
 
 _CLASS = GetAttrKey("__class__")
@@ -170,7 +170,7 @@ class _FlatReader:
     def __init__(self, flat: dict[Path, Any]) -> None:
         self.flat = flat
         self.classes = {p.parent: c for p, c in flat.items() if p and p[-1] == _CLASS}
-        self.children: dict[Path, list[Any]] = {p: [] for p in self.classes}
+        self.children: dict[Path, list[KeyEntry]] = {p: [] for p in self.classes}
         for path in dict.fromkeys(self._node_path(p) for p in flat):
             if not path:
                 continue

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -44,5 +45,5 @@ def value_text(value: object) -> str:
     return f"{type(value).__qualname__} {short_text(value)}"
 
 
-def list_text(keys: Any) -> str:
+def list_text(keys: Iterable[object]) -> str:
     return some([repr(key) for key in keys], 8)

@@ -17,6 +17,7 @@ from graftax import _core
 from graftax._base.errors import UnsupportedValueError, at_path, some
 from graftax._graph.node_text import value_text
 from graftax._graph.path import Graph, GraphRow, Path
+from graftax._graph.structure import KeyEntry
 from graftax._graph.structure_diff import Difference, LinkedPath, linked_entries, lockstep
 from graftax._graph.types.describe import plain
 from graftax._jax.tracebacks import boundary
@@ -98,7 +99,7 @@ def _differences(x_root: object, y_root: object, rtol: float, atol: float, shari
 
     def compare_pair(
         x_number: int, y_number: int, path: LinkedPath
-    ) -> Generator[Difference[Path], None, list[tuple[int, int, Any]]]:
+    ) -> Generator[Difference[Path], None, list[tuple[int, int, KeyEntry]]]:
         x, y = x_graph.rows[x_number], y_graph.rows[y_number]
         if not (x.is_leaf or y.is_leaf):
             # Sharing is equal if each node is paired with only one node of the other graph, in both directions.
@@ -256,7 +257,7 @@ def _content(x: Any) -> Any:
     return base(x) if base in (set, frozenset, bytearray) else base.__getnewargs__(x)[0]
 
 
-def _text_with_keys(value: object, key_entries: list[Any]) -> str:
+def _text_with_keys(value: object, key_entries: list[KeyEntry]) -> str:
     name = type(value).__qualname__
     return f"{name} with {_key_names(key_entries)}" if key_entries else f"{name} without"
 
@@ -267,9 +268,9 @@ def _key_type(entry: object) -> tuple[type, ...]:
     return (type(key), *map(type, cast("tuple[Any, ...]", key))) if isinstance(key, tuple) else (type(key),)
 
 
-def _order_text(keys: list[Any]) -> str:
+def _order_text(keys: list[KeyEntry]) -> str:
     return f"the order {_key_names(keys)}"
 
 
-def _key_names(key_entries: list[Any]) -> str:
+def _key_names(key_entries: list[KeyEntry]) -> str:
     return some([str(Path((k,))) for k in key_entries])

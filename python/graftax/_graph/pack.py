@@ -79,7 +79,7 @@ class PackLayout(HandleLayout):
                 cls._instances[key] = layout
         return layout
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return PackLayout, (self.graphdef, self.buffers, self.separate, self.other_leaves, self.max_bytes)
 
     def __copy__(self) -> PackLayout:
@@ -237,7 +237,7 @@ class Packed(Generic[T]):
             f"{packed} in {len(layout.buffers)} buffers, {len(layout.separate) + len(layout.other_leaves)} apart>"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Packed, (self._arrays, self._kept, self._layout, self._donate, self._used)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy as copies
 import itertools
 import math
@@ -13,7 +14,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from graftax._base.errors import StructureError
 from graftax._jax.arrays import is_in_default_memory, ref_types
@@ -49,7 +50,7 @@ def is_plain(x: object, max_bytes: int) -> bool:
     return x.sharding.is_fully_replicated and is_in_default_memory(x.sharding)
 
 
-def join(leaves: list[Any]) -> Any:
+def join(leaves: list[Any]) -> jax.Array:
     """The buffer of these leaves."""
     if has_tracer(leaves):
         with _keep_64_bits():
@@ -117,7 +118,7 @@ def _even_parts(length: int) -> list[int]:
     return [part] * (length // part) + ([length % part] if length % part else [])
 
 
-def sharding_of(x: Any) -> Any:
+def sharding_of(x: jax.Array) -> Sharding:
     """The sharding of a replicated array, for a buffer of any rank."""
     sharding = x.sharding
     if isinstance(sharding, NamedSharding):
@@ -125,7 +126,7 @@ def sharding_of(x: Any) -> Any:
     return sharding
 
 
-def _put_on_devices(arrays: list[np.ndarray[Any, Any]], like: Any) -> list[Any]:
+def _put_on_devices(arrays: list[np.ndarray[Any, Any]], like: Any) -> list[jax.Array]:
     """Moves arrays to the devices of `like`; they are committed to them if it is."""
     with _keep_64_bits():
         if like.committed:
@@ -134,7 +135,7 @@ def _put_on_devices(arrays: list[np.ndarray[Any, Any]], like: Any) -> list[Any]:
             return jax.device_put(arrays)
 
 
-def _keep_64_bits() -> Any:
+def _keep_64_bits() -> contextlib.AbstractContextManager[None]:
     """Keeps 64-bit arrays as they are, whatever `jax_enable_x64` is now."""
     return jax.enable_x64(True)
 

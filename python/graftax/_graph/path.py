@@ -15,7 +15,7 @@ from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, StructureError, some, type_name
 from graftax._base.key_path import KeyPath, entry_text, is_entry, keystr
 from graftax._graph.patterns import NAME, NAMES_COMPARED, QUOTED, Pattern, PatternVisits, Positions, literal, unquoted
-from graftax._graph.structure import Chain, is_hidden_entry, walk
+from graftax._graph.structure import Chain, KeyEntry, is_hidden_entry, walk
 from graftax._graph.types.describe import static_classes
 from graftax._jax.tree_registry import one_level_with_keys
 
@@ -31,7 +31,6 @@ CHANGED_SINCE = (
     "{cls} changed while it was read, in another thread or in a function that was given a part of the graph."
 )
 
-KeyEntry = Any  # JAX's key entries have no common base class
 C = TypeVar("C")
 
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
@@ -120,7 +119,7 @@ class Path(KeyPath):
         """
         return Pattern(without_root(pattern)).matches(self)
 
-    def _child(self, obj: Any, entry: Any, depth: int) -> Any:
+    def _child(self, obj: Any, entry: KeyEntry, depth: int) -> Any:
         # Plain dicts, lists and tuples are looked up directly; any other object is opened as the core opens it.
         if type(obj) is dict and isinstance(entry, DictKey) and type(entry.key) is str and entry.key in obj:
             return obj[entry.key]
@@ -138,7 +137,7 @@ static_classes.add(Path)
 _BARE = re.compile(r"(?!(?:None|True|False)$)[^\W\d][^\[\]'\"*\\\n]*")
 
 
-def _entry_text(entry: Any) -> str:
+def _entry_text(entry: KeyEntry) -> str:
     if not isinstance(entry, DictKey):
         return entry_text(entry)
     bare = not isinstance(entry.key, str) or _BARE.fullmatch(entry.key)
@@ -161,7 +160,7 @@ def without_root(text: str) -> str:
 
 def _parse(text: str, path_text: str) -> Path:
     """The path that `path_text` spells; `text` is the whole text, for the error."""
-    key_entries: list[Any] = []
+    key_entries: list[KeyEntry] = []
     position = 0
     while position < len(path_text):
         match = _ENTRY.match(path_text, position)
@@ -267,8 +266,8 @@ class Graph:
         self.core = _core.GraphEditor(obj)
         # Filled on demand: an edit of one path in a large graph needs few of these.
         self._children: dict[int, list[int]] | None = None
-        self._entries_of_node: dict[int, list[tuple[Any, int]]] = {}
-        self._entry_of_row: dict[int, Any] = {}
+        self._entries_of_node: dict[int, list[tuple[KeyEntry, int]]] = {}
+        self._entry_of_row: dict[int, KeyEntry] = {}
         self._paths: dict[int, Path] = {0: Path()}
 
     @functools.cached_property
@@ -296,7 +295,7 @@ class Graph:
                 self._children.setdefault(row.parent, []).append(child)
         return self._children.get(number, [])
 
-    def key_entries(self, number: int) -> list[tuple[Any, int]]:
+    def key_entries(self, number: int) -> list[tuple[KeyEntry, int]]:
         """(key entry, number) of each row one level below a node."""
         # The core recorded the graph earlier, and does not keep key entries: the node is opened again for them.
         key_entries = self._entries_of_node.get(number)

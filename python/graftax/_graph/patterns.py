@@ -15,7 +15,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from graftax import _core
 from graftax._base.errors import some
-from graftax._graph.structure import Chain, Op, RootPath, Structure, walk
+from graftax._graph.structure import Chain, KeyEntry, Op, RootPath, Structure, walk
 
 # An attribute's name. That of a closure cell has brackets.
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
@@ -51,7 +51,7 @@ class _Segment(NamedTuple):
     matches_all: bool  # `*`: any name, key or index
     is_literal: bool  # reads as a number, None, ...: such a text as a key needs quotes
 
-    def matches_entry(self, entry: Any) -> bool:
+    def matches_entry(self, entry: KeyEntry) -> bool:
         # Argument names match only bare or quoted segments, attributes only names with a dot or bare ones.
         if isinstance(entry, Root):
             return (self.syntax == "first" or (self.syntax == "quoted" and self.at_start)) and self._matches_text(
@@ -142,7 +142,7 @@ class Pattern:
                 closure.add(position)
         return frozenset(closure)
 
-    def advance(self, positions: Positions, entry: Any) -> Positions:
+    def advance(self, positions: Positions, entry: KeyEntry) -> Positions:
         """The positions after one more key entry of a path."""
         # Indices are part of the cache key only where the pattern tells them apart: a long list takes one cache entry.
         entry_type = type(entry)
@@ -186,7 +186,7 @@ class Pattern:
                 advanced.add(position + 1)
         return self._past_double_stars(advanced) if advanced else frozenset()
 
-    def advance_covering(self, positions: Positions, entry: Any) -> Positions:
+    def advance_covering(self, positions: Positions, entry: KeyEntry) -> Positions:
         """As `advance`, for a pattern that covers all below its matches; a closure cell counts as its content."""
         # Below a match everything is covered, whatever the entry is.
         if self._count in positions:
@@ -312,7 +312,7 @@ def argument_pattern(text: str, name: str, option: str) -> Pattern:
 _NUMBERED = re.compile(r"(\w+)\[(\d+)\]")
 
 
-def root_entries(name: str) -> tuple[Any, ...]:
+def root_entries(name: str) -> tuple[KeyEntry, ...]:
     """The key entries that a root's name stands for: `x`, `args[0]`, `closure n`."""
     match = _NUMBERED.fullmatch(name)
     return (Root(name),) if match is None else (Root(match[1]), SequenceKey(int(match[2])))

@@ -28,12 +28,12 @@ _MAX_WRAPPERS = 8  # around a function
 NAMELESS = (types.FunctionType, types.CellType, types.MethodType, types.MappingProxyType)
 
 
-def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
+def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[object, ...]:
     """`__reduce__` of a GraphDef."""
     return (graphdef_from_state, (picklable(graphdef, "GraphDef"),))
 
 
-def reduce_outcome(outcome: _core.Outcome) -> tuple[Any, ...]:
+def reduce_outcome(outcome: _core.Outcome) -> tuple[object, ...]:
     """`__reduce__` of an Outcome."""
     return (outcome_from_state, (picklable(outcome, "result"),))
 
@@ -47,7 +47,7 @@ class ByName:
     def __init__(self, module: str, name: str) -> None:
         self.module_and_name = (module, name)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_find, self.module_and_name)
 
 
@@ -82,7 +82,7 @@ class _Imported:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (importlib.import_module, (self.name,))
 
 
@@ -92,7 +92,7 @@ class _Pickled:
     def __init__(self, content: bytes) -> None:
         self.content = content
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (pickle.loads, (self.content,))
 
 

@@ -12,7 +12,7 @@ from jax.tree_util import GetAttrKey
 
 from graftax._base.errors import StructureError
 from graftax._graph.path import Graph, open_node
-from graftax._graph.structure import plain_key
+from graftax._graph.structure import KeyEntry, plain_key
 from graftax._graph.structure_diff import LinkedPath, lockstep, short_text
 
 NOT_SELECTED = "{spec} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
@@ -27,7 +27,7 @@ def is_prefix(spec: object) -> bool:
     return isinstance(spec, (tuple, list, dict)) and not isinstance(spec, PartitionSpec)
 
 
-def child_spec(spec: object, key: object) -> Any:
+def child_spec(spec: object, key: KeyEntry) -> Any:
     """The part of a prefix tree for the child at a key entry; ABSENT if there is none."""
     plain = plain_key(key)
     try:
@@ -55,7 +55,7 @@ def selected_rows(graph: Graph, bools: object) -> list[int]:
 
     def select_pair(
         number: int, selector: object, path: LinkedPath
-    ) -> Generator[int, None, list[tuple[int, Any, Any]]]:
+    ) -> Generator[int, None, list[tuple[int, Any, KeyEntry]]]:
         if isinstance(selector, (bool, np.bool_)):
             if selector:
                 yield number

@@ -15,7 +15,8 @@ from graftax.interop import UNSPOKEN
 
 Op = _core.Op
 Row = _core.Row
-RootPath = tuple[int, tuple[Any, ...]]  # the number of a root, and the key path from there
+KeyEntry = Any  # JAX's key entries have no common base class
+RootPath = tuple[int, tuple[KeyEntry, ...]]  # the number of a root, and the key path from there
 
 S = TypeVar("S")
 
@@ -25,7 +26,7 @@ Chain = tuple["Chain | None", int]
 _CELL = GetAttrKey("cell_contents")
 
 
-def is_hidden_entry(entry: Any) -> bool:
+def is_hidden_entry(entry: KeyEntry) -> bool:
     """Is a key entry left out of printed paths? A library's Variable stands for its value."""
     return isinstance(entry, GetAttrKey) and entry.name in UNSPOKEN
 
@@ -48,7 +49,7 @@ class Structure:
         """The rows one level below a row. A reference has none: its `target` has them."""
         return self._siblings(row.number + 1, row.end)
 
-    def key_entries(self, number: int) -> list[tuple[Any, int]]:
+    def key_entries(self, number: int) -> list[tuple[KeyEntry, int]]:
         """(key entry, number) of each row one level below a row."""
         return [(child.key_entry, child.number) for child in self.children(self.rows[number])]
 
@@ -89,7 +90,7 @@ class Structure:
 
     def root_path(self, row: Row) -> RootPath:
         """The number of a row's root and its key path from there. Takes time proportional to the depth."""
-        key_entries: list[Any] = []
+        key_entries: list[KeyEntry] = []
         root = row.root
         # Key entries are collected from the row up, so the list is reversed at the end.
         while row.parent >= 0:
@@ -109,8 +110,8 @@ class Structure:
 def walk(
     starts: Iterable[tuple[int, S]],
     visit: Callable[[Chain, S], tuple[int, S] | None],
-    children: Callable[[int], Sequence[tuple[Any, int]]],
-    advance: Callable[[S, Any], S],
+    children: Callable[[int], Sequence[tuple[KeyEntry, int]]],
+    advance: Callable[[S, KeyEntry], S],
 ) -> None:
     """Walks down a graph of numbered rows in pre-order, with a state that is updated at each step.
 

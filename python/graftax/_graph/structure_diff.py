@@ -15,7 +15,7 @@ from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._base.handles import HandleLayout
 from graftax._base.key_path import keystr
-from graftax._graph.structure import Op, Row, Structure, place_name, plain_key
+from graftax._graph.structure import KeyEntry, Op, Row, Structure, place_name, plain_key
 from graftax._graph.types.static_values import PLAIN
 from graftax._jax.equations import is_jaxpr
 
@@ -51,12 +51,12 @@ class Difference(NamedTuple, Generic[P]):
 
 # A key path as a linked list: the parent's path and the last key entry. Siblings share their prefix, so that a walk
 # over a deep graph takes linear memory.
-LinkedPath = tuple["LinkedPath", Any] | None
+LinkedPath = tuple["LinkedPath", KeyEntry] | None
 
 
-def linked_entries(path: LinkedPath) -> tuple[Any, ...]:
+def linked_entries(path: LinkedPath) -> tuple[KeyEntry, ...]:
     """The key entries of a linked path, from the root on."""
-    entries: list[Any] = []
+    entries: list[KeyEntry] = []
     while path is not None:
         path, entry = path
         entries.append(entry)
@@ -64,7 +64,7 @@ def linked_entries(path: LinkedPath) -> tuple[Any, ...]:
 
 
 def lockstep(
-    compare_pair: Callable[[A, B, LinkedPath], Generator[D, None, Sequence[tuple[A, B, Any]]]],
+    compare_pair: Callable[[A, B, LinkedPath], Generator[D, None, Sequence[tuple[A, B, KeyEntry]]]],
     x: A,
     y: B,
     path: LinkedPath = None,
@@ -196,7 +196,7 @@ def _static_value(row: Row) -> object:
         return _DEAD_STATIC
 
 
-_Pairs = list[tuple[Row | None, Row | None, Any]]
+_Pairs = list[tuple[Row | None, Row | None, KeyEntry]]
 
 
 class Comparison:

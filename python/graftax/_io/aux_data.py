@@ -10,6 +10,7 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from graftax._base.errors import some
 from graftax._graph.path import Graph
+from graftax._graph.structure import KeyEntry
 from graftax._graph.structure_diff import short_text
 from graftax._io.build import ObjectBuilder
 from graftax._io.decode_graph import FileGraph
@@ -112,11 +113,11 @@ class AuxData:
     def _rows_of(self, like_number: int) -> set[int]:
         return self._graph.descendants([like_number]) | {like_number}
 
-    def _are_names(self, like_number: int, names: list[Any]) -> bool:
+    def _are_names(self, like_number: int, names: list[KeyEntry]) -> bool:
         value = self._graph.rows[self._aux_of(like_number)].value
         return type(value) in (tuple, list) and list(value) == list(map(_name, names))
 
-    def _lists_names(self, file_number: int, names: list[Any]) -> bool:
+    def _lists_names(self, file_number: int, names: list[KeyEntry]) -> bool:
         # Aux data that are the list of the names, as those of a plain flatten function often are.
         aux = next(child for entry, child in self._file.rows[file_number].children if entry == AUX)
         aux_children = [
@@ -135,9 +136,9 @@ class AuxData:
         return False
 
 
-def _name(entry: Any) -> Any:
+def _name(entry: KeyEntry) -> Any:
     return entry.name if isinstance(entry, GetAttrKey) else entry.key if isinstance(entry, DictKey) else None
 
 
-def _text(entries: list[Any]) -> str:
+def _text(entries: list[KeyEntry]) -> str:
     return some([str(entry) for entry in entries])

@@ -13,6 +13,7 @@ from jax.tree_util import DictKey, GetAttrKey
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._graph.build import GraphBuilder, Node
+from graftax._graph.structure import KeyEntry
 from graftax._io.decode_graph import FileGraph
 from graftax._io.errors import LoadError, Malformed
 from graftax._io.importable_names import MISSING
@@ -142,7 +143,7 @@ class ObjectBuilder:
                 _check_text_array(detail)
         return Node(cls, children, detail)
 
-    def _registered(self, number: int, cls: type, children: list[tuple[Any, int]]) -> Node | None:
+    def _registered(self, number: int, cls: type, children: list[tuple[KeyEntry, int]]) -> Node | None:
         """Describes a registered node. Its aux data are built first: the class must not see them unfinished."""
         if number in self._aux_in_progress:
             raise LoadError(f"the aux data of {self._file.path(number)!r} contain the object itself")
@@ -164,7 +165,7 @@ class ObjectBuilder:
         return str(cast("dict[str, Any]", detail).get("qualname")) if type(detail) is dict else "of a closure"
 
 
-def _as_key(entry: Any) -> Any:
+def _as_key(entry: KeyEntry) -> KeyEntry:
     return DictKey(entry.name) if isinstance(entry, GetAttrKey) else entry
 
 

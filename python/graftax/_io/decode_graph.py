@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from graftax._graph.path import Path
+from graftax._graph.structure import KeyEntry
 from graftax._graph.types.pytree_nodes import dict_key
 from graftax._io.errors import Malformed
 from graftax._io.importable_names import MISSING
@@ -40,7 +41,7 @@ class FileRow(NamedTuple):
 
     op: str  # a: array, -: an array that was left out, s: value, r: reference to an earlier row, n: node
     arg: Any  # a: index of the array, s: its JSON, r: number of the row, n: name of the class
-    children: list[tuple[Any, int]]  # (key entry, number)
+    children: list[tuple[KeyEntry, int]]  # (key entry, number)
     detail: Any
     parent: int
 
@@ -60,7 +61,7 @@ class FileGraph:
         self._decoder = decoder
         self.arrays = [Leaf.from_json(data) for data in _as_list(graph_data.get("arrays"))]
         self.rows: list[FileRow] = []
-        self._entries: list[Any] = [None]  # the key entry of each row
+        self._entries: list[KeyEntry] = [None]  # the key entry of each row
         row_data = _as_list(graph_data.get("rows"))
         self._children_to_come = len(row_data) - 1  # each row but the first is a child of another
         open_nodes: list[tuple[int, int]] = []  # nodes on the current path: number, how many children are still to come
@@ -91,7 +92,7 @@ class FileGraph:
         return row.arg if row.op == "r" else number
 
     def path(self, number: int) -> Path:
-        entries: list[Any] = []
+        entries: list[KeyEntry] = []
         while number:
             entries.append(self._entries[number])
             number = self.rows[number].parent
@@ -137,7 +138,7 @@ class FileGraph:
         if children < 0 or self._children_to_come < 0:
             raise Malformed("a node announces more children than there are rows")
 
-    def _entry(self, entry: object) -> object:
+    def _entry(self, entry: object) -> KeyEntry:
         if type(entry) is str:
             return GetAttrKey(entry)
         if type(entry) is int and 0 <= entry < _MAX_INDEX:

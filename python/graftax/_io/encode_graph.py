@@ -14,7 +14,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from graftax import _core
 from graftax._base.errors import UnsupportedValueError, at_path
 from graftax._graph.path import Path, open_node
-from graftax._graph.structure import Op, Row, Structure
+from graftax._graph.structure import KeyEntry, Op, Row, Structure
 from graftax._graph.structure_diff import LinkedPath
 from graftax._graph.types.pytree_nodes import NoneKey
 from graftax._io.importable_names import NameTable, has_name
@@ -169,18 +169,18 @@ class EncodedGraph:
         self._used_names.add(name)
         return name
 
-    def _printable_entry(self, entry: Any) -> object:
+    def _printable_entry(self, entry: KeyEntry) -> KeyEntry:
         """An opaque key by its number: its own text would contain an address, which differs in each process."""
         key = self._encoder.opaque_key(entry.key) if isinstance(entry, DictKey) else None
         return entry if key is None else DictKey(key)
 
-    def _entries(self, entries: list[Any]) -> object:
+    def _entries(self, entries: list[KeyEntry]) -> object:
         """The key entries of a node; of a sequence only their number."""
         if all(isinstance(entry, SequenceKey) for entry in entries):
             return len(entries)
         return [self._entry(entry) for entry in entries]
 
-    def _entry(self, entry: Any) -> Any:
+    def _entry(self, entry: KeyEntry) -> object:
         """The JSON of a key entry: a text for an attribute, an integer for an index, a list of one value for a key."""
         if isinstance(entry, GetAttrKey):
             return entry.name

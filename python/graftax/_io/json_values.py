@@ -36,6 +36,8 @@ _MAX_DEPTH = 50  # of nested tuples
 _MAX_INT = 1 << 63
 _MAX_KEYS_OF_A_HASH = 1000  # of a dict or a set
 
+Form = dict[str, Any]  # the JSON object of a value, whose type is under "!"
+
 
 class Opaque(Exception):
     """The value cannot be written: it has neither a plain value nor a name. Only `like` can provide it."""
@@ -46,7 +48,7 @@ class Encoder:
 
     def __init__(self, names: NameTable) -> None:
         self._names = names
-        self._opaque: dict[int, tuple[Any, list[dict[str, Any]]]] = {}  # by id: (object, forms that were written of it)
+        self._opaque: dict[int, tuple[Any, list[Form]]] = {}  # by id: (object, forms that were written of it)
         self._keys: dict[int, int] = {}  # by id: the number of an opaque object that is a dict key
 
     def value(self, value: object) -> Any:
@@ -76,9 +78,9 @@ class Encoder:
         number = self._keys.get(id(key))
         return None if number is None else OpaqueKey(full_name(type(key)), number)
 
-    def _opaque_form(self, value: object) -> dict[str, Any]:
+    def _opaque_form(self, value: object) -> Form:
         named = {"name": value.__qualname__} if isinstance(value, types.FunctionType) else {}
-        form: dict[str, Any] = {"!": "opaque", "of": self._names.number(type(value)), **named}
+        form: Form = {"!": "opaque", "of": self._names.number(type(value)), **named}
         if id(value) in self._keys:
             form["at"] = self._keys[id(value)]
         if isinstance(value, HandleLayout):
@@ -108,7 +110,7 @@ class Encoder:
             return {"!": write[0], **write[1](value, functools.partial(self.key, depth=depth + 1))}
         return self._key_by_class(value, depth)
 
-    def _key_by_class(self, value: object, depth: int) -> dict[str, Any]:
+    def _key_by_class(self, value: object, depth: int) -> Form:
         """The JSON of a value that is recognized by a base class, or has a name."""
         cls: type = type(value)
         if isinstance(value, enum.Enum):
@@ -171,19 +173,19 @@ def _float(value: float) -> float | str:
 _NAN = _float(math.nan)  # the bits of the usual NaN; others keep theirs
 
 
-def _moment(value: Any, key: Any) -> dict[str, Any]:
+def _moment(value: Any, key: Any) -> Form:
     names = ("year", "month", "day", "hour", "minute", "second", "microsecond")
     parts = [getattr(value, name) for name in names if hasattr(value, name)]
     return {"parts": parts, "zone": key(value.tzinfo), "fold": value.fold}
 
 
-def _mesh(value: Any) -> dict[str, Any]:
+def _mesh(value: Any) -> Form:
     axes = [[str(name), size] for name, size in value.shape.items()]
     return {"axes": axes, "types": [axis_type.name for axis_type in value.axis_types]}
 
 
 # By type: the name of the form, and a function that gives its fields; `key` writes a part of the value.
-_WRITERS: dict[type, tuple[str, Callable[[Any, Any], dict[str, Any]]]] = {
+_WRITERS: dict[type, tuple[str, Callable[[Any, Any], Form]]] = {
     int: ("int", lambda v, key: {"hex": hex(v)}),
     float: ("float", lambda v, key: {"bits": _float(v)}),
     complex: ("complex", lambda v, key: {"parts": [_float(v.real), _float(v.imag)]}),
@@ -240,7 +242,7 @@ class Decoder:
         # Earlier versions counted the parts of a slice or a spec from 0 again: their files may nest a little deeper.
         if depth > _MAX_DEPTH + 4:
             raise Malformed("values nested too deeply")
-        form = cast("dict[str, Any]", data)
+        form = cast(Form, data)
         form_name = form.get("!")
         read = _READERS.get(form_name) if type(form_name) is str else None
         if read is None:
@@ -260,7 +262,7 @@ class Decoder:
         parts = [self.value(part, depth) for part in cast("list[Any]", data)]
         return MISSING if any(part is MISSING for part in parts) else parts
 
-    def read_enum(self, form: dict[str, Any], depth: int) -> Any:
+    def read_enum(self, form: Form, depth: int) -> Any:
         cls = self.resolver.resolve(self.name(form["of"]))
         if cls is MISSING or not (isinstance(cls, type) and issubclass(cls, enum.Enum)):
             return MISSING
@@ -275,7 +277,7 @@ class Decoder:
             raise Malformed(f"{cls.__qualname__} has no {value!r}")
         return member
 
-    def read_instance(self, form: dict[str, Any], depth: int) -> Any:
+    def read_instance(self, form: Form, depth: int) -> Any:
         cls, value = self.resolver.resolve(self.name(form["of"])), self.value(form["value"], depth)
         if cls is MISSING or value is MISSING:
             return MISSING
@@ -285,14 +287,14 @@ class Decoder:
             raise Malformed(f"{cls!r} has no value {value!r}")
         return cast(Any, base).__new__(cls, value)
 
-    def read_new(self, form: dict[str, Any], depth: int) -> Any:
+    def read_new(self, form: Form, depth: int) -> Any:
         cls = self.resolver.resolve_class(self.name(form["of"]))
         description = None if cls is MISSING else interop.describe(cls)
         if description is None or description.role != "context":
             return MISSING
         return cast(Any, description.reduce)()
 
-    def read_mesh(self, form: dict[str, Any], depth: int) -> Any:
+    def read_mesh(self, form: Form, depth: int) -> Any:
         names, sizes, axis_types = _axes(form)
         if self._mesh is not None and tuple(map(str, self._mesh.axis_names)) == names:
             return self._mesh
@@ -301,16 +303,16 @@ class Decoder:
             return self.resolver.note_missing(f"a mesh of {dict(zip(names, sizes, strict=True))} (mesh=)")
         return jax.make_mesh(sizes, names, axis_types=axis_types, devices=jax.devices()[: math.prod(sizes)])
 
-    def read_sharding(self, form: dict[str, Any], depth: int) -> Any:
+    def read_sharding(self, form: Form, depth: int) -> Any:
         mesh, spec = self.value(form["mesh"], depth), self.value(form["spec"], depth)
         return MISSING if mesh is MISSING else NamedSharding(mesh, spec)
 
-    def read_range(self, cls: Any, form: dict[str, Any], depth: int) -> Any:
+    def read_range(self, cls: Any, form: Form, depth: int) -> Any:
         parts = self.parts(form["of"], depth)
         return MISSING if parts is MISSING else cls(*parts)
 
 
-def _axes(form: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[AxisType, ...] | None]:
+def _axes(form: Form) -> tuple[tuple[str, ...], tuple[int, ...], tuple[AxisType, ...] | None]:
     """Names, sizes and types of mesh axes. The types are None, JAX's default, in files that do not have them."""
     names, sizes = zip(*form["axes"], strict=True) if form["axes"] else ((), ())
     if not all(type(name) is str for name in names) or not all(type(size) is int and size > 0 for size in sizes):
@@ -321,7 +323,7 @@ def _axes(form: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], tuple
     return names, sizes, axis_types
 
 
-def _abstract_mesh(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _abstract_mesh(decoder: Decoder, form: Form, depth: int) -> AbstractMesh:
     names, sizes, axis_types = _axes(form)
     return AbstractMesh(sizes, names, axis_types)
 
@@ -333,20 +335,20 @@ def _bits(data: Any) -> float:
     return math.nan if data == _NAN else struct.unpack(">d", bytes.fromhex(data))[0]
 
 
-def _numbers(form: dict[str, Any], count: int) -> list[int]:
+def _numbers(form: Form, count: int) -> list[int]:
     parts = form["parts"]
     if type(parts) is not list or len(cast("list[Any]", parts)) != count or not all(type(x) is int for x in parts):
         raise Malformed("parts that are not numbers")
     return cast("list[int]", parts)
 
 
-def _text(form: dict[str, Any], name: str) -> str:
+def _text(form: Form, name: str) -> str:
     if type(form[name]) is not str:
         raise Malformed("a value that should be a string")
     return form[name]
 
 
-def _fraction(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _fraction(decoder: Decoder, form: Form, depth: int) -> fractions.Fraction:
     """Reads a fraction from two integers. From a text, an exponent could make a huge number of a few characters."""
     parts = decoder.parts(form["of"], depth)
     if len(parts) != 2 or not all(type(part) is int for part in parts):
@@ -354,22 +356,22 @@ def _fraction(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
     return fractions.Fraction(*parts)
 
 
-def _time(cls: Any, count: int) -> Any:
-    def read(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _time(cls: Any, count: int) -> Callable[[Decoder, Form, int], Any]:
+    def read(decoder: Decoder, form: Form, depth: int) -> Any:
         zone = decoder.value(form["zone"], depth)
         return cls(*_numbers(form, count), tzinfo=zone, fold=form["fold"])
 
     return read
 
 
-def _zone(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _zone(decoder: Decoder, form: Form, depth: int) -> datetime.timezone:
     offset, name = decoder.value(form["offset"], depth), form["name"]
     # A zone without a name of its own has one that Python derives from the offset: passing it would make another repr.
     plain = datetime.timezone(offset)
     return plain if plain.tzname(None) == name else datetime.timezone(offset, name)
 
 
-def _zone_info(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _zone_info(decoder: Decoder, form: Form, depth: int) -> Any:
     name = _text(form, "name")
     try:
         return zoneinfo.ZoneInfo(name)
@@ -377,7 +379,7 @@ def _zone_info(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
         return decoder.resolver.note_missing(f"the time zone {name}")
 
 
-def _a_path(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _a_path(decoder: Decoder, form: Form, depth: int) -> pathlib.PurePath:
     path_class, text = {cls.__name__: cls for cls in _PATHS}[form["kind"]], _text(form, "text")
     # A concrete path of another system cannot be created here.
     if issubclass(path_class, pathlib.Path) and not isinstance(pathlib.Path(), path_class):
@@ -385,14 +387,14 @@ def _a_path(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
     return path_class(text)
 
 
-def _dtype(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _dtype(decoder: Decoder, form: Form, depth: int) -> np.dtype[Any]:
     name = form["name"]
     if type(name) is not str or len(name) > 40:
         raise Malformed("a dtype without a valid name")
     return LOGICAL[name] if name in LOGICAL else np.dtype(name)
 
 
-def _numpy_scalar(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _numpy_scalar(decoder: Decoder, form: Form, depth: int) -> Any:
     dtype, data = _dtype(decoder, {"name": form["dtype"]}, depth), base64.b64decode(form["data"], validate=True)
     # The bytes come from the file: they must not become pointers.
     if dtype.hasobject or dtype.subdtype is not None or len(data) != dtype.itemsize or not are_characters(dtype, data):
@@ -420,8 +422,8 @@ def refuse_collisions(keys: Sequence[object]) -> None:
             raise Malformed(f"{largest} keys with one hash")
 
 
-def _collection(cls: Any) -> Any:
-    def read(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _collection(cls: Any) -> Callable[[Decoder, Form, int], Any]:
+    def read(decoder: Decoder, form: Form, depth: int) -> Any:
         parts = decoder.parts(form["of"], depth)
         if cls is frozenset and parts is not MISSING:
             refuse_collisions(parts)
@@ -430,13 +432,13 @@ def _collection(cls: Any) -> Any:
     return read
 
 
-def _unknown(decoder: Decoder, form: dict[str, Any], depth: int) -> Any:
+def _unknown(decoder: Decoder, form: Form, depth: int) -> Any:
     cls, name = decoder.name(form["of"]).partition(":")[2], form.get("name")
     text = f"a {cls}" if type(name) is not str else f"the {cls} {name}"
     return decoder.resolver.note_missing(f"{text}, which only like= can give")
 
 
-_READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
+_READERS: dict[str, Callable[[Decoder, Form, int], Any]] = {
     "int": lambda d, v, n: int(v["hex"], 16),
     "float": lambda d, v, n: _bits(v["bits"]),
     "complex": lambda d, v, n: complex(*map(_bits, v["parts"])),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from graftax._graph.path import Path
+from graftax._graph.structure import KeyEntry
 from graftax._graph.structure_diff import LinkedPath
 
 
@@ -23,7 +24,7 @@ class LazyPath:
     def __repr__(self) -> str:
         return repr(self())
 
-    def __add__(self, entries: tuple[object, ...]) -> LazyPath:
+    def __add__(self, entries: tuple[KeyEntry, ...]) -> LazyPath:
         linked = self.linked
         for entry in entries:
             linked = (linked, entry)
@@ -32,7 +33,7 @@ class LazyPath:
 
 def path_from_linked(linked: LinkedPath, max_entries: int | None = None) -> Path:
     """The path of a linked path; of one with more than `max_entries` entries, the last ones."""
-    entries: list[Any] = []
+    entries: list[KeyEntry] = []
     while linked is not None and len(entries) != max_entries:
         linked, entry = cast(Any, linked)
         entries.append(entry)

@@ -18,7 +18,7 @@ from graftax._base.errors import a_type, some
 from graftax._base.handles import HandleLayout
 from graftax._graph.edit import selection
 from graftax._graph.path import Graph, Path
-from graftax._graph.structure import Op, Structure
+from graftax._graph.structure import KeyEntry, Op, Structure
 from graftax._graph.structure_diff import LinkedPath, lockstep, short_text
 from graftax._io.aux_data import AuxData
 from graftax._io.build import ObjectBuilder, unknown_names
@@ -162,7 +162,7 @@ class LoadInto:
 
     def _match_rows(
         self, like_number: int, file_number: int, linked_path: LinkedPath
-    ) -> Generator[None, None, list[tuple[int, int, Any]]]:
+    ) -> Generator[None, None, list[tuple[int, int, KeyEntry]]]:
         yield from ()  # `lockstep` takes a generator: differences are collected in `_mismatches`
         path = LazyPath(linked_path)
         like_row = self._graph.rows[like_number]
@@ -208,7 +208,7 @@ class LoadInto:
 
     def _match_nodes(
         self, like_number: int, value: object, file_number: int, file_row: FileRow, path: LazyPath
-    ) -> list[tuple[int, int, Any]]:
+    ) -> list[tuple[int, int, KeyEntry]]:
         cls = type(value)
         base = _core.kind_info(cls)[0]
         # A part without arrays is taken from the file as a whole where it does not fit `like`.
@@ -250,7 +250,7 @@ class LoadInto:
         ):
             self._take_from_file(like_number, file_number, path)
             return []
-        pairs: list[tuple[int, int, Any]] = []
+        pairs: list[tuple[int, int, KeyEntry]] = []
         for entry, child in like_children:
             if entry in file_children:
                 pairs.append((child, file_children[entry], entry))

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.tree_util import DictKey
 
+from graftax._graph.structure import KeyEntry
 from graftax._graph.types.pytree_nodes import dict_key
 from graftax._io.importable_names import full_name
 
@@ -36,8 +37,8 @@ class OpaqueKey(UnknownKey):
 
 
 def match_opaque_keys(
-    mine: Sequence[tuple[Any, int]], theirs: Sequence[tuple[Any, int]], objects: Mapping[int, Any]
-) -> list[tuple[Any, int]]:
+    mine: Sequence[tuple[KeyEntry, int]], theirs: Sequence[tuple[KeyEntry, int]], objects: Mapping[int, Any]
+) -> list[tuple[KeyEntry, int]]:
     """The children of a dict of `like`, with each key that no file can hold replaced by its `OpaqueKey` in the file.
 
     Args:

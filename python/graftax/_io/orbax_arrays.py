@@ -42,7 +42,7 @@ def orbax_input(array: Any) -> Any:
     return jnp.copy(array) if on_host else array
 
 
-def restore_args(external: ExternalArray, sharding: Sharding | None) -> Any:
+def restore_args(external: ExternalArray, sharding: Sharding | None) -> np.ndarray[Any, Any] | jax.ShapeDtypeStruct:
     """The abstract array to request from Orbax: with a sharding, or of NumPy where the process itself places it."""
     dtype = LOGICAL[external.dtype if external.dtype in _DTYPES else "uint8"]
     if sharding is None or (sharding.is_fully_addressable and jax.process_count() > 1):
@@ -72,13 +72,13 @@ def _unsigned_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return LOGICAL[f"uint{size}"]
 
 
-def _to_bytes(x: Any) -> Any:
+def _to_bytes(x: jax.Array) -> jax.Array:
     if _fills_byte(x.dtype):
         return jax.lax.bitcast_convert_type(x, jnp.uint8)
     return jax.lax.bitcast_convert_type(x, _unsigned_dtype(x.dtype)).astype(jnp.uint8)
 
 
-def _from_bytes(x: Any, dtype: np.dtype[Any]) -> Any:
+def _from_bytes(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     if _fills_byte(dtype):
         return jax.lax.bitcast_convert_type(x, dtype)
     return jax.lax.bitcast_convert_type(x.astype(_unsigned_dtype(dtype)), dtype)

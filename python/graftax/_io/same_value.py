@@ -9,14 +9,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 from jax.tree_util import DictKey
 
+from graftax._graph.structure import KeyEntry
 from graftax._jax.arrays import ref_types
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *ref_types)
 
 
-def without_nan(entry: object) -> Any:
+def without_nan(entry: KeyEntry) -> KeyEntry:
     """Replaces a NaN key by `math.nan`, so that all NaN keys are found as the same key."""
     key = getattr(entry, "key", None)
     return DictKey(math.nan) if type(key) is float and key != key else entry
@@ -35,7 +37,7 @@ def can_refill(value: object, content: object) -> bool:
     return type(value) in REFILL and type(content) is type(value)
 
 
-def committed_sharding(value: object) -> Any:
+def committed_sharding(value: object) -> Sharding | None:
     """The sharding of an array of `like`; None if it is not committed to its device."""
     if isinstance(value, jax.Array) and not value.committed:
         return None

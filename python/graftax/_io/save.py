@@ -118,7 +118,7 @@ def write_graph(
     arrays: Sequence[ArrayToSave],
     texts: Mapping[str, str],
     max_size: int,
-    written: Callable[[int], Any] | None = None,
+    written: Callable[[int], object] | None = None,
 ) -> None:
     """Writes a graph and its arrays to one file, or to several of at most `max_size` bytes.
 
@@ -178,7 +178,7 @@ def _remove(path: str, names: Iterable[str]) -> None:
 
 
 def _write_main_file(
-    path: str, arrays: Sequence[ArrayToSave], texts: Mapping[str, str], written: Callable[[int], Any] | None = None
+    path: str, arrays: Sequence[ArrayToSave], texts: Mapping[str, str], written: Callable[[int], object] | None = None
 ) -> None:
     """Writes the main file at `path`, and removes the parts of the file that it replaces."""
     with contextlib.ExitStack() as stack:
@@ -194,7 +194,7 @@ def _write_main_file(
 
 
 def _write(
-    file: IO[bytes], arrays: Sequence[ArrayToSave], texts: Mapping[str, str], written: Callable[[int], Any] | None
+    file: IO[bytes], arrays: Sequence[ArrayToSave], texts: Mapping[str, str], written: Callable[[int], object] | None
 ) -> None:
     file.write(_header(arrays, texts))
     for array in arrays:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from graftax._graph.path import Path
 from graftax._graph.structure import plain_key
@@ -60,9 +59,9 @@ class Renaming:
             tensors[path] = name
         return tensors
 
-    def rows_by_path(self, file_graph: FileGraph) -> dict[NameParts, Any]:
+    def rows_by_path(self, file_graph: FileGraph) -> dict[NameParts, int]:
         """The rows of arrays and values by their paths in `like`."""
-        targets: dict[NameParts, Any] = {}
+        targets: dict[NameParts, int] = {}
         for number in range(len(file_graph.rows)):
             target = file_graph.target(number)
             # A reference to an array or a value is a path of its own.

@@ -21,7 +21,7 @@ class CodeByName:
     def __init__(self, module: str, top: str, qualname: str, index: int) -> None:
         self.location = module, top, qualname, index
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_function_at, self.location)
 
     @classmethod
@@ -62,7 +62,7 @@ def _function_at(module: str, top: str, qualname: str, index: int) -> types.Func
     return types.FunctionType(code, vars(scope), code.co_name, None, tuple(types.CellType() for _ in code.co_freevars))
 
 
-def named_function(function: types.FunctionType | types.CodeType) -> Any:
+def named_function(function: types.FunctionType | types.CodeType) -> types.FunctionType | CodeByName | None:
     """The function that is imported by the module and qualified name of `function`, if it has the same code."""
     if isinstance(function, types.CodeType):
         return CodeByName.from_code(function)

@@ -400,7 +400,7 @@ class _Schema:
     def _key(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return self.names, self.static_names
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Schema, (self.names, self.children, self.static_names)
 
     def __repr__(self) -> str:
@@ -423,7 +423,7 @@ class _Aux:
     def __hash__(self) -> int:
         return hash((self.schema, self.key))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Aux, (self.schema, self.values)
 
     def __repr__(self) -> str:
