@@ -31,7 +31,7 @@ class Source(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """An array that was computed in a recorded trace, and is no other."""
+    """An array that was computed in a recorded trace, and is not one of its inputs."""
 
     array: Any
 
@@ -76,9 +76,9 @@ class AliasRecorder:
         return [by_id.get(id(value), value) for value in values]
 
     def identities(self, values: Sequence[object], is_outermost: bool) -> list[Any]:
-        """For each value what tells it from others: the caller's array, `Computed`, or None if that is unknown.
+        """What identifies each value: for an input leaf the caller's array, for a new array `Computed`, or None.
 
-        Unknown is a result of an operation that makes one array for operands that are the same.
+        None is for the result of a recorded operation: whether it is another array depends on the operands of a call.
 
         Args:
             values: arrays of this trace or of others.
@@ -96,7 +96,7 @@ class AliasRecorder:
         return [identity(value) for value in values]
 
     def note_alike(self, values: Sequence[object], keys: Sequence[object]) -> None:
-        """Notes which of these values that are input leaves are one array: those with equal keys."""
+        """Notes which input leaves among these values are one array: those with equal keys."""
         numbers = {id(leaf): i for i, leaf in enumerate(self._leaves)}
         groups: dict[Any, list[int]] = defaultdict(list)
         for value, key in zip(values, keys, strict=True):
@@ -139,7 +139,7 @@ def recording_aliases(caller_leaves: Sequence[object], leaves: Sequence[object])
 
 
 def record_alias_sources(pairs: Iterable[tuple[tuple[object, ...], object]]) -> None:
-    """Notes (operands, the array made of them) of one call that makes one array for operands that are the same."""
+    """Records (operands, result) pairs of one operation, whose results are one array where the operands are."""
     recorders = getattr(_ACTIVE, "recorders", ())
     if recorders:
         operation = object()
@@ -151,9 +151,9 @@ def record_alias_sources(pairs: Iterable[tuple[tuple[object, ...], object]]) -> 
 def apply_once(
     function: Callable[[int, tuple[Any, ...]], Any], operands: Iterable[tuple[int, tuple[object, ...]]]
 ) -> dict[int, Any]:
-    """`function(number, values)` for each pair of these, called once for the same objects, by number.
+    """The results of `function(number, values)` by number, with one call for each tuple of the same objects.
 
-    So an array at two paths stays one. In a trace it may have two tracers: what is made of them is recorded.
+    So an array at two paths stays one. In a trace it may have two tracers: what is computed from them is recorded.
     """
     calls: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
     results: dict[int, Any] = {}

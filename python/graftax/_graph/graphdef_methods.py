@@ -31,7 +31,7 @@ def fingerprint(graphdef: _core.GraphDef) -> str:
     Classes, functions and modules count by qualified name, other statics by value.
 
     Raises:
-        UnpicklableError: for a static that has neither.
+        UnpicklableError: for a static with neither a name nor a pickle.
     """
     digest = hashlib.sha256()
     for row in graphdef.rows():

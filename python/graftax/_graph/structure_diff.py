@@ -54,10 +54,10 @@ class Difference(NamedTuple, Generic[P]):
 LinkedPath = tuple["LinkedPath", KeyEntry] | None
 
 
-def linked_entries(path: LinkedPath) -> tuple[KeyEntry, ...]:
-    """The key entries of a linked path, from the root on."""
+def linked_entries(path: LinkedPath, max_entries: int | None = None) -> tuple[KeyEntry, ...]:
+    """The key entries of a linked path, from the root on; of a path with more than `max_entries`, the last ones."""
     entries: list[KeyEntry] = []
-    while path is not None:
+    while path is not None and len(entries) != max_entries:
         path, entry = path
         entries.append(entry)
     return tuple(reversed(entries))
@@ -112,12 +112,12 @@ def differences_by_name(
     comparison = Comparison(expected, actual, all_names)
     expected_roots = dict(zip(names, comparison.expected.roots, strict=False))
     actual_roots = dict(zip(actual_names, comparison.actual.roots, strict=False))
-    found_differences: list[Difference[str]] = []
+    root_differences: list[Difference[str]] = []
     for number, name in enumerate(all_names):
-        found_differences += lockstep(
+        root_differences += lockstep(
             comparison.compare_pair, expected_roots.get(name), actual_roots.get(name), (None, number)
         )
-    return found_differences, [
+    return root_differences, [
         (i, j, comparison.path_text(path)) for i, (j, path) in comparison.paired_leaves[0].items()
     ]
 
@@ -264,29 +264,20 @@ class Comparison:
 
     def _sharing_differences(self, expected: Row, actual: Row, path: LinkedPath) -> Iterator[Difference[str]]:
         path_text = self.path_text(path)
-        if expected.op is actual.op:  # both are references: do they refer to nodes that were paired?
+        sides = [(self.expected, expected), (self.actual, actual)]
+        # Both are references: do they refer to nodes that were paired?
+        if expected.op is actual.op:
             if self.paired_nodes.get(expected.target, actual.target) != actual.target:
-                expected_target, actual_target = (
-                    self._target_text(self.expected, expected),
-                    self._target_text(self.actual, actual),
-                )
-                yield Difference(
-                    path_text, f"the object at {expected_target}", f"the object at {actual_target}", "sharing"
-                )
-        elif expected.op is Op.ref:
-            separate = (
-                "two objects" if actual.op is Op.node else f"{self._describe(self.actual, actual)} for the second"
-            )
-            yield Difference(
-                f"{self._target_text(self.expected, expected)} and {path_text}", "one object", separate, "sharing"
-            )
-        else:
-            separate = (
-                "two objects" if expected.op is Op.node else f"{self._describe(self.expected, expected)} for the second"
-            )
-            yield Difference(
-                f"{self._target_text(self.actual, actual)} and {path_text}", separate, "one object", "sharing"
-            )
+                texts = [f"the object at {self._target_text(*side)}" for side in sides]
+                yield Difference(path_text, *texts, kind="sharing")
+            return
+        # Only one is: there both paths lead to one object, which is named by its first path.
+        is_shared_in_expected = expected.op is Op.ref
+        (shared, reference), (separate, row) = sides if is_shared_in_expected else sides[::-1]
+        paths = f"{self._target_text(shared, reference)} and {path_text}"
+        text = "two objects" if row.op is Op.node else f"{self._describe(separate, row)} for the second"
+        texts = ["one object", text] if is_shared_in_expected else [text, "one object"]
+        yield Difference(paths, *texts, kind="sharing")
 
     def _array_sharing(self, expected: int, actual: int, path: LinkedPath) -> Iterator[Difference[str]]:
         expected_pair, actual_pair = (

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from graftax._graph.path import Path
 from graftax._graph.structure import KeyEntry
-from graftax._graph.structure_diff import LinkedPath
+from graftax._graph.structure_diff import LinkedPath, linked_entries
 
 
 class LazyPath:
@@ -33,8 +31,4 @@ class LazyPath:
 
 def path_from_linked(linked: LinkedPath, max_entries: int | None = None) -> Path:
     """The path of a linked path; of one with more than `max_entries` entries, the last ones."""
-    entries: list[KeyEntry] = []
-    while linked is not None and len(entries) != max_entries:
-        linked, entry = cast(Any, linked)
-        entries.append(entry)
-    return Path(reversed(entries))
+    return Path(linked_entries(linked, max_entries))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
@@ -122,7 +122,7 @@ def _load_new(source: Source, placement: Placement, patterns: object, classes: o
     """Builds new objects from a file, without `like`."""
     resolver = NameResolver({}, classes)
     file_graph, decoder = source.file_graph(resolver, mesh)
-    selected = _parse_patterns(patterns)
+    is_selected = _coverage(patterns)
 
     # Rules are applied to the whole graph, so it is built once with abstract arrays.
     if placement.needs_graph:
@@ -133,7 +133,7 @@ def _load_new(source: Source, placement: Placement, patterns: object, classes: o
     # An array that `only=` leaves out is None, as in `partition`; one that the file lacks is an error.
     def array(number: int) -> Any:
         row, path = file_graph.rows[number], functools.partial(file_graph.path, number)
-        if selected is not None and not selected.covers(path()):
+        if is_selected is not None and not is_selected(path()):
             return None
         if row.op == "-":
             return resolver.note_missing(f"the array at {path()!r}, which was left out of the file")
@@ -157,8 +157,8 @@ def _abstract(source: Source, file_graph: FileGraph, number: int) -> object:
     return jax.ShapeDtypeStruct(source.shape(leaf), source.dtype(leaf))
 
 
-def _parse_patterns(patterns: object) -> _AnyPattern | None:
-    """The patterns of `only=` where there is no `like`; None for all paths."""
+def _coverage(patterns: object) -> Callable[[Path], bool] | None:
+    """Tells whether `only=`, where there is no `like`, covers a path; None for all paths."""
     if patterns is None:
         return None
     # Other filters need an object to look at.
@@ -171,25 +171,16 @@ def _parse_patterns(patterns: object) -> _AnyPattern | None:
     )
     if not texts or not all(isinstance(text, (str, Path)) for text in texts):
         raise TypeError("only= without like= takes patterns of paths: other filters need the values of like=")
-    return _AnyPattern([Pattern(without_root(str(text))) for text in texts])
-
-
-class _AnyPattern:
-    """Covers what any of several patterns covers."""
-
-    def __init__(self, patterns: list[Pattern]) -> None:
-        self._patterns = patterns
-
-    def covers(self, path: Path) -> bool:
-        return any(pattern.covers(path) for pattern in self._patterns)
+    parsed = [Pattern(without_root(str(text))) for text in texts]
+    return lambda path: any(pattern.covers(path) for pattern in parsed)
 
 
 def _tensors(source: Source, placement: Placement, patterns: object) -> dict[str, Any]:
     """The tensors of another writer's file, by name."""
-    selected = _parse_patterns(patterns)
+    is_selected = _coverage(patterns)
     paths = {name: Path(map(GetAttrKey, name_parts(name))) for name in source.tensors}
     return {
         name: placement.value(Leaf(name), functools.partial(Path, path))
         for name, path in paths.items()
-        if selected is None or selected.covers(path)
+        if is_selected is None or is_selected(path)
     }

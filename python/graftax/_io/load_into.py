@@ -439,7 +439,7 @@ class LoadInto:
     def _match_names(
         self, file_parts: dict[tuple[str, ...], N], match: Callable[[int, Any, N, LazyPath], None]
     ) -> list[N]:
-        """Lets each leaf of `like` meet what has its path; returns what no leaf has met."""
+        """Calls `match` for each leaf of `like` with the part of the file at its path; returns the other parts."""
         used: set[N] = set()  # what a selection leaves out is not reported as unused
         for number, like_row in enumerate(self._graph.rows):
             if not like_row.is_leaf or not self._is_selected(number):

@@ -48,8 +48,8 @@ class Ignored:
     """The placeholder of an ignored value in a trace. Every use but passing it on raises.
 
     Args:
-        path: of the value.
-        why: it is refused; None where `ignore=` names it.
+        path: the path of the value, for errors.
+        why: the reason why it is refused; None if `ignore=` names it.
     """
 
     __slots__ = ("_path", "_why")
@@ -72,7 +72,7 @@ _USES = _Uses()
 
 @contextmanager
 def refusing_uses() -> Generator[None]:
-    """While entered, a trace runs.
+    """A context in which a trace runs.
 
     Raises:
         IgnoredValueError, UnsupportedValueError: at its end, where code has used a placeholder and caught the error.

@@ -28,7 +28,7 @@ MADE_INSIDE = (
     "this {type} was created inside the function, where it would be one object for all calls. Create it outside, and "
     "pass it in or add it to the result afterwards."
 )
-# A caller who is given one expects that nobody else has it.
+# A caller that receives one expects to be its only owner.
 _WITH_STATE = (
     logging.Handler,
     concurrent.futures.Executor,

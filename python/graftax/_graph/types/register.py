@@ -151,8 +151,8 @@ def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[s
 
     Args:
         cls, static, dynamic: as in `register`.
-        numbers: False refuses a number or a dtype in a field that its annotation means for one: the field has to be
-            declared as static or dynamic.
+        numbers: False refuses a number or a dtype in a field whose annotation asks for one, unless the class says
+            whether that field is static.
     """
     static, dynamic = _as_list(static), _as_list(dynamic)
     _check_arguments(cls, static, dynamic)
@@ -356,7 +356,7 @@ _ANYTHING = {"Any", "object", "type"}
 
 
 def _annotation_meaning(annotation: Any) -> str:
-    """`number` if an annotation allows only Python numbers and dtypes, `anything` if it allows all, otherwise ``."""
+    """`number` if an annotation allows only Python numbers and dtypes, `anything` if it allows all, else empty."""
     if annotation is Any or annotation in (object, type):
         return "anything"
     # Annotations are often texts (PEP 563), and evaluating them may fail: names have to do.
