@@ -189,7 +189,7 @@ def array_identities(values: Sequence[object]) -> list[Any]:
         None if value is None or isinstance(value, jax.core.Tracer) else id(getattr(value, "array", value))
         for value in identities
     ]
-    # The answer is in what the traces do from here on: each has to know which of its inputs it depends on.
+    # What code does next may depend on the answer, so each trace notes which of its inputs the answer was about.
     for recorder, its_values in inputs:
         recorder.note_alike(its_values, keys)
     return keys

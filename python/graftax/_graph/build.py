@@ -56,7 +56,7 @@ class GraphBuilder:
         Raises:
             StructureError: if it cannot be built.
         """
-        self._reference_counts[root] += 1  # by the caller: a root in a cycle is referred to twice
+        self._reference_counts[root] += 1  # the caller's reference: a root in a cycle has another
         # Instructions in pre-order. A node's instruction says where its subtree ends, which is known once the subtree
         # is written: the second element of a pending pair is the instruction to be completed.
         pending: list[tuple[int, int | None]] = [(root, None)]

@@ -18,7 +18,8 @@ from graftax._jax.tracebacks import boundary
 
 _CLASS = GetAttrKey("__class__")
 _EXTRA = GetAttrKey("__graftax__")
-# Entries to which one repeated value may be expanded. Forty tuples of the same two tuples each would have 2**40.
+# Entries to which one repeated value may be expanded. A tuple that holds the one before twice doubles their number:
+# forty of them would have 2**40.
 _MAX_REPEATED = 1_000
 
 

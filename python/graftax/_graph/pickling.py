@@ -157,7 +157,6 @@ def _name_in_wrapper(function: types.FunctionType) -> ByName | None:
         if wrapper is function or isinstance(wrapper, (type, types.ModuleType)):
             return None
         attributes = getattr(wrapper, "__dict__", {})
-        # From the dict where possible: `getattr` may run a descriptor of the wrapper's class.
         for attribute in ("__wrapped__", *attributes):
             value = attributes[attribute] if attribute in attributes else getattr(wrapper, attribute, None)
             if value is function:

@@ -100,7 +100,7 @@ class EncodedGraph:
         row = self._structure.target(row)
         # A number is a leaf where its class declares the field as data; a file holds it as a value all the same.
         is_number = row.op is Op.leaf and isinstance(self._leaves[row.leaf], _NUMBERS)
-        # An array is a static where the class declares its field as one. Its data belong into a tensor all the same.
+        # An array is a static where the class declares its field as one. Its data are a tensor all the same.
         if row.op is Op.static and _is_array(row.value):
             self.rows.append(self._leaf(row.value, path))
             return []
@@ -161,7 +161,7 @@ class EncodedGraph:
         text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\0")
         if len(text) > _MAX_NAME_LENGTH:
             text = f"{text[:200]}…{text[-100:]}"
-        # Two paths may have the same text: those of the keys 1 and '1', or of an attribute and a key.
+        # Two paths may have the same text: a long one is shortened, and a lone surrogate looks like its escape.
         name, count = text, 1
         while name in self._used_names:
             count += 1

@@ -440,7 +440,7 @@ class LoadInto:
         self, file_parts: dict[tuple[str, ...], N], match: Callable[[int, Any, N, LazyPath], None]
     ) -> list[N]:
         """Calls `match` for each leaf of `like` with the part of the file at its path; returns the other parts."""
-        used: set[N] = set()  # what a selection leaves out is not reported as unused
+        used: set[N] = set()
         for number, like_row in enumerate(self._graph.rows):
             if not like_row.is_leaf or not self._is_selected(number):
                 continue
@@ -451,11 +451,10 @@ class LoadInto:
                 match(number, like_row.value, file_part, path)
             elif is_array(like_row.value):
                 self._mismatches.missing.append((path, self._text(like_row.value)))
-        return (
-            []
-            if self._selected is not None
-            else [file_part for file_part in dict.fromkeys(file_parts.values()) if file_part not in used]
-        )
+        # With a selection, `like` takes less than the file has on purpose.
+        if self._selected is not None:
+            return []
+        return [file_part for file_part in dict.fromkeys(file_parts.values()) if file_part not in used]
 
     # ---- differences
 

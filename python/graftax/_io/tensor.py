@@ -63,7 +63,7 @@ class Leaf(NamedTuple):
     outside: ExternalArray | None = None  # in a checkpoint, if the file has no tensor for it
 
     def to_json(self) -> dict[str, Any]:
-        defaults = Leaf._field_defaults  # most arrays have only a name that is written
+        defaults = Leaf._field_defaults  # which are not written: most arrays have only a name
         return {
             name: value for name, value in self._asdict().items() if name not in defaults or value != defaults[name]
         }

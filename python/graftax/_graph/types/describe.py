@@ -174,7 +174,7 @@ def describe(obj: object, solid: type) -> Description:
     adapted = interop.describe(cls)
     if adapted is not None:
         return adapted
-    # Values that are what they are by themselves: classes, modules and members of enums.
+    # Classes, modules and members of enums count by identity; a member with state has attributes to compare.
     if isinstance(obj, (type, types.ModuleType)):
         return Description("identity")
     if isinstance(obj, enum.Enum):
@@ -326,7 +326,7 @@ def _hidden_slot(cls: type) -> str | None:
 
 
 def _has_methods(cls: type) -> bool:
-    # What every class has, and what a sentinel's class may define as well: how it is made and printed, and its truth.
+    # What every class has, and what a sentinel's class may define: how it is made, printed and pickled, and its truth.
     ignored = {"__module__", "__doc__", "__dict__", "__weakref__", "__slots__", "__repr__", "__reduce__"}
     ignored |= {"__qualname__", "__firstlineno__", "__static_attributes__", "__annotations__", "__match_args__"}
     ignored |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__init__", "__new__", "__bool__"}

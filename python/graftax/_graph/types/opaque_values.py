@@ -101,7 +101,7 @@ def is_module_level(obj: object) -> bool:
         return True
     if not gc.get_freeze_count():  # `gc.freeze` hides objects from `get_referrers`
         return False
-    # Slower, and without the classes.
+    # The slow way, which finds only the variables of modules.
     scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     return any(value is obj for scope in scopes for value in list(scope.values()))
 
