@@ -43,10 +43,6 @@ def cast_and_back(target, model):
     graftax.update(target, graftax.cast(graftax.cast(model, jnp.float16), jnp.float32))
 
 
-def applied(target, model):
-    graftax.at(target)["**"].update(jnp.sin)
-
-
 def copied(target, model):
     graftax.update(target, graftax.copy(model, arrays=True))
 

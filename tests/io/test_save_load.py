@@ -55,10 +55,6 @@ def round_trip(path, obj, **options):
     return graftax.load(path, **options)
 
 
-def without_sentinel(values):
-    return [v for v in values if v is not zoo.SENTINEL and v != [zoo.SENTINEL]]
-
-
 @pytest.mark.quick(12)
 @pytest.mark.parametrize("name", [name for name in zoo.NAMES if not name.startswith("statics")])
 def test_the_zoo_comes_back(path, name):
