@@ -144,8 +144,8 @@ def test_cycles_stay_cycles():
         x = build()
         place = leaf_paths(x)[-1]
         y = graftax.at(x)[place].set(NEW)
-        back = next(r for r in Graph(y).rows if r.category == "ref")
-        assert back.value is not x and graftax.equal(graftax.at(y)[place].set(place.get(x)), x)
+        reference = next(r for r in Graph(y).rows if r.category == "ref")
+        assert reference.value is not x and graftax.equal(graftax.at(y)[place].set(place.get(x)), x)
 
 
 @pytest.mark.parametrize(
@@ -393,8 +393,8 @@ def test_two_values_for_one_place_and_a_value_inside_another():
     for where in (("layers", "layers[0].a"), "layers.**"):
         with pytest.raises(ValueError, match=r"obj.layers\[0\]\S* lies in obj.layers\S*, which is replaced as well"):
             graftax.at(Model())[where].apply(lambda old: old)
-    both = graftax.at(model)["a", "b.w"].set([1, 2])  # the layer is still there, as b
-    assert both["a"] == 1 and both["b"].w == 2
+    changed = graftax.at(model)["a", "b.w"].set([1, 2])  # the layer is still there, as b
+    assert changed["a"] == 1 and changed["b"].w == 2
 
 
 def test_the_number_of_values():

@@ -90,11 +90,11 @@ def test_flatten_and_the_flat_form_open_them():
     graph = {"m": Scale(2, shared).times, "p": functools.partial(max, shared, key=len), "s": shared}
     leaves, graphdef = graftax.flatten(graph)
     assert len(leaves) == 1
-    for again in (graftax.unflatten(graphdef, leaves), graftax.from_dict(graftax.to_dict(graph))):
-        assert again["m"].__self__.w is again["p"].args[0] is again["s"]
-        assert again["m"].__func__ is Scale.times
-        assert again["p"].keywords == {"key": len}
-        assert graftax.flatten(again)[1] == graphdef
+    for restored in (graftax.unflatten(graphdef, leaves), graftax.from_dict(graftax.to_dict(graph))):
+        assert restored["m"].__self__.w is restored["p"].args[0] is restored["s"]
+        assert restored["m"].__func__ is Scale.times
+        assert restored["p"].keywords == {"key": len}
+        assert graftax.flatten(restored)[1] == graphdef
 
 
 def test_an_error_names_the_part():

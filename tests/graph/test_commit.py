@@ -300,11 +300,11 @@ def test_a_key_that_is_only_equal_takes_the_place_of_the_old_one(
         for first in ({}, {"b": 2}, {"b": jnp.ones(2), 3: 1}):
             jitted = graftax.jit(replace)
             for _ in range(3):
-                found, expected = (make({**first, old: value}) for _ in range(2))
-                jitted(found, value)
+                actual, expected = (make({**first, old: value}) for _ in range(2))
+                jitted(actual, value)
                 replace(expected, value)
-                assert [(type(k), str(k)) for k in found] == [(type(k), str(k)) for k in expected]
-                assert [np.asarray(v).tolist() for v in found.values()] == [
+                assert [(type(k), str(k)) for k in actual] == [(type(k), str(k)) for k in expected]
+                assert [np.asarray(v).tolist() for v in actual.values()] == [
                     np.asarray(v).tolist() for v in expected.values()
                 ]
 
@@ -328,13 +328,13 @@ def test_no_method_of_a_subclass_is_called(base: type[Any], how: str) -> None:
     code = ("i",) if base is array.array else ()
 
     def made(cls: type[Any]) -> Any:
-        out = cls.__new__(cls, *code)
+        result = cls.__new__(cls, *code)
         if issubclass(cls, dict):
             for key, value in content:
-                (OrderedDict if issubclass(cls, OrderedDict) else dict).__setitem__(out, key, value)
+                (OrderedDict if issubclass(cls, OrderedDict) else dict).__setitem__(result, key, value)
         else:
-            base.extend(out, content)
-        return out
+            base.extend(result, content)
+        return result
 
     def change(obj: Any) -> None:
         if base is dict or base is OrderedDict:
@@ -345,12 +345,12 @@ def test_no_method_of_a_subclass_is_called(base: type[Any], how: str) -> None:
             base.extend(obj, [4, 5])
 
     closed = type("Closed", (base,), dict.fromkeys(names.split(), _refuse))
-    plain, obj, again = made(base), made(closed), made(closed)
+    plain, obj, twin = made(base), made(closed), made(closed)
     change(plain)
     jitted = graftax.jit(change)
     jitted(obj)
-    jitted(again)
-    for each in (obj, again):
+    jitted(twin)
+    for each in (obj, twin):
         assert (base.items(each) if isinstance(each, dict) else [*base.__iter__(each)]) == (
             plain.items() if isinstance(plain, dict) else [*plain]
         )

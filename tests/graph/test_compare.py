@@ -133,8 +133,13 @@ def test_what_differs(one: Any, other: Any):
     for a, b in ((one, other), (other, one)):
         for sharing in (True, False):
             assert not graftax.equal(a, b, sharing=sharing) and len(graftax.diff(a, b, sharing=sharing)) == 1
-        found = graftax.diff([a, 5], [b, 5])
-        assert len(found) == 1 and str(found[0].path).startswith("[0]") and found[0].one and found[0].other
+        differences = graftax.diff([a, 5], [b, 5])
+        assert (
+            len(differences) == 1
+            and str(differences[0].path).startswith("[0]")
+            and differences[0].one
+            and differences[0].other
+        )
         assert graftax.equal([a], [a])
 
 

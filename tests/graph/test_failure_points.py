@@ -93,18 +93,18 @@ def test_failed_allocations(name: str) -> None:
 
 def fail_new() -> None:
     """In a process with failing_new.cpp."""
-    at = ctypes.c_long.in_dll(ctypes.CDLL(None), "failing_new_at")
+    failing_index = ctypes.c_long.in_dll(ctypes.CDLL(None), "failing_new_at")
     for name, operation in OF_CPP.items():
 
         def attempt(k: int, operation: Operation, args: tuple[Any, ...]) -> bool:
             run = operation.run
-            at.value = k
+            failing_index.value = k
             try:
                 run(*args)
             except MemoryError:
                 return True
             finally:
-                at.value = 0
+                failing_index.value = 0
             return False
 
         assert tried(name, operation, 4000, attempt) > 0, name

@@ -32,10 +32,10 @@ def paths(found: Any) -> list[str]:
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
 def test_everything_is_found_once_and_is_at_its_path(build: Any):
     x = build()
-    found = graftax.find(x, lambda part: True)
-    assert found[0].value is x and str(found[0].path) == ""
-    assert len(set(paths(found))) == len(found)
-    assert paths(graftax.find(x, "**")) == paths(found)
+    matches = graftax.find(x, lambda part: True)
+    assert matches[0].value is x and str(matches[0].path) == ""
+    assert len(set(paths(matches))) == len(matches)
+    assert paths(graftax.find(x, "**")) == paths(matches)
     arrays = graftax.find(x, jax.Array)
     assert all(path.get(x) is value for path, value in arrays)
 
@@ -61,8 +61,8 @@ def test_shared():
     layer, w, n = Box(w=f32(1)), f32(2), np.arange(2)
     root = {"a": layer, "b": [layer, w], "w": w, "n": n, "m": (n, "text", 1, 1, ())}
     root["me"] = root
-    found = {tuple(map(str, places)): value for value, places in graftax.shared(root)}
-    assert found == {("[a]", "[b][0]"): layer, ("[b][1]", "[w]"): w, ("[n]", "[m][0]"): n, ("", "[me]"): root}
+    actual = {tuple(map(str, places)): value for value, places in graftax.shared(root)}
+    assert actual == {("[a]", "[b][0]"): layer, ("[b][1]", "[w]"): w, ("[n]", "[m][0]"): n, ("", "[me]"): root}
     assert graftax.shared([1, 1, "a", "a", None, None, (), ()]) == graftax.shared(3) == []
     for name, build in zoo.ZOO:
         is_shared = bool(graftax.shared(build()))
@@ -156,8 +156,8 @@ def test_many_references_to_one_wide_object():
     y = graftax.at(x)["[*][k7]"].set("new")
     assert all(part is y[0] for part in y) and y[0]["k7"] == "new"
     assert len(graftax.diff(x, y)) == 1
-    both = graftax.at(x)["[3][k1]", "[4][k2]"].set(["a", "b"])
-    assert both[0]["k1"] == "a" and both[0]["k2"] == "b"
+    changed = graftax.at(x)["[3][k1]", "[4][k2]"].set(["a", "b"])
+    assert changed[0]["k1"] == "a" and changed[0]["k2"] == "b"
 
 
 def test_what_grows_without_end_is_refused():

@@ -99,17 +99,17 @@ _checkpointed = eqx.filter_checkpoint(_filtered)
 @pytest.mark.parametrize("wrapped", [_filtered, _mapped, _ruled, _checkpointed], ids=lambda f: type(f).__name__)
 def test_a_function_of_equinox_goes_by_its_name(wrapped):
     graphdef = graftax.flatten({"f": wrapped, "w": jnp.ones(1)})[1]
-    again = pickle.loads(pickle.dumps(graphdef))
-    assert again == graphdef and again.fingerprint() == graphdef.fingerprint()
-    assert type(graftax.unflatten(again, [jnp.ones(1)])["f"]) is type(wrapped)
+    restored = pickle.loads(pickle.dumps(graphdef))
+    assert restored == graphdef and restored.fingerprint() == graphdef.fingerprint()
+    assert type(graftax.unflatten(restored, [jnp.ones(1)])["f"]) is type(wrapped)
 
 
 def test_a_graph_with_a_function_of_equinox_is_exported():
     exported = graftax.export(lambda model, x: model["f"](x * model["w"]))(
         {"f": _filtered, "w": jnp.ones(1)}, jnp.ones(1)
     )
-    again = graftax.Exported.deserialize(exported.serialize())
-    assert again({"f": _filtered, "w": jnp.ones(1)}, jnp.ones(1)) == jnp.tanh(1.0)
+    restored = graftax.Exported.deserialize(exported.serialize())
+    assert restored({"f": _filtered, "w": jnp.ones(1)}, jnp.ones(1)) == jnp.tanh(1.0)
 
 
 @pytest.mark.quick(0)

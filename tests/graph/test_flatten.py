@@ -177,9 +177,9 @@ def test_a_hundred_thousand_levels(name):
     leaves, graphdef = graftax.flatten(graph)
     assert len(leaves) == {"linked_list": DEPTH + 1, "nested_array_free_object": 0}.get(name, 1)
     assert graftax.flatten(graph)[1] == graphdef
-    again = graftax.unflatten(graphdef, leaves)
-    assert graftax.flatten(again)[1] == graphdef
-    del again
+    restored = graftax.unflatten(graphdef, leaves)
+    assert graftax.flatten(restored)[1] == graphdef
+    del restored
     assert graphdef.num_nodes > DEPTH
     assert isinstance(hash(graphdef), int)
 
@@ -340,9 +340,9 @@ def test_flatten_holds_nothing_of_the_graph_but_its_leaves():
     del x
     gc.collect()
     assert gone() is None
-    again = graftax.unflatten(graphdef, leaves)
-    gone = weakref.ref(again)
-    del again
+    restored = graftax.unflatten(graphdef, leaves)
+    gone = weakref.ref(restored)
+    del restored
     gc.collect()
     assert gone() is None
 

@@ -164,9 +164,9 @@ def test_functions_of_modules_and_classes_come_out_as_themselves():
         def get(self):
             return self.w
 
-    out = graftax.jit(lambda y: (apply, [scaler], Box.get))(x)
-    assert out[0] is apply and out[1][0] is scaler
-    assert out[2].__code__ is Box.get.__code__
+    result = graftax.jit(lambda y: (apply, [scaler], Box.get))(x)
+    assert result[0] is apply and result[1][0] is scaler
+    assert result[2].__code__ is Box.get.__code__
 
 
 def test_identity_between_two_functions_is_kept():
@@ -259,9 +259,9 @@ def test_functions_flatten_print_and_rebuild():
     leaves, graphdef = graftax.flatten({"f": f, "g": f})
     assert leaves == [x] or leaves[0] is x
     assert repr(graphdef) == "GraphDef({'f': #1=function(scaler.<locals>.<lambda>, None, None, cell(*)), 'g': #1})"
-    again = graftax.unflatten(graphdef, [x + 1])
-    assert again["f"] is again["g"] and again["f"] is not f
-    assert again["f"](1).tolist() == (x + 1).tolist()
+    restored = graftax.unflatten(graphdef, [x + 1])
+    assert restored["f"] is restored["g"] and restored["f"] is not f
+    assert restored["f"](1).tolist() == (x + 1).tolist()
     assert graftax.flatten({"f": scaler(x), "g": 1})[1] != graphdef
     other = scaler(x)
     assert graftax.flatten({"f": other, "g": other})[1] == graphdef
@@ -283,10 +283,10 @@ def test_no_function_and_no_namespace_is_kept_alive():
     space = {"marker": marker}
     exec("def g(y): return y", space)
     jitted(f, x), jitted(space["g"], x)
-    seen = weakref.ref(f)
+    reference = weakref.ref(f)
     del f
     gc.collect()
-    assert seen() is None
+    assert reference() is None
     code = weakref.ref(space["g"].__code__)
     space.clear()
     gc.collect()

@@ -199,11 +199,11 @@ def test_repr_ends_on_every_graph(build):
 @pytest.mark.parametrize("name", [name for name in zoo.NAMES if name not in UNPICKLABLE])
 def test_a_graphdef_survives_pickle(name, protocol):
     leaves, gd = graftax.flatten(dict(zoo.ZOO)[name]())
-    again = pickle.loads(pickle.dumps(gd, protocol))
-    assert again == gd
-    assert hash(again) == hash(gd)
-    assert repr(again) == repr(gd)
-    assert graphdef(graftax.unflatten(again, leaves)) == gd
+    restored = pickle.loads(pickle.dumps(gd, protocol))
+    assert restored == gd
+    assert hash(restored) == hash(gd)
+    assert repr(restored) == repr(gd)
+    assert graphdef(graftax.unflatten(restored, leaves)) == gd
 
 
 def test_pickle_of_an_unpicklable_static_names_its_path():
@@ -219,9 +219,9 @@ def test_string_arrays_count_by_value():
 @pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.silu, jnp.tanh], ids=["custom_jvp", "jit", "jnp"])
 def test_a_function_that_its_name_leads_to_is_pickled_by_name(function):
     gd = graphdef({"act": function, "w": f32(1)})
-    again = pickle.loads(pickle.dumps(gd))
-    assert again == gd
-    assert graftax.unflatten(again, [f32(2)])["act"] is function
+    restored = pickle.loads(pickle.dumps(gd))
+    assert restored == gd
+    assert graftax.unflatten(restored, [f32(2)])["act"] is function
 
 
 def test_a_function_of_jax_without_a_name_to_find_it_by_is_refused():
@@ -237,8 +237,8 @@ def test_a_view_is_rebuilt_as_one_of_the_rebuilt_dict(cls, name):
     mapping = cls(a=f32(1), b=1)
     graph = [mapping, getattr(mapping, name)()]
     leaves, structure = graftax.flatten(graph)
-    again, view = graftax.unflatten(structure, leaves)
-    again["c"] = 2
+    restored, view = graftax.unflatten(structure, leaves)
+    restored["c"] = 2
     assert type(view) is type(graph[1]) and len(view) == 3 and len(graph[1]) == 2
     with pytest.raises(graftax.UnpicklableError, match=type(view).__name__):
         pickle.dumps(structure)
@@ -272,13 +272,13 @@ class Memory(bytearray):
 def test_a_value_with_attributes_is_printed_and_survives_pickle_with_them(value):
     value.w, value.n = f32(1), 1
     leaves, structure = graftax.flatten([value])
-    [again] = graftax.unflatten(pickle.loads(pickle.dumps(structure)), leaves)
-    assert type(again) is type(value) and again == value and again.w is value.w and again.n == 1
+    [restored] = graftax.unflatten(pickle.loads(pickle.dumps(structure)), leaves)
+    assert type(restored) is type(value) and restored == value and restored.w is value.w and restored.n == 1
     plain = repr(value) if not isinstance(value, Memory) else "b'y'"
     assert repr(structure) == f"GraphDef([{type(value).__name__}({plain}, w=*, n=1)])"
     other = type(value)(value)
     other.w, other.n = value.w, 2
-    assert graphdef([other]) != structure and structure == graphdef([again])
+    assert graphdef([other]) != structure and structure == graphdef([restored])
 
 
 BUILTINS = {
@@ -304,9 +304,9 @@ FINAL = (weakref.ProxyType, types.FunctionType, types.CellType, types.MethodType
 def test_a_value_that_was_given_in_a_state_is_refilled():
     graph = [array.array("d", [1.5, 2.5]), np.array(["a", "bc"]), Memory(b"xyz"), deque([1], 3), {1, "a"}]
     leaves, structure = graftax.flatten(graph)
-    again = graftax.unflatten(pickle.loads(pickle.dumps(structure)), leaves)
-    assert again[0] == graph[0] and again[1].tolist() == ["a", "bc"] and again[2:] == graph[2:]
-    again[0][0], again[1][0], again[2][0] = 7.0, "z", 65
+    restored = graftax.unflatten(pickle.loads(pickle.dumps(structure)), leaves)
+    assert restored[0] == graph[0] and restored[1].tolist() == ["a", "bc"] and restored[2:] == graph[2:]
+    restored[0][0], restored[1][0], restored[2][0] = 7.0, "z", 65
     assert graph[0][0] == 1.5 and graph[1][0] == "a" and graph[2][0] == 120
 
 

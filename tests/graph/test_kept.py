@@ -136,19 +136,19 @@ def test_long_texts_are_not_kept():
 
 
 def test_a_registered_class_is_asked_once():
-    asked = []
+    calls = []
 
     class Registered:
         def __init__(self, x: object) -> None:
             self.x = x
 
     graftax.register(
-        Registered, flatten=lambda r: asked.append(1) or ((r.x,), None), unflatten=lambda _, c: Registered(*c)
+        Registered, flatten=lambda r: calls.append(1) or ((r.x,), None), unflatten=lambda _, c: Registered(*c)
     )
     obj = {"a": Registered(X)}
     for _ in range(4):
         graftax.flatten(obj)
-    assert len(asked) == 4
+    assert len(calls) == 4
 
 
 def test_a_class_that_is_registered_later_is_opened_as_it_says():

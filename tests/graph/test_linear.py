@@ -102,8 +102,8 @@ def test_work_grows_as_the_chain(operation: str, chain: str):
     prepare, apply = PREPARE[operation]
 
     def run(n: int) -> Callable[[], Any]:
-        given = prepare(CHAINS[chain](n))
-        return lambda: apply(given)
+        inputs = prepare(CHAINS[chain](n))
+        return lambda: apply(inputs)
 
     assert_linear(run)
 
@@ -125,9 +125,9 @@ def test_paths_of_a_hundred_thousand_levels():
     flat = graftax.to_dict(CHAINS["dicts"](n))
     deepest = next(reversed(flat))
     assert len(deepest) == n and flat[deepest] == 1
-    again = pickle.loads(pickle.dumps(flat))
-    assert len(again) == len(flat) and next(reversed(again)) == deepest
-    back = graftax.from_dict(again)
+    restored = pickle.loads(pickle.dumps(flat))
+    assert len(restored) == len(flat) and next(reversed(restored)) == deepest
+    back = graftax.from_dict(restored)
     for _ in range(n):
         (back,) = back.values()
     assert back == 1

@@ -35,8 +35,8 @@ def test_dynamic_numbers_deep_in_an_argument():
 def test_a_dynamic_number_that_is_not_changed_stays_the_callers_number():
     box = {"k": 3}
     f = graftax.jit(lambda box, y: (box["k"], y * box["k"]), dynamic="box")
-    out = f(box, x)
-    assert out[0] == 3 and type(out[0]) is int and box == {"k": 3} and type(box["k"]) is int
+    result = f(box, x)
+    assert result[0] == 3 and type(result[0]) is int and box == {"k": 3} and type(box["k"]) is int
 
 
 def test_the_keys_of_dynamic_and_static_numbers_differ():
@@ -136,12 +136,12 @@ def test_shapes_stand_for_arrays_where_nothing_runs():
 
     f = graftax.jit(lambda m, y: {"y": y @ m.w, "m": m, "name": m.name})
     shape = jax.ShapeDtypeStruct((3, 2), jnp.float32)
-    out = f.eval_shape(Model(shape), x)
-    assert out["y"].shape == (2,) and out["name"] == "m" and out["m"].w.shape == (3, 2)
+    result = f.eval_shape(Model(shape), x)
+    assert result["y"].shape == (2,) and result["name"] == "m" and result["m"].w.shape == (3, 2)
     compiled = f.lower(Model(shape), jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
     model = Model(jnp.ones((3, 2)))
-    out = compiled(model, x)
-    assert out["y"].tolist() == [3, 3] and out["m"] is model
+    result = compiled(model, x)
+    assert result["y"].tolist() == [3, 3] and result["m"] is model
     assert "dot" in str(f.trace(Model(shape), x).jaxpr)
 
 

@@ -388,8 +388,8 @@ def test_mutation_sharing_and_cycles_come_back():
     assert step(net) is net.layers and net.seen is inner is net.layers[0] and inner.weight[0, 0] == 2
     grads = graftax.grad(lambda net: net(jnp.ones(2)))(net)
     assert grads.layers[0] is grads.inner is grads.seen and grads.back is grads
-    out, _ = graftax.scan(lambda m, _: (m, setattr(m, "bias", m.bias + 1)), linear(), length=2)
-    assert out.bias.tolist() == [2, 2]
+    result, _ = graftax.scan(lambda m, _: (m, setattr(m, "bias", m.bias + 1)), linear(), length=2)
+    assert result.bias.tolist() == [2, 2]
     stacked = graftax.vmap(lambda k: Linear(k, k))(jnp.arange(3.0))
     assert graftax.vmap(lambda m: m.weight + m.bias)(stacked).tolist() == [0, 2, 4]
     packed = graftax.pack(linear())
@@ -429,8 +429,8 @@ def test_a_static_field_may_close_a_cycle():
 
 
 def test_field():
-    made = graftax.field(static=True, default=3, metadata={"unit": "m"})
-    assert dict(made.metadata) == {"unit": "m", "static": True} and made.default == 3
+    declared = graftax.field(static=True, default=3, metadata={"unit": "m"})
+    assert dict(declared.metadata) == {"unit": "m", "static": True} and declared.default == 3
     assert dict(graftax.field(default_factory=list).metadata) == {}
     with pytest.raises(ValueError, match="cannot specify both"):
         graftax.field(default=1, default_factory=list)

@@ -206,9 +206,9 @@ def test_the_memory_of_a_handle_is_used_again():
 def test_the_objects_that_were_packed_keep_their_arrays():
     state = {"w": [jnp.ones(3), jnp.ones(4)], "big": jnp.ones(40000)}
     handle = pack(state)
-    inside = handle.unpack()
+    contents = handle.unpack()
     graftax.jit(lambda s: s["w"].pop())(handle)
-    assert state["big"][0] == inside["big"][0] == 1 and len(inside["w"]) == 2
+    assert state["big"][0] == contents["big"][0] == 1 and len(contents["w"]) == 2
 
 
 def test_without_copies_the_big_arrays_are_shared_until_they_are_donated():
@@ -241,9 +241,9 @@ def test_below_an_argument_and_in_a_closure_a_handle_is_a_handle():
     handle = pack([jnp.ones(2), jnp.ones(3)])
 
     def f(box):
-        inside = handle.unpack()
-        inside[0] = inside[0] + 1
-        handle.update(inside)
+        contents = handle.unpack()
+        contents[0] = contents[0] + 1
+        handle.update(contents)
         return type(box["h"]) is Packed and box["h"] is handle
 
     assert graftax.jit(f)({"h": handle}) is True
@@ -396,8 +396,8 @@ def test_jax_maps_over_handles():
 
 
 def test_jax_jit_takes_a_handle():
-    out = jax.jit(lambda h: pack([x + 1 for x in h.unpack()]))(pack([jnp.ones(2), jnp.ones(3)]))
-    assert same(out.unpack(), [2.0 * jnp.ones(2), 2.0 * jnp.ones(3)])
+    result = jax.jit(lambda h: pack([x + 1 for x in h.unpack()]))(pack([jnp.ones(2), jnp.ones(3)]))
+    assert same(result.unpack(), [2.0 * jnp.ones(2), 2.0 * jnp.ones(3)])
 
 
 @pytest.mark.quick(0)
@@ -429,8 +429,8 @@ def test_optax_works_on_what_is_inside_and_on_whole_buffers():
         state, value = step(state, x)
         whole, whole_opt, other = on_buffers(whole, whole_opt, x)
         np.testing.assert_allclose([value, other], expected, rtol=1e-5)
-    for given in (state.unpack()[0], whole.unpack()):
-        for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(params), strict=True):
+    for unpacked in (state.unpack()[0], whole.unpack()):
+        for a, b in zip(jax.tree.leaves(unpacked), jax.tree.leaves(params), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 

@@ -99,9 +99,9 @@ def test_what_was_unpacked_keeps_its_values_and_so_do_views_of_it():
 
 @pytest.mark.parametrize("donate", [True, False])
 def test_numpy_arrays_are_copied_in_and_out(donate):
-    given = np.zeros(3)
-    handle = pack({"n": given, "w": jnp.ones(2)}, donate=donate)
-    given[0] = 5
+    array = np.zeros(3)
+    handle = pack({"n": array, "w": jnp.ones(2)}, donate=donate)
+    array[0] = 5
     handle.unpack()["n"][1] = 7
     assert handle.unpack()["n"].tolist() == [0, 0, 0]
 
@@ -154,8 +154,8 @@ def test_of_several_handles_that_a_result_might_replace_none_is_used_up():
     target, params = pack([jnp.ones(2), jnp.ones(3)]), pack([jnp.zeros(2), jnp.zeros(3)])
     new = graftax.jit(lambda target, params: pack([x + 1 for x in params]))(target, params)
     assert same(target.unpack(), [jnp.ones(2), jnp.ones(3)]) and same(params.unpack(), [jnp.zeros(2), jnp.zeros(3)])
-    both = graftax.jit(lambda a, b: (pack([x + 1 for x in a]), pack([x + 2 for x in b])))(target, params)
-    assert [x.unpack()[0][0] for x in (*both, new)] == [2, 2, 1]
+    pair = graftax.jit(lambda a, b: (pack([x + 1 for x in a]), pack([x + 2 for x in b])))(target, params)
+    assert [x.unpack()[0][0] for x in (*pair, new)] == [2, 2, 1]
     assert repr(target) == repr(params) == "<graftax.pack used up by <lambda>>"
 
 
@@ -274,8 +274,8 @@ LIVE = [a_closure, a_default, an_attribute, a_dict_key, a_key_in_a_tuple, a_set_
 
 @pytest.mark.parametrize("make", LIVE, ids=lambda f: f.__name__)
 def test_a_change_to_what_stays_itself_inside_is_seen(make):
-    inside, read, change = make()
-    handle, f = pack({**inside, "w": jnp.ones(2), "v": jnp.ones(3)}), graftax.jit(lambda s: read(s) * s["w"][0])
+    contents, read, change = make()
+    handle, f = pack({**contents, "w": jnp.ones(2), "v": jnp.ones(3)}), graftax.jit(lambda s: read(s) * s["w"][0])
     assert [f(handle), f(handle)] == [2, 2] and f.cache_info().traces == 1
     change()
     with jax.disable_jit():
@@ -295,11 +295,11 @@ def test_equal_functions_in_two_handles_stay_two():
 
 
 def test_functions_inside_die_with_the_handle():
-    inside, read, change = a_closure()
-    handle, f = pack({**inside, "w": jnp.ones(2)}), graftax.jit(lambda s: read(s) * s["w"][0])
+    contents, read, change = a_closure()
+    handle, f = pack({**contents, "w": jnp.ones(2)}), graftax.jit(lambda s: read(s) * s["w"][0])
     f(handle)
-    dead = weakref.ref(inside["f"])
-    del inside, handle, change
+    dead = weakref.ref(contents["f"])
+    del contents, handle, change
     gc.collect()
     assert dead() is None
 
@@ -322,13 +322,13 @@ def test_a_key_that_the_function_changes_is_changed_once_a_call():
 def test_arrays_of_64_bits_stay_what_they_are_whatever_the_setting_says():
     with jax.enable_x64(True):
         state = {"f": [jnp.ones(3) / 3, jnp.ones(2)], "i": [jnp.arange(3) + 2**40, jnp.arange(2)], "x": jnp.ones(1)}
-        inside = pack(state)
-    for handle in (inside, pack(state)):
+        contents = pack(state)
+    for handle in (contents, pack(state)):
         assert same(handle.unpack(), state)
         graftax.jit(lambda s: s.update(new=jnp.ones(3, jnp.float32)))(handle)
         assert same(handle.unpack(), {**state, "new": jnp.ones(3, jnp.float32)})
-        out = jax.jit(lambda h: pack(h.unpack()["f"]))(handle)
-        assert same(out.unpack(), state["f"])
+        result = jax.jit(lambda h: pack(h.unpack()["f"]))(handle)
+        assert same(result.unpack(), state["f"])
 
 
 def test_a_buffer_of_another_shape_is_a_clear_error():
@@ -340,12 +340,12 @@ def test_a_buffer_of_another_shape_is_a_clear_error():
 
 
 def test_equal_layouts_are_one_object_in_threads_too():
-    start, found = threading.Barrier(4), []
+    start, layouts = threading.Barrier(4), []
 
     def run():
         for n in range(50):
             start.wait()
-            found.append((n, pack({"n": n, "w": [jnp.ones(2)] * 3})._layout))
+            layouts.append((n, pack({"n": n, "w": [jnp.ones(2)] * 3})._layout))
             start.wait()
 
     threads = [threading.Thread(target=run) for _ in range(4)]
@@ -353,7 +353,7 @@ def test_equal_layouts_are_one_object_in_threads_too():
         t.start()
     for t in threads:
         t.join()
-    assert len({id(layout) for _, layout in found}) == 50 and len(found) == 200
+    assert len({id(layout) for _, layout in layouts}) == 50 and len(layouts) == 200
 
 
 @pytest.mark.quick(0)  # an interpreter of its own, as in test_packed

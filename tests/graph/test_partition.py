@@ -60,8 +60,8 @@ def test_the_parts_have_no_mutable_node_in_common_with_anything(build: Any):
     x = build()
     selected, rest = graftax.partition(x, jax.Array)
     whole = graftax.combine(selected, rest)
-    seen = [mutable_ids(part) for part in (x, selected, rest, whole)]
-    assert sum(map(len, seen)) == len(set().union(*seen))
+    ids = [mutable_ids(part) for part in (x, selected, rest, whole)]
+    assert sum(map(len, ids)) == len(set().union(*ids))
 
 
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
@@ -207,9 +207,9 @@ def test_closures_bound_methods_partials_and_weak_references():
     selected, rest = graftax.partition(x, jax.Array)
     assert selected["method"].__self__ is selected["owner"] and selected["ref"]() is selected["owner"]
     assert rest["owner"].w is None and rest["closure"].__closure__[0].cell_contents is None
-    back = graftax.combine(selected, rest)
-    assert back["method"](2)[0] == 2 and back["partial"]()[0] == 3 and back["closure"](2)[0] == 6
-    assert back["method"].__self__ is back["owner"] is back["ref"]() is not owner
+    restored = graftax.combine(selected, rest)
+    assert restored["method"](2)[0] == 2 and restored["partial"]()[0] == 3 and restored["closure"](2)[0] == 6
+    assert restored["method"].__self__ is restored["owner"] is restored["ref"]() is not owner
 
 
 def test_values_that_cannot_be_copied_are_kept():
@@ -239,8 +239,10 @@ def test_combine_takes_the_first_that_is_not_none():
 def test_a_node_in_the_place_of_none_is_a_copy_and_keeps_its_sharing():
     layer = Box(w=f32(1))
     layer.me = layer
-    back = graftax.combine({"a": None, "b": None}, {"a": layer, "b": layer})
-    assert back["a"] is back["b"] is back["a"].me and back["a"] is not layer and back["a"].w is layer.w
+    restored = graftax.combine({"a": None, "b": None}, {"a": layer, "b": layer})
+    assert (
+        restored["a"] is restored["b"] is restored["a"].me and restored["a"] is not layer and restored["a"].w is layer.w
+    )
 
 
 @pytest.mark.parametrize(
@@ -530,12 +532,12 @@ def test_a_weak_reference_with_a_callback_is_put_together_again(callback: Any, s
     watched = Watched(f32(1))
     graph = {"watched": watched, "ref": weakref.ref(watched, callback), "name": "a"}
     selected, rest = graftax.partition(graph, spec)
-    again = graftax.combine(selected, rest)
-    assert oracle.difference(graph, again) is None
-    assert again["ref"]() is again["watched"] and type(again["ref"].__callback__) is type(callback)
+    restored = graftax.combine(selected, rest)
+    assert oracle.difference(graph, restored) is None
+    assert restored["ref"]() is restored["watched"] and type(restored["ref"].__callback__) is type(callback)
     assert oracle.difference(graph, graftax.combine(rest, selected)) is None
-    graftax.update(graph, again)
-    assert graph["watched"].w is again["watched"].w
+    graftax.update(graph, restored)
+    assert graph["watched"].w is restored["watched"].w
 
 
 class _Later:

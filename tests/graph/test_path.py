@@ -55,8 +55,8 @@ def test_the_text_of_a_path_leads_to_the_same_place(build: Any):
         if row.category != "ref":
             assert path.get(x) is row.value or row.aux  # aux data may be made anew by each flatten
         for text in (str(path), repr(path)):
-            again = Path.parse(text)
-            assert str(again) == str(path) and graph.number(again) == place and path.matches(text)
+            restored = Path.parse(text)
+            assert str(restored) == str(path) and graph.number(restored) == place and path.matches(text)
 
 
 @pytest.mark.parametrize("key", KEYS, ids=repr)
@@ -76,8 +76,8 @@ def test_any_key_can_be_written(key: Any):
 def test_a_number_is_an_index_or_a_key_and_a_name_an_attribute_or_a_key():
     assert Path.parse("[0]").get(["x"]) == Path.parse("[0]").get({0: "x"}) == Path.parse("[0]").get(Registered("x", 1))
     assert Path.parse("a.b").get({"a": {"b": 1}}) == Path.parse("a.b").get(Box(a=Box(b=1))) == 1
-    both = {0: "number", "0": "text"}
-    assert Path.parse("[0]").get(both) == "number" and Path.parse("['0']").get(both) == "text"
+    mapping = {0: "number", "0": "text"}
+    assert Path.parse("[0]").get(mapping) == "number" and Path.parse("['0']").get(mapping) == "text"
     with pytest.raises(graftax.StructureError):
         Path.parse("[1]").get({True: 1})
 

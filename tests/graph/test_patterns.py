@@ -92,10 +92,8 @@ COVERED: dict[str, tuple[Any, str, list[str]]] = {
 
 def leaves(x: Any) -> dict[str, Any]:
     """The places of the floats of a graph, as they print below `x`, and what stands there."""
-    found = graftax.to_dict(x)
-    return {
-        "x" + jax.tree_util.keystr(tuple(path)): v for path, v in found.items() if isinstance(v, (float, jax.Array))
-    }
+    flat = graftax.to_dict(x)
+    return {"x" + jax.tree_util.keystr(tuple(path)): v for path, v in flat.items() if isinstance(v, (float, jax.Array))}
 
 
 def with_arrays(x: Any) -> Any:
@@ -124,14 +122,14 @@ def test_a_gradient_is_by_what_a_pattern_covers(case: str):
 def test_numbers_are_traced_where_a_pattern_covers_them(case: str):
     x, pattern, expected = COVERED[case]
     x = graftax.copy(x)
-    seen: list[str] = []
+    recorded: list[str] = []
 
     @graftax.jit(dynamic=pattern)
     def f(x: Any) -> None:
-        seen[:] = sorted(path for path, leaf in leaves(x).items() if isinstance(leaf, jax.core.Tracer))
+        recorded[:] = sorted(path for path, leaf in leaves(x).items() if isinstance(leaf, jax.core.Tracer))
 
     f(x)
-    assert seen == expected
+    assert recorded == expected
 
 
 def axis_of(x: Any, pattern: str, specify: Callable[[str], Any]) -> list[str]:
@@ -177,10 +175,10 @@ def test_specs_of_shards_take_the_same_patterns():
 def test_an_exported_function_traces_what_its_pattern_covers():
     x = {"a.b": 2.0, "a": {"b": 3}, 1: 4.0, "1": 5}
     run = graftax.jit(lambda x, y: y * x["a.b"] * x["a"]["b"] * x[1] * x["1"], dynamic=["x['a.b']", "x[1]"])
-    again = graftax.Exported.deserialize(graftax.export(run)(x, jnp.ones(())).serialize())
-    assert again({**x, "a.b": 1.0, 1: 1.0}, jnp.ones(())) == 15
+    restored = graftax.Exported.deserialize(graftax.export(run)(x, jnp.ones(())).serialize())
+    assert restored({**x, "a.b": 1.0, 1: 1.0}, jnp.ones(())) == 15
     with pytest.raises(graftax.StructureError, match=r"x\['1'\]: expected 5, given 6"):
-        again({**x, "1": 6}, jnp.ones(()))
+        restored({**x, "1": 6}, jnp.ones(()))
 
 
 # ---- what a path begins with

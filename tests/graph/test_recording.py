@@ -346,8 +346,8 @@ def test_a_structure_that_holds_nothing_by_identity_is_the_one_of_its_entry():
 def test_a_recording_tells_on_what_its_leaves_are():
     one = jax.devices()[0]
     mesh = NamedSharding(Mesh(np.array([one]), "d"), PartitionSpec())
-    given = [jnp.ones(2), np.ones(2), jax.device_put(jnp.ones((2, 2)), mesh), jax.random.key(0)]
-    recording = _core.Recording((given,), ("obj",), [0])
+    inputs = [jnp.ones(2), np.ones(2), jax.device_put(jnp.ones((2, 2)), mesh), jax.random.key(0)]
+    recording = _core.Recording((inputs,), ("obj",), [0])
     assert recording.kinds_of_shardings() == {SingleDeviceSharding, NamedSharding} == recording.kinds_of_shardings()
     tracers = []
     jax.make_jaxpr(lambda x: tracers.append(_core.Recording(([x],), ("obj",), [0]).kinds_of_shardings()))(jnp.ones(2))
@@ -384,8 +384,8 @@ for derived in (Derived, FrozenDerived):
 def test_a_flatten_may_make_other_objects_each_time(cls, jit, make):
     f = jit(lambda node, y: (node.w * y, node))
     for n in (3.0, 3.0, 4.0, 3.0):
-        made, node = f(cls(make(n)), 3.0)
-        assert made.tolist() == (3 * make(n)).tolist() and node.w.tolist() == make(n).tolist()
+        created, node = f(cls(make(n)), 3.0)
+        assert created.tolist() == (3 * make(n)).tolist() and node.w.tolist() == make(n).tolist()
     assert f.cache_info().traces == 2
     slope = jax.grad(lambda y: f(cls(make(3.0)), y)[0].sum())(3.0)
     assert slope == 3

@@ -119,8 +119,8 @@ def test_empty_slots_and_attributes_beside_the_fields():
     cls = CLASSES[2]
     obj = cls(f32(1))
     del obj.weight
-    again = jax.tree.map(lambda x: x, obj)
-    assert not hasattr(again, "weight") and again.name == "n" and jax.tree.leaves(obj) == []
+    restored = jax.tree.map(lambda x: x, obj)
+    assert not hasattr(restored, "weight") and restored.name == "n" and jax.tree.leaves(obj) == []
     data = CLASSES[3](f32(1))
     data.later = f32(2)
     assert len(jax.tree.leaves(data)) == 2 and jax.tree.map(lambda x: x, data).later == 2
@@ -260,30 +260,30 @@ jax.tree_util.register_pytree_node(
 
 
 def test_a_class_is_asked_no_more_often_where_its_instance_is_returned_twice():
-    asked = []
+    calls = []
 
     @dataclasses.dataclass(frozen=True)
     class Asked:
         w: Any
 
     def flatten(value: Any) -> tuple[Any, None]:
-        asked.append(value)
+        calls.append(value)
         return (value.w,), None
 
     jax.tree_util.register_pytree_node(Asked, flatten, lambda _, children: Asked(*children))
     counts = []
     for returned in (lambda value: value, lambda value: [value, value]):
-        del asked[:]
+        del calls[:]
         graftax.jit(returned)(Asked(f32(2)))
-        counts.append(len(asked))
+        counts.append(len(calls))
     assert counts[0] == counts[1]
 
 
 def test_unflatten_is_given_containers_with_their_content():
     bag = Bag([jnp.ones(2), "text"], {"c": jnp.array(2.0)})
     assert graftax.jit(lambda b: b.items[0] * b.named["c"])(bag).tolist() == [2, 2]
-    made = graftax.jit(lambda x: Bag([x], {"c": x}))(jnp.array(3.0))
-    assert made.items == (3,) and made.named == {"c": 3}
+    created = graftax.jit(lambda x: Bag([x], {"c": x}))(jnp.array(3.0))
+    assert created.items == (3,) and created.named == {"c": 3}
     copied = graftax.copy(bag)
     assert copied.items[1] == "text" and copied.named == {"c": 2}
     assert graftax.grad(lambda b: b.items[0].sum() * b.named["c"])(bag).named == {"c": 2}

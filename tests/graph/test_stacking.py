@@ -43,10 +43,10 @@ def run(x: Any, layer: Any) -> Any:
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
 def test_unstack_undoes_stack(build: Any):
     x = build()
-    both = graftax.stack([x, x])
-    assert [s.paths for s in graftax.shared(both)] == [s.paths for s in graftax.shared(x)]
+    stacked = graftax.stack([x, x])
+    assert [s.paths for s in graftax.shared(stacked)] == [s.paths for s in graftax.shared(x)]
     if graftax.flatten(x)[0]:
-        for one in graftax.unstack(both):
+        for one in graftax.unstack(stacked):
             assert graftax.flatten(one)[1] == graftax.flatten(x)[1]
             for a, b in zip(graftax.flatten(one)[0], graftax.flatten(x)[0], strict=True):
                 assert a.shape == b.shape and jnp.array_equal(a, jnp.asarray(b))
@@ -76,8 +76,8 @@ def test_a_mismatch_names_the_object_and_the_place():
 
 def test_a_population_by_vmap():
     models = [Layer(i) for i in range(3)]
-    out = graftax.vmap(lambda m, x: m(x), in_axes=(0, None))(graftax.stack(models), jnp.ones(3))
-    np.testing.assert_allclose(out, jnp.stack([m(jnp.ones(3)) for m in models]), rtol=1e-5)
+    result = graftax.vmap(lambda m, x: m(x), in_axes=(0, None))(graftax.stack(models), jnp.ones(3))
+    np.testing.assert_allclose(result, jnp.stack([m(jnp.ones(3)) for m in models]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])

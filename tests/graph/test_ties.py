@@ -225,8 +225,8 @@ def test_in_programs_that_are_kept(how):
 def test_an_outcome_with_ties_survives_pickle():
     step = graftax.jit(lambda model: graftax.map_leaves(lambda x: x * 2, model))
     outcome = step.trace(built("aab"))._staging.entry.outcomes[0]
-    again = pickle.loads(pickle.dumps(outcome))
-    assert again.alike == outcome.alike == [[(0, [0]), (1, [1]), (2, [2])]]
+    restored = pickle.loads(pickle.dumps(outcome))
+    assert restored.alike == outcome.alike == [[(0, [0]), (1, [1]), (2, [2])]]
     with pytest.raises(ValueError, match="malformed"):
         type(outcome)._from_state((*outcome._state()[:6], [[(7, [0])]]))
 
@@ -278,5 +278,5 @@ def test_an_optimizer_that_is_made_of_a_handle_knows_its_tied():
         opt.update(model, graftax.grad(lambda m: (3 * m.a + 2 * m.b).sum())(model))
 
     step(handle, opt), step(plain, other)
-    found = handle.unpack()
-    assert found.a is found.b and graftax.equal(found, plain)
+    contents = handle.unpack()
+    assert contents.a is contents.b and graftax.equal(contents, plain)

@@ -83,16 +83,16 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def preempted(number: int, count: int, folder: str) -> Any:
     """The last process gets the signal; all save one step, and leave."""
-    values, begun, told, step = state(1, over((jax.device_count(),))), time.monotonic(), False, 0
+    values, begun, is_preempted, step = state(1, over((jax.device_count(),))), time.monotonic(), False, 0
     with graftax.Checkpoints(folder, every=1_000_000) as checkpoints:
         checkpoints.save(0, values)
         while not checkpoints.preempted:
             assert time.monotonic() - begun < 100
             step += 1
             time.sleep(0.02)
-            if number == count - 1 and not told and step > 20:
+            if number == count - 1 and not is_preempted and step > 20:
                 os.kill(os.getpid(), signal.SIGTERM)
-                told = True
+                is_preempted = True
             checkpoints.save(step, values)
         return checkpoints.steps == [0, step], step > 20
 
@@ -102,21 +102,21 @@ def main(number: int, count: int, port: str, folder: str, what: str, shape: str 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", count, number)
     if what == "preempted":
-        out = preempted(number, count, folder)
+        result = preempted(number, count, folder)
     else:
         mesh = over(tuple(map(int, shape.split("x"))))
         assert math.prod(mesh.devices.shape) == jax.device_count()
         with graftax.Checkpoints(folder, every=1) as checkpoints:
             if what == "save":
-                out = [checkpoints.save(step, state(step, mesh), Loader(step * 10 + number)) for step in (5, 6)]
+                result = [checkpoints.save(step, state(step, mesh), Loader(step * 10 + number)) for step in (5, 6)]
             else:
                 like, loader = state(0, mesh), Loader()
                 steps = [checkpoints.restore(like, host=loader)]
                 wrong, tied = different(like, state(6, mesh)), like["tied"][0] is like["big"]
                 steps.append(checkpoints.restore(like, step=5, only="big"))
                 wrong += different({"big": like["big"]}, state(5, mesh))
-                out = [steps, wrong, tied, loader.position]
-    print("RESULT " + json.dumps([what, out]), flush=True)
+                result = [steps, wrong, tied, loader.position]
+    print("RESULT " + json.dumps([what, result]), flush=True)
 
 
 if __name__ == "__main__":

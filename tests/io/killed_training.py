@@ -55,12 +55,12 @@ def step(state, batch):
 def main(folder, log):
     state, batches, losses = State(), Batches(), []
     del state.w, state.small
-    with graftax.Checkpoints(folder, every=EVERY, keep=2) as checkpoints, open(log, "a") as out:
-        found = checkpoints.restore((state, losses), host=batches)
-        for number in range(0 if found is None else found + 1, STEPS):
+    with graftax.Checkpoints(folder, every=EVERY, keep=2) as checkpoints, open(log, "a") as log_file:
+        restored_step = checkpoints.restore((state, losses), host=batches)
+        for number in range(0 if restored_step is None else restored_step + 1, STEPS):
             loss = float(step(state, next(batches)))
             losses.append(loss)
-            print(number, loss.hex(), len(losses), file=out, flush=True)
+            print(number, loss.hex(), len(losses), file=log_file, flush=True)
             checkpoints.save(number, (state, losses), host=batches)
             time.sleep(0.005)
 

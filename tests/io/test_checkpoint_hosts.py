@@ -22,8 +22,8 @@ def save(folder, count, shape, devices=1):
 
 
 def restore(folder, count, shape, devices=1, positions=()):
-    found = [one["restore"] for one in run(PROGRAM, count, folder, "restore", shape, devices=devices)]
-    assert found == [[[6, 5], [], True, position] for position in positions]
+    restored = [one["restore"] for one in run(PROGRAM, count, folder, "restore", shape, devices=devices)]
+    assert restored == [[[6, 5], [], True, position] for position in positions]
 
 
 @pytest.mark.quick(0)
@@ -74,8 +74,8 @@ print(found, state["n"], checkpoints.steps)
 
 def alone(folder, looks):
     command = [sys.executable, "-W", "ignore", "-c", ALONE, str(folder), looks]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout.strip()
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return process.returncode, process.stdout.strip()
 
 
 @pytest.mark.quick(0)

@@ -81,9 +81,9 @@ def test_steps_are_saved_kept_and_restored(tmp_path):
         assert names == {"big", "half", "eight", "numpy", "keys", "small"}
         with pytest.raises(graftax.LoadError, match="no step 3"):
             checkpoints.restore(like, step=3)
-    again = graftax.Checkpoints(tmp_path / "run")
-    assert again.steps == [2, 4]
-    again.close()
+    reopened = graftax.Checkpoints(tmp_path / "run")
+    assert reopened.steps == [2, 4]
+    reopened.close()
 
 
 def test_every_difference_is_told_and_nothing_is_written(tmp_path):
@@ -151,9 +151,9 @@ def test_a_save_that_fails_in_the_background_is_told_with_its_step(tmp_path, mon
                 checkpoints.save(4, [jnp.ones(2)])
                 time.sleep(0.01)
     assert checkpoints.steps == []
-    with graftax.Checkpoints(tmp_path / "run", every=1) as again:
-        again.save(5, [jnp.ones(2)])
-        again.wait()
+    with graftax.Checkpoints(tmp_path / "run", every=1) as reopened:
+        reopened.save(5, [jnp.ones(2)])
+        reopened.wait()
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["5"]  # what was stale there is gone
 
 
@@ -164,13 +164,13 @@ def program(folder, log):
 
 def losses(log):
     """step -> losses that were computed there, in all runs."""
-    found = {}
+    losses_of_step = {}
     for line in log.read_text().splitlines():
         parts = line.split()
         if len(parts) == 3 and line in log.read_text().split("\n")[:-1]:
             assert int(parts[2]) == int(parts[0]) + 1  # the history of the run has all steps
-            found.setdefault(int(parts[0]), set()).add(parts[1])
-    return found
+            losses_of_step.setdefault(int(parts[0]), set()).add(parts[1])
+    return losses_of_step
 
 
 def kill(tmp_path, kills, seed):

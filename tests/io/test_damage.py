@@ -77,11 +77,11 @@ def bytes_changed(good, rng):
     elif kind == 1:
         del data[rng.randrange(len(data)) :]
     elif kind == 2:
-        at = rng.randrange(len(data))
-        data[at:at] = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 9)))
+        position = rng.randrange(len(data))
+        data[position:position] = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 9)))
     elif kind == 3:
-        at = rng.randrange(len(data))
-        del data[at : at + rng.randrange(1, 40)]
+        position = rng.randrange(len(data))
+        del data[position : position + rng.randrange(1, 40)]
     else:
         data[:8] = struct.pack("<Q", rng.choice([0, 1, 2, 7, 1 << 20, 1 << 40, 1 << 63, len(data), len(data) - 8]))
     return bytes(data)
@@ -111,8 +111,8 @@ def graph_changed(good, rng):
     header, data = parts(good)
     graph = json.loads(header["__metadata__"]["graftax"])
     for _ in range(rng.randrange(1, 4)):
-        inside = rng.choice([graph, header, *(graph.get(name) for name in ("rows", "rows", "arrays", "names"))])
-        places = list(slots(inside))
+        part = rng.choice([graph, header, *(graph.get(name) for name in ("rows", "rows", "arrays", "names"))])
+        places = list(slots(part))
         if not places:
             continue
         node, key = rng.choice(places)
@@ -269,8 +269,8 @@ def test_nothing_is_imported_and_nothing_runs(tmp_path):
     rows = [["n", 0, 4], ["s", {"!": "name", "of": 1}], ["n", 2, ["w"]], ["s", 1], ["n", 3, []], ["n", 4, []]]
     graph = {"needs": 1, "names": names, "arrays": [], "rows": rows}
     path.write_bytes(joined({"__metadata__": {"graftax": json.dumps(graph)}}, b""))
-    done = subprocess.run([sys.executable, "-c", LOADER, path], capture_output=True, text=True, check=False)
-    assert done.stdout == "fine\n", done.stderr
+    process = subprocess.run([sys.executable, "-c", LOADER, path], capture_output=True, text=True, check=False)
+    assert process.stdout == "fine\n", process.stderr
 
 
 def with_value(path, value):

@@ -92,11 +92,11 @@ def test_any_graph_comes_back(tmp_path_factory, recipe):
     graftax.save(path, graph)
     assert oracle.difference(graph, graftax.load(path, recipe.build())) is None
     try:
-        anew = graftax.load(path, classes=KNOWN)
+        reloaded = graftax.load(path, classes=KNOWN)
     except graftax.LoadError as error:
         assert "only like= can give" in str(error)
     else:
-        assert oracle.difference(graph, anew) is None
+        assert oracle.difference(graph, reloaded) is None
 
 
 DTYPES = [np.dtype(name) for name in "?bhilBHILefdFD"] + [
@@ -339,8 +339,8 @@ def test_optimizers_come_back(path):
     model = {"w": jnp.ones(3)}
     opt = graftax.optimizer(optax.adam(1e-2), model)
     graftax.save(path, (model, opt))
-    again = {"w": jnp.zeros(3)}
-    new_model, new_opt = graftax.load(path, (again, graftax.optimizer(optax.adam(1e-3), again)))
+    new_params = {"w": jnp.zeros(3)}
+    new_model, new_opt = graftax.load(path, (new_params, graftax.optimizer(optax.adam(1e-3), new_params)))
     assert jnp.array_equal(new_model["w"], model["w"]) and type(new_opt) is type(opt)
 
 

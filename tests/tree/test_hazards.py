@@ -39,9 +39,9 @@ CHANGES = {
 def test_a_container_that_changes_while_it_is_walked_gives_what_it_had(name, by):
     make, change, expected = CHANGES[name]
     for ask in (tree.flatten, tree.flatten_with_path):
-        inside = node((lambda n: change(outer)) if by == "flatten" else None)("own")
-        outer = make(inside)
-        is_leaf = (lambda v: change(outer) if v is inside else None) if by == "is_leaf" else None
+        contents = node((lambda n: change(outer)) if by == "flatten" else None)("own")
+        outer = make(contents)
+        is_leaf = (lambda v: change(outer) if v is contents else None) if by == "is_leaf" else None
         leaves, treedef = ask(outer, is_leaf)
         if ask is tree.flatten_with_path:
             leaves = [leaf for _, leaf in leaves]
@@ -52,10 +52,10 @@ def test_a_container_that_changes_while_it_is_walked_gives_what_it_had(name, by)
 
 def test_a_container_that_changes_while_it_is_matched():
     for make, change, _ in CHANGES.values():
-        inside = node(lambda n: change(outer))("own")
+        contents = node(lambda n: change(outer))("own")
         outer = make(node()("own"))
         treedef = tree.structure(make(0))
-        outer = make(inside)
+        outer = make(contents)
         n = treedef.num_leaves
         assert len(treedef.flatten_up_to(outer)) == n
         gc.collect()
@@ -92,15 +92,15 @@ def test_leaves_that_go_while_a_tree_is_built():
         leaves = []
         treedef = tree.structure(make())
         leaves = [object() for _ in range(treedef.num_leaves)]
-        given = list(leaves)
-        weak = [id(v) for v in given]
-        del given
-        out = tree.leaves(treedef.unflatten(leaves), lambda v: v is None)
-        assert [id(v) for v in out if v is not None] == weak[-len([v for v in out if v is not None]) :] or leaves
+        inputs = list(leaves)
+        weak = [id(v) for v in inputs]
+        del inputs
+        result = tree.leaves(treedef.unflatten(leaves), lambda v: v is None)
+        assert [id(v) for v in result if v is not None] == weak[-len([v for v in result if v is not None]) :] or leaves
     leaves = [object() for _ in range(1000)]
     treedef = tree.structure([0] * 1000)
-    seen = treedef.walk(lambda c, data: len(c), lambda v: leaves.clear(), leaves)
-    assert seen == 1000 and not leaves
+    count = treedef.walk(lambda c, data: len(c), lambda v: leaves.clear(), leaves)
+    assert count == 1000 and not leaves
 
 
 def test_an_instance_whose_property_changes_it():

@@ -42,11 +42,11 @@ def test_eight_threads_walk_build_and_register():
                 value = [late(1, [2]), shared, Data(i, seed), Module(i, i % 3), dict.fromkeys(keys, i), Key(i)]
                 leaves, treedef = tree.flatten(value)
                 assert len(leaves) == 2 + 6 + 2 + len(set(keys)) + 1
-                again = treedef.unflatten(leaves)
-                assert tree.structure(again) == treedef and hash(tree.structure(again)) == hash(treedef)
+                restored = treedef.unflatten(leaves)
+                assert tree.structure(restored) == treedef and hash(tree.structure(restored)) == hash(treedef)
                 paths = tree.leaves_with_path({Key(2, gc_now): value, Key(1): i})
                 assert [v for _, v in paths] == [i, *leaves]
-                assert tree.map(lambda a, b: a is b, value, again)[1] == tree.map(lambda v: True, shared)
+                assert tree.map(lambda a, b: a is b, value, restored)[1] == tree.map(lambda v: True, shared)
                 assert pickle.loads(pickle.dumps(tree.structure(shared))) == tree.structure(shared)
         except BaseException as error:
             errors.append(error)

@@ -46,9 +46,9 @@ def test_a_hundred_thousand_levels(kind):
     value = deep(n, WRAPS[kind])
     leaves, treedef = tree.flatten(value)
     assert treedef.num_nodes == n + len(leaves)
-    again = treedef.unflatten(leaves)
-    assert tree.structure(again) == treedef and hash(tree.structure(again)) == hash(treedef)
-    assert tree.leaves(tree.map(lambda a, b: a is b, value, again)) == [True] * len(leaves)
+    restored = treedef.unflatten(leaves)
+    assert tree.structure(restored) == treedef and hash(tree.structure(restored)) == hash(treedef)
+    assert tree.leaves(tree.map(lambda a, b: a is b, value, restored)) == [True] * len(leaves)
     assert len(repr(treedef)) > 2 * n
     assert pickle.loads(pickle.dumps(treedef)) == treedef
     assert treedef.compose(tree.structure([0])).num_leaves == len(leaves)
@@ -73,9 +73,9 @@ def test_treedefs_of_jax_and_back_two_thousand_levels_deep(kind):
 @pytest.mark.quick(0)
 @isolated()
 def test_iterables_for_nodes_a_hundred_thousand_levels_deep():
-    given = deep(LEVELS, lambda v, i: iter([v, i]))
-    made = tree.structure(deep(LEVELS, WRAPS["dict"])).from_iterable_tree(given)
-    assert tree.structure(made) == tree.structure(deep(LEVELS, WRAPS["dict"]))
+    inputs = deep(LEVELS, lambda v, i: iter([v, i]))
+    created = tree.structure(deep(LEVELS, WRAPS["dict"])).from_iterable_tree(inputs)
+    assert tree.structure(created) == tree.structure(deep(LEVELS, WRAPS["dict"]))
     with pytest.raises(ValueError, match=r"an iterable of 1 for PyTreeDef\(\[\[\*\]\]\), got \[\]"):
         tree.structure(deep(LEVELS, WRAPS["list"])).from_iterable_tree(deep(LEVELS - 1, lambda v, i: [v] if i else []))
 
@@ -235,10 +235,10 @@ def test_malformed_states_are_refused():
         if rng.random() < 0.1:
             bad.append([0, 1, None, None])
         try:
-            made = tree.PyTreeDef._from_state([tuple(record) for record in bad])
-            repr(made), made == treedef, made.children(), made.num_nodes
-            if made.num_leaves < 100:
-                made.unflatten(range(made.num_leaves))
+            created = tree.PyTreeDef._from_state([tuple(record) for record in bad])
+            repr(created), created == treedef, created.children(), created.num_nodes
+            if created.num_leaves < 100:
+                created.unflatten(range(created.num_leaves))
         except Exception:  # some of a library's own, from node data that are none of its
             refused += 1
     assert refused > 1000

@@ -72,8 +72,8 @@ def three_times(tree):
     ],
 )
 def test_structures_that_look_alike_are_told_apart(trees):
-    made = trees()
-    for tree in [*made, *reversed(made)]:
+    created = trees()
+    for tree in [*created, *reversed(created)]:
         three_times(tree)
 
 
@@ -230,19 +230,19 @@ def test_functions_of_one_code_and_methods_of_the_class():
     class Fewer(Methods):
         pass
 
-    for made in (Methods, Fewer):
-        for tree in [made(1), made(2, data=True), [made(3, made(4, data="x"))]]:
+    for node_class in (Methods, Fewer):
+        for tree in [node_class(1), node_class(2, data=True), [node_class(3, node_class(4, data="x"))]]:
             three_times(tree)
 
 
 def test_each_object_is_flattened_once():
-    seen = []
-    cls = node(lambda n: (seen.append(n), (n.children, n.data))[1])
+    recorded = []
+    cls = node(lambda n: (recorded.append(n), (n.children, n.data))[1])
     tree = [cls(1), cls(2), cls(cls(3))]
     for _ in range(3):
-        seen.clear()
+        recorded.clear()
         OURS.tree_flatten_with_path(tree)
-        assert len(seen) == 4
+        assert len(recorded) == 4
 
 
 def test_a_profiler_keeps_running():

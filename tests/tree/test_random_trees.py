@@ -207,12 +207,12 @@ def test_paths(tree):
 @given(trees(), st.sampled_from([list, tuple, dict, type(None), Data, eqx.Module, Node, str]), st.integers(0, 9))
 def test_is_leaf_is_asked_of_the_same_values(tree, cls, stop_at):
     def program(t):
-        seen = []
-        is_leaf = lambda v: bool(seen.append(v)) or len(seen) == stop_at or isinstance(v, cls)
+        recorded = []
+        is_leaf = lambda v: bool(recorded.append(v)) or len(recorded) == stop_at or isinstance(v, cls)
         return (
             t.flatten(tree, is_leaf),
-            [type(v) for v in seen],
-            all(v is w for v, w in zip(seen, seen[:], strict=True)),
+            [type(v) for v in recorded],
+            all(v is w for v, w in zip(recorded, recorded[:], strict=True)),
         )
 
     both(program)
@@ -241,8 +241,8 @@ def test_structures_of_two_trees_are_equal_or_not(a, b):
     both(lambda t: t.broadcast_prefix(a, b))
     x, y = graftax.tree.structure(a), graftax.tree.structure(b)
     assert x != y or hash(x) == hash(y) or x is y
-    again = graftax.tree.structure(copy(a))
-    assert x == again and hash(x) == hash(again) and repr(x) == repr(again)
+    restored = graftax.tree.structure(copy(a))
+    assert x == restored and hash(x) == hash(restored) and repr(x) == repr(restored)
     loaded = pickle.loads(pickle.dumps(x))
     assert loaded == x and hash(loaded) == hash(x)
 

@@ -153,8 +153,8 @@ def test_init_runs_where_it_does_more_than_assign():
         counts = []
         for trees in (JAX, OURS):
             calls.clear()
-            out = trees.tree_map(lambda v: v + 1, [obj, obj])[1]
-            assert out.x == 1 and type(out) is cls
+            result = trees.tree_map(lambda v: v + 1, [obj, obj])[1]
+            assert result.x == 1 and type(result) is cls
             counts.append(list(calls))
         assert counts[0] == counts[1] and len(counts[0]) == 2, cls
 
@@ -171,8 +171,8 @@ def test_an_init_that_is_written_in_a_script_without_a_file_runs():
                 self.x = x + 100
         print(graftax.tree.map(lambda v: v, Own(1)).x, jax.tree.map(lambda v: v, Own(1)).x)
     """
-    out = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert out.stdout == "201 201\n"
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert result.stdout == "201 201\n"
 
 
 def test_init_only_variables_and_fields_not_in_init():

@@ -50,9 +50,9 @@ VALUES = {"tree": TREE, "prefix_tree": 1, "full_tree": TREE, "is_leaf": None, "i
 def test_arguments_may_be_given_by_name_or_place(name):
     names = PARAMETERS[name]
     for n in range(len(names) + 1):
-        given = [VALUES[k] for k in names[:n]]
+        inputs = [VALUES[k] for k in names[:n]]
         rest = {k: VALUES[k] for k in names[n:]}
-        both(lambda t: getattr(t, name)(*given, **rest))
+        both(lambda t: getattr(t, name)(*inputs, **rest))
 
 
 def test_arguments_by_name_of_the_other_functions():
@@ -125,16 +125,16 @@ def test_is_leaf_is_asked_of_every_value_from_above_in_order():
     tree = {"b": [1, (2, None)], "a": Pair(3, ())}
 
     def asked(t):
-        seen = []
-        t.tree_leaves(tree, lambda v: seen.append(v))
-        return seen
+        recorded = []
+        t.tree_leaves(tree, lambda v: recorded.append(v))
+        return recorded
 
     both(asked, [tree, Pair(3, ()), 3, (), [1, (2, None)], 1, (2, None), 2, None])
 
     def asked_with_path(t):
-        seen = []
-        t.tree_leaves_with_path(tree, lambda p, v: seen.append((p, v)), True)
-        return seen
+        recorded = []
+        t.tree_leaves_with_path(tree, lambda p, v: recorded.append((p, v)), True)
+        return recorded
 
     both(asked_with_path)
 
@@ -224,9 +224,9 @@ def test_what_f_raises_comes_out():
 
 def test_map_calls_f_in_the_order_of_the_leaves():
     def calls(t):
-        seen = []
-        t.tree_map(lambda v: seen.append(v), {"b": [1, 2], "a": (3, [4])})
-        return seen
+        recorded = []
+        t.tree_map(lambda v: recorded.append(v), {"b": [1, 2], "a": (3, [4])})
+        return recorded
 
     both(calls, [3, 4, 1, 2])
 
@@ -402,6 +402,6 @@ def test_tracers_are_leaves_under_every_transform():
 def test_leaves_keep_their_identity():
     leaves = [object(), jnp.zeros(1), [], "text"]
     tree = {"a": leaves[0], "b": (leaves[1], {"c": leaves[3]})}
-    out = graftax.tree.unflatten(graftax.tree.structure(tree), graftax.tree.leaves(tree))
-    assert all(a is b for a, b in zip(graftax.tree.leaves(out), graftax.tree.leaves(tree), strict=True))
+    result = graftax.tree.unflatten(graftax.tree.structure(tree), graftax.tree.leaves(tree))
+    assert all(a is b for a, b in zip(graftax.tree.leaves(result), graftax.tree.leaves(tree), strict=True))
     assert list(itertools.chain(graftax.tree.leaves(tree))) == [leaves[0], leaves[1], leaves[3]]

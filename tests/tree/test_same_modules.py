@@ -114,19 +114,19 @@ def odd_name() -> Any:
 def test_the_same_as_jax(name: str):
     for _ in range(2):  # the second time by what the first one learned
         laws(TREES[name])
-    given, theirs = TREES[name](), TREES[name]()
+    inputs, theirs = TREES[name](), TREES[name]()
     for trees in (tree, jax.tree):
-        both(lambda t, trees=trees: t.tree_structure(trees.map(lambda v: [v], given)))
-        both(lambda t, trees=trees: trees.map(lambda a, b: (a, b), given, theirs))
+        both(lambda t, trees=trees: t.tree_structure(trees.map(lambda v: [v], inputs)))
+        both(lambda t, trees=trees: trees.map(lambda a, b: (a, b), inputs, theirs))
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_treedefs_that_went_through_a_pickle(name: str):
-    given = TREES[name]()
-    leaves, treedef = tree.flatten(given)
-    again = pickle.loads(pickle.dumps(treedef))
-    assert again == treedef == tree.structure(again.unflatten(leaves)) and hash(again) == hash(treedef)
-    assert tree.to_jax(again) == jax.tree.structure(given)
+    inputs = TREES[name]()
+    leaves, treedef = tree.flatten(inputs)
+    restored = pickle.loads(pickle.dumps(treedef))
+    assert restored == treedef == tree.structure(restored.unflatten(leaves)) and hash(restored) == hash(treedef)
+    assert tree.to_jax(restored) == jax.tree.structure(inputs)
 
 
 @pytest.mark.parametrize("first", STATIC_VALUES, ids=repr)
@@ -150,34 +150,34 @@ def test_a_static_value_that_is_changed_in_place_is_another_one():
 
 def calls_of(program: Any) -> list[str]:
     """The functions of Python that a program calls, besides itself."""
-    seen: list[str] = []
+    recorded: list[str] = []
     gc.disable()  # a collection calls whoever asked for that
-    sys.setprofile(lambda frame, event, arg: seen.append(frame.f_code.co_qualname) if event == "call" else None)
+    sys.setprofile(lambda frame, event, arg: recorded.append(frame.f_code.co_qualname) if event == "call" else None)
     try:
         program()
     finally:
         sys.setprofile(None)
         gc.enable()
-    return [name for name in seen if "<lambda>" not in name]
+    return [name for name in recorded if "<lambda>" not in name]
 
 
 @pytest.mark.parametrize(
     "name", ["fields", "registered", "static", "frozen", "an attribute more", "undeclared, in two orders"]
 )
 def test_known_attributes_are_read_and_written_without_a_call_of_python(name: str):
-    given = [TREES[name]() for _ in range(3)]
+    inputs = [TREES[name]() for _ in range(3)]
     if name == "undeclared, in two orders":
         cls = type("Few", (Open,), {})  # a class with ever new layouts is not worth remembering
-        given = [cls(x=1, y=2), cls(y=3, x=4)]
+        inputs = [cls(x=1, y=2), cls(y=3, x=4)]
     if name == "static":
-        given = [Named(1, "a"), Named([2], "b", (1, "x")), Named(3, more=len)]
-    leaves, treedef = tree.flatten(given)
-    treedef.unflatten(leaves), tree.flatten_with_path(given)
-    assert calls_of(lambda: tree.flatten(given)) == []
-    assert calls_of(lambda: tree.flatten_with_path(given)) == []
+        inputs = [Named(1, "a"), Named([2], "b", (1, "x")), Named(3, more=len)]
+    leaves, treedef = tree.flatten(inputs)
+    treedef.unflatten(leaves), tree.flatten_with_path(inputs)
+    assert calls_of(lambda: tree.flatten(inputs)) == []
+    assert calls_of(lambda: tree.flatten_with_path(inputs)) == []
     assert calls_of(lambda: treedef.unflatten(leaves)) == []
-    assert calls_of(lambda: tree.map(lambda v: v, given)) == []
-    assert calls_of(lambda: jax.tree.flatten(given)) != []
+    assert calls_of(lambda: tree.map(lambda v: v, inputs)) == []
+    assert calls_of(lambda: jax.tree.flatten(inputs)) != []
 
 
 # ── classes that have a say in their attributes ──

@@ -134,11 +134,11 @@ def test_arrays_as_data_cannot_be_compared():
 
 def test_unflatten_is_given_a_tuple_of_children_and_the_data_themselves():
     data = object()
-    seen = []
-    cls = registered(lambda p: (iter(p.children), data), lambda *args: seen.append(args))
+    recorded = []
+    cls = registered(lambda p: (iter(p.children), data), lambda *args: recorded.append(args))
     for trees in (JAX, OURS):
         trees.tree_map(lambda v: v, cls(1, [2]))
-    assert seen == [(data, (1, [2]))] * 2 and seen[1][0] is data
+    assert recorded == [(data, (1, [2]))] * 2 and recorded[1][0] is data
 
 
 def test_what_unflatten_returns_is_taken_as_it_is():
@@ -327,8 +327,8 @@ def test_classes_with_methods():
             return (self.a, self.b), "fast"
 
     laws(lambda: [Keyed(1, [2]), Both(3, Keyed(4, 5))])
-    out = graftax.tree.map(lambda v: v + 1, Both(3, Keyed(4, 5)))
-    assert type(out) is Both and type(out.b) is Keyed and out.b.b == 6
+    result = graftax.tree.map(lambda v: v + 1, Both(3, Keyed(4, 5)))
+    assert type(result) is Both and type(result.b) is Keyed and result.b.b == 6
 
 
 # ── static, Partial, equinox ──
@@ -361,8 +361,8 @@ def test_partial():
     nested = partial(partial(max, 1), [2], key=partial(len))
     laws(lambda: nested)
     laws(lambda: partial(functools.partial(max, 1), 2, default={"a": 3}))
-    out = graftax.tree.map(lambda v: v + 1, partial(pow, 2, exp=4))
-    assert type(out) is partial and out() == 3**5
+    result = graftax.tree.map(lambda v: v + 1, partial(pow, 2, exp=4))
+    assert type(result) is partial and result() == 3**5
     assert graftax.tree.structure(partial(len, 1)) == graftax.tree.structure(partial(len, 2))
     assert graftax.tree.structure(partial(len, 1)) != graftax.tree.structure(partial(sum, 1))
 
@@ -388,8 +388,8 @@ def test_equinox_modules():
     both(lambda t: t.tree_map(lambda v, w: (v, w), layer, Layer([1], 3)))
     both(lambda t: t.tree_map(lambda v, w: (v, w), layer, Layer(1, 4)), ValueError)
     both(lambda t: t.tree_map(lambda v, w: (v, w), layer, Child(1, 3)), ValueError)
-    out = graftax.tree.map(lambda v: None, layer)
-    assert out.w is None and out.n == 3
+    result = graftax.tree.map(lambda v: None, layer)
+    assert result.w is None and result.n == 3
     same(eqx.tree_at(lambda m: m.w, layer, 5), graftax.tree.map(lambda v: 5, layer))
     partly = object.__new__(Child)
     object.__setattr__(partly, "w", [1])

@@ -45,9 +45,9 @@ class Tagged(Pair):
     """A subclass of a named tuple, with room for attributes."""
 
     def __new__(cls, left, right):
-        made = super().__new__(cls, left, right)
-        made.tag = "made"
-        return made
+        created = super().__new__(cls, left, right)
+        created.tag = "made"
+        return created
 
 
 class Plain(Pair):

@@ -54,8 +54,8 @@ def test_a_function_of_the_core_is_a_method_in_a_class_as_any_function():
 
 def test_a_function_of_the_core_has_whatever_name_it_is_given():
     function = _core.with_attributes(_core.flatten, {"__qualname__": "first"})
-    gone, told = weakref.ref(function), []
-    weakref.finalize(function, told.append, "gone")
+    gone, received = weakref.ref(function), []
+    weakref.finalize(function, received.append, "gone")
     assert repr(function) == "<function first>" and function.__get__(None, type(None)) is function
     function.__qualname__ = 3
     assert repr(function) == "<function 3>"
@@ -67,4 +67,4 @@ def test_a_function_of_the_core_has_whatever_name_it_is_given():
             act(function)
     assert function([1])[0] == []
     del function
-    assert gone() is None and told == ["gone"]
+    assert gone() is None and received == ["gone"]
