@@ -46,15 +46,16 @@ NOT_WRITABLE = "{path}: {value} can be neither written nor found by name in anot
 FORMAT = 1
 MOST_BYTES = 50 * 10**9  # of a file, as in `save`
 
-_STATICS, _FUNCTION = 5, int(_core.How.function)  # in the state of a GraphDef
+# In the state of a GraphDef: the index of its statics, and what marks one of them as a function.
+_STATICS, _FUNCTION = 5, int(_core.How.function)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def write_calls(path: str, calls: Sequence[Snapshot], what: str, reads: ReadSet | None) -> None:
+def write_calls(path: str, calls: Sequence[Snapshot], event: str, reads: ReadSet | None) -> None:
     """Writes calls of one function; the last one is that which went wrong.
 
     Args:
-        what: has happened, for people.
+        event: what went wrong, as a text for people.
         reads: what the code of the function reads.
 
     Raises:
@@ -62,10 +63,12 @@ def write_calls(path: str, calls: Sequence[Snapshot], what: str, reads: ReadSet 
     """
     target = calls[-1].target
     function = target.function
+    # Pickled first, so that a value without a name is refused before anything is written.
     structures = dumps(
         {
+            # With `captured`, what the function holds is among the roots of each call, so its code is enough here.
             "function": Template(function) if calls[-1].plan.options.captured else function,
-            "way": target.way,
+            "way": target.form,
             "prefix": target.prefix,
             "options": target.options,
             "constants": list(_constants(reads)),
@@ -74,25 +77,27 @@ def write_calls(path: str, calls: Sequence[Snapshot], what: str, reads: ReadSet 
     )
     leaves = [dict(zip(unique_names(call.graphdef, call.names), call.leaves, strict=True)) for call in calls]
     content = EncodedGraph({"calls": leaves, "structures": structures}, None, None)
+    # The progress bar counts an array twice: once for its digest, once for its bytes in the file.
     digested = (leaf for call in calls for leaf in (*call.leaves, *call.after_leaves))
     bar = ByteBar(
         f"writing {os.path.basename(path)}", array_bytes(digested) + array_bytes(a.array for a in content.arrays)
     )
-    known: dict[int, str] = {}  # most arrays are in several calls
+    digest_of: dict[int, str] = {}  # by the id of a leaf: most arrays are in several calls
     header = {
         "format": FORMAT,
-        "what": what,
+        "what": event,
         "name": calls[-1].plan.name,
         "digest": hashlib.sha256(structures).hexdigest(),
         "calls": [
             {
-                "inputs": leaf_digests(call.leaves, known, bar.add),
-                "results": _results(call, known, bar.add),
+                "inputs": leaf_digests(call.leaves, digest_of, bar.add),
+                "results": _results(call, digest_of, bar.add),
                 "raised": call.raised,
             }
             for call in calls
         ],
         **environment(),
+        # A replay runs the script only where a pickle names something of `__main__`.
         "script": _script(calls[-1].line) if b"__main__" in structures else None,
         "functions": _functions(function, reads),
     }
@@ -124,6 +129,7 @@ def _call_data(call: Snapshot) -> dict[str, Any]:
 
 
 def _is_placed(array: jax.Array) -> bool:
+    """Did the user choose its devices? Any other array goes to the default device of the process that replays."""
     return array.committed or len(array.sharding.device_set) > 1
 
 
@@ -131,6 +137,7 @@ def _origin_data(origin: Origin) -> tuple[Any, str | None, bool] | None:
     """The holder, as a pickle writes it, with the name; None for what only this process has."""
     if isinstance(origin.holder, dict):
         module = origin.holder.get("__name__")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        # Globals of code that `exec` ran, say: no module holds them, so no other process finds them.
         if vars(sys.modules.get(module or "", types.ModuleType(""))) is not origin.holder:  # pyright: ignore[reportUnknownArgumentType]
             return None
     try:
@@ -155,16 +162,17 @@ def _state(graphdef: _core.GraphDef, names: tuple[str, ...]) -> tuple[Any, ...]:
     try:
         dumps(state)
     except UnpicklableError:
+        # One value cannot be pickled. Which one, only a dump of each row tells, and that is slow.
         structure = Structure(graphdef)
         for row in structure.rows:
             value = Template(row.value) if isinstance(row.value, types.FunctionType) else row.value
             cls = None if row.type in NAMELESS else row.type
-            for part in (cls, value):
+            for candidate in (cls, value):
                 try:
-                    dumps(part)
+                    dumps(candidate)
                 except UnpicklableError as error:
                     path = place_name(structure.root_path(row), names)
-                    text = f"a {type(row.value).__qualname__}" if part is value else f"the class {part!r}"
+                    text = f"a {type(row.value).__qualname__}" if candidate is value else f"the class {candidate!r}"
                     raise UnpicklableError(NOT_WRITABLE.format(path=path, value=text, error=error)) from None
         raise
     return state
@@ -179,35 +187,39 @@ def array_bytes(leaves: Iterable[Any]) -> int:
 
 
 def leaf_digests(
-    leaves: Sequence[Any], known: dict[int, str] | None = None, done: Callable[[int], Any] | None = None
+    leaves: Sequence[Any],
+    digest_of: dict[int, str] | None = None,
+    on_bytes: Callable[[int], object] | None = None,
 ) -> list[str]:
     """A text for each leaf that is the same for the same bits.
 
     Args:
-        known: those of leaves that are held meanwhile, by id; these are added.
-        done: is called with the number of bytes after each part of an array.
+        digest_of: digests that are known, by the id of a leaf that is still held. New ones are added.
+        on_bytes: called with the number of bytes after each part of an array.
     """
-    known = {} if known is None else known
+    digest_of = {} if digest_of is None else digest_of
     for leaf in leaves:
-        if id(leaf) not in known:
-            known[id(leaf)] = _leaf_digest(leaf, done)
-    return [known[id(leaf)] for leaf in leaves]
+        if id(leaf) not in digest_of:
+            digest_of[id(leaf)] = _leaf_digest(leaf, on_bytes)
+    return [digest_of[id(leaf)] for leaf in leaves]
 
 
-def _leaf_digest(leaf: Any, done: Callable[[int], Any] | None) -> str:
+def _leaf_digest(leaf: Any, on_bytes: Callable[[int], object] | None) -> str:
     if isinstance(leaf, _PLAIN):
         return f"{type(leaf).__name__} {leaf!r}"
     content = leaf[...] if isinstance(leaf, ref_types) else leaf
     if isinstance(content, jax.Array) and content.is_deleted():
+        # A later call has deleted it. A replay compares nothing with an empty text.
         return ""
     content = without_key(content)
     text = f"{content.dtype}[{','.join(map(str, np.shape(content)))}]"
+    # A single number is part of the text, so that a difference shows it.
     value = f" {np.asarray(content).reshape(-1)[0]!s}" if content.size == 1 else ""
     digest = hashlib.sha256()
     for part in parts_of(host_bytes(content, content.dtype)):
         digest.update(part)
-        if done is not None:
-            done(part.size)
+        if on_bytes is not None:
+            on_bytes(part.size)
     return f"{text}{value} {digest.hexdigest()[:16]}"
 
 
@@ -215,19 +227,19 @@ def results_data(
     graphdef: _core.GraphDef,
     names: tuple[str, ...],
     leaves: Sequence[Any],
-    known: dict[int, str] | None = None,
-    done: Callable[[int], Any] | None = None,
-) -> dict[str, Any]:
+    digest_of: dict[int, str] | None = None,
+    on_bytes: Callable[[int], object] | None = None,
+) -> dict[str, object]:
     """The structure of the results of a call, and a digest of each leaf by its name; see `leaf_digests`."""
-    digests = dict(zip(unique_names(graphdef, names), leaf_digests(leaves, known, done), strict=True))
+    digests = dict(zip(unique_names(graphdef, names), leaf_digests(leaves, digest_of, on_bytes), strict=True))
     return {"structure": graphdef.fingerprint(), "leaves": digests}
 
 
-def _results(call: Snapshot, known: dict[int, str], done: Callable[[int], Any]) -> dict[str, Any] | None:
+def _results(call: Snapshot, digest_of: dict[int, str], on_bytes: Callable[[int], object]) -> dict[str, object] | None:
     if call.after is None:
         return None
     try:
-        return results_data(call.after, call.after_names, call.after_leaves, known, done)
+        return results_data(call.after, call.after_names, call.after_leaves, digest_of, on_bytes)
     except jax.errors.JaxRuntimeError as error:  # the computation has failed since the call returned
         call.raised = call.raised or error_text(error)
         return None
@@ -247,6 +259,7 @@ def _constants(reads: ReadSet | None) -> Iterator[tuple[Any, str, Any]]:
             )
         value = value_at(holder, name) if is_users_own else MISSING
         if type(value) in _PLAIN and not name.startswith("__"):
+            # A holder that no other process finds is left out: the replay uses the value that it has there.
             with contextlib.suppress(GraftaxError):
                 dumps(holder)
                 yield holder, name, value
@@ -286,8 +299,8 @@ def _script(line: int | None) -> dict[str, Any] | None:
 
 def _functions(function: types.FunctionType, reads: ReadSet | None) -> list[dict[str, str]]:
     """The user's functions that a call runs, with their source texts."""
-    others = [] if reads is None else list(reads.names.functions.values())
-    functions = {id(f.__code__): f for f in (function, *others) if _is_in_users_file(f)}
+    helpers = [] if reads is None else list(reads.names.functions.values())
+    functions = {id(f.__code__): f for f in (function, *helpers) if _is_in_users_file(f)}
     return [
         {
             "module": f.__module__,

@@ -30,6 +30,7 @@ def is_cell(file: str) -> bool:
 
 def known_cells() -> list[Cell]:
     """The cells of this session, in the order in which they first ran."""
+    # An entry of another length is a loader that `linecache` has not called, so it has no text.
     entries = [(file, entry) for file, entry in list(linecache.cache.items()) if is_cell(file) and len(entry) == 4]
     return [Cell(file, "".join(entry[2])) for file, entry in entries]
 
@@ -51,6 +52,7 @@ def load_cells(cells: Sequence[Sequence[str]]) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     for file, text in cells:
+        # `known_cells` finds the text there when a function is looked up by its code, and so do tracebacks.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         for statement in ast.parse(text, file).body:
             if not _is_definition(statement):

@@ -29,8 +29,8 @@ NO_SOURCE = (
 )
 GONE = "{module} has no function {name} any more"
 
-
-# Types that are not found by their own names.
+# Types that are not found by their own names. Reversed: of two names of a type (FunctionType, LambdaType) the first
+# one stays.
 _NAMES_OF_TYPES = {getattr(types, name): name for name in reversed(types.__all__) if name.endswith("Type")}
 
 
@@ -64,7 +64,7 @@ class CodePickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 5)
         self._numbers: dict[int, int] = {}
-        self._objects: list[Any] = []  # functions and cells
+        self._objects: list[types.FunctionType | types.CellType] = []
         self._sentinels = Sentinels()
         self._names: dict[int, Holder | None] = {}
 
@@ -75,6 +75,7 @@ class CodePickler(pickle.Pickler):
             holder = self._holder(obj)
             if holder is not None:
                 return "name", holder
+            # Cells go by number. What is in them follows in `finish`, since cycles lead through them.
             cells = tuple(self._number(cell) for cell in obj.__closure__ or ())
             return "function", self._number(obj), code_name(obj), obj.__name__, cells
         if isinstance(obj, Template):
@@ -88,6 +89,7 @@ class CodePickler(pickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
+        # MISSING is compared by identity, so a copy of it would be another value.
         if obj is MISSING:
             return _missing, ()
         if isinstance(obj, type):
@@ -105,7 +107,7 @@ class CodePickler(pickle.Pickler):
             self._names[id(function)] = holder
         return self._names[id(function)]
 
-    def _number(self, obj: Any) -> int:
+    def _number(self, obj: types.FunctionType | types.CellType) -> int:
         if id(obj) not in self._numbers:
             self._numbers[id(obj)] = len(self._objects)
             self._objects.append(obj)
@@ -114,6 +116,7 @@ class CodePickler(pickle.Pickler):
     def finish(self) -> None:
         """Writes what the functions and cells hold that were met, and those met in them."""
         written = 0
+        # Each dump may number further functions and cells, which are written after it.
         while written < len(self._objects):
             obj = self._objects[written]
             written += 1
@@ -124,7 +127,7 @@ class CodePickler(pickle.Pickler):
         self.dump(("end", None))
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """The bytes of a value.
 
     Raises:
@@ -149,19 +152,19 @@ class _CodeUnpickler(pickle.Unpickler):
         self._objects: dict[int, Any] = {}
 
     def persistent_load(self, pid: Any) -> Any:
-        kind, number, *rest = pid
+        kind, key, *details = pid
         if kind == "name":
-            return resolve(number)
+            return resolve(key)
         if kind == "globals":
-            return vars(importlib.import_module(number))
+            return vars(importlib.import_module(key))
         if kind == "cell":
-            return self._cell(number)
+            return self._cell(key)
         if kind == "template":
-            return self._function(number, rest[0], None)
-        if number not in self._objects:
-            name, short_name, cells = rest
-            self._objects[number] = self._function(name, short_name, [self._cell(cell) for cell in cells])
-        return self._objects[number]
+            return self._function(key, details[0], None)
+        if key not in self._objects:
+            name, short_name, cells = details
+            self._objects[key] = self._function(name, short_name, [self._cell(cell) for cell in cells])
+        return self._objects[key]
 
     def _function(self, name: CodeName, short_name: str, cells: list[types.CellType] | None) -> types.FunctionType:
         code = find_code(name)
@@ -177,8 +180,8 @@ class _CodeUnpickler(pickle.Unpickler):
 
     def finish(self) -> None:
         number = 0
-        while (part := self.load())[0] != "end":
-            kind, value = part
+        while (content := self.load())[0] != "end":
+            kind, value = content
             if kind == "parts":
                 function: types.FunctionType = self._objects[number]
                 function.__defaults__, function.__kwdefaults__ = value.defaults, value.kwdefaults
@@ -196,14 +199,14 @@ def loads(content: bytes, changed: list[CodeName]) -> Any:
     return value
 
 
-def _content(cell: types.CellType) -> tuple[str, Any]:
+def _content(cell: types.CellType) -> tuple[str, object]:
     try:
         return "content", cell.cell_contents
     except ValueError:
         return "empty", None
 
 
-def _missing() -> Any:
+def _missing() -> object:
     return MISSING
 
 
@@ -229,10 +232,10 @@ def find_code(name: CodeName) -> types.CodeType:
     """The code of this name; if there are several, that with the same contents, or else on the next line."""
     in_cells = name.module == "__main__" and main_file() is None
     modules = codes_of_cells() if in_cells else [module_code(name.module)]
-    found = [code for module in modules for code in _codes_in(module) if code.co_qualname == name.name]
-    if not found:
+    candidates = [code for module in modules for code in _codes_in(module) if code.co_qualname == name.name]
+    if not candidates:
         raise LookupError(GONE.format(module=name.module, name=name.name))
-    return min(found, key=lambda code: (code_digest(code) != name.digest, abs(code.co_firstlineno - name.line)))
+    return min(candidates, key=lambda code: (code_digest(code) != name.digest, abs(code.co_firstlineno - name.line)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -245,6 +248,7 @@ def module_code(module: str) -> types.CodeType:
         code: types.CodeType | None = cast("Any", spec).loader.get_code(module)
     else:  # a script, or a module that another kind of loader has read
         file = main_file() if spec is None else spec.origin
+        # Without `dont_inherit` this file's own `from __future__` would apply to the user's code, too.
         code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True) if file else None
     if code is None:
         raise ImportError(f"{module} has no Python code")

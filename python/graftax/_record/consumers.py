@@ -19,10 +19,12 @@ def is_of_derivative(equation: Any, levels: Sequence[tuple[Any, Enclosing | None
         levels: the programs around the equation, outermost first, each with the equation in it that is run.
     """
     inner, is_transposed = equation, False
+    # From the innermost program outwards: the outputs that are reached are then those of the enclosing equation.
     for index in reversed(range(len(levels))):
         jaxpr = levels[index][0]
         reached, has_transposed, has_dead_end = _reach(jaxpr, inner)
         is_transposed |= has_transposed
+        # It reaches an equation whose outputs nobody uses, such as a callback: that belongs to the function.
         if has_dead_end:
             return False
         enclosing = levels[index - 1][1] if index else None
@@ -30,11 +32,11 @@ def is_of_derivative(equation: Any, levels: Sequence[tuple[Any, Enclosing | None
             return is_transposed and not reached
         if not reached:
             return is_transposed
-        inner = _Part([enclosing.equation.outvars[i] for i in reached if i < len(enclosing.equation.outvars)])
+        inner = _Outputs([enclosing.equation.outvars[i] for i in reached if i < len(enclosing.equation.outvars)])
     return False
 
 
-class _Part:
+class _Outputs:
     """Some outputs of an equation."""
 
     def __init__(self, outvars: list[Any]) -> None:
@@ -48,16 +50,16 @@ def _reach(jaxpr: Any, equation: Any) -> tuple[list[int], bool, bool]:
     has_transposed = has_dead_end = False
     used: set[int] = set()
     reached: list[Any] = [equation]
-    for other in jaxpr.eqns:
-        operands = {id(v) for v in other.invars} & todo
+    for consumer in jaxpr.eqns:
+        operands = {id(v) for v in consumer.invars} & todo
         if not operands:
             continue
         used |= operands
-        if "transpose" in name_scopes(other)[0]:
+        if "transpose" in name_scopes(consumer)[0]:
             has_transposed = True
         else:
-            todo |= {id(v) for v in other.outvars}
-            reached.append(other)
-    for part in reached:
-        has_dead_end |= not any(id(v) in used or id(v) in outputs for v in part.outvars)
+            todo |= {id(v) for v in consumer.outvars}
+            reached.append(consumer)
+    for step in reached:
+        has_dead_end |= not any(id(v) in used or id(v) in outputs for v in step.outvars)
     return [i for i, v in enumerate(jaxpr.outvars) if id(v) in todo], has_transposed, has_dead_end

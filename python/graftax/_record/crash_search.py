@@ -23,7 +23,7 @@ from graftax._jax.equations import run_equation
 from graftax._record.failures import Failure
 from graftax._record.parts import CannotRun, Part
 from graftax._record.plain_script import Unwritable
-from graftax._record.search import Found, search
+from graftax._record.search import SmallestPart, search
 from graftax._record.snapshot import error_text
 
 CrashName = Literal["crash", "hang"]
@@ -38,9 +38,9 @@ NOT_EXPORTED = "what lowers it ends the process"
 
 
 class Answer(NamedTuple):
-    """What came of a question: `what` of the constants above, and its text."""
+    """What came of a question: one of the constants above, and a text."""
 
-    what: str
+    kind: str
     text: str = ""
 
 
@@ -54,13 +54,13 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self._path, self._number = path, 0
-        self._known = [answer for answer in _lines(path) if answer.what != ASKED]
+        self._answers = [answer for answer in _lines(path) if answer.kind != ASKED]
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
-        """The answer: known already, or of the question."""
+        """The answer that the journal has already, or that the question gives now."""
         number, self._number = self._number, self._number + 1
-        if number < len(self._known):
-            return self._known[number]
+        if number < len(self._answers):
+            return self._answers[number]
         append(self._path, Answer(ASKED))
         answer = question()
         append(self._path, answer)
@@ -74,6 +74,7 @@ def append(path: str, answer: Answer) -> None:
 
 def _lines(path: str) -> list[Answer]:
     with open(path, encoding="utf-8") as file:
+        # A process that ended while it wrote has left a line without its end.
         return [Answer(*json.loads(line)) for line in file if line.endswith("\n")]
 
 
@@ -95,26 +96,27 @@ class Crash(Failure):
         self._journal, self._is_hang, self._timeout = journal, fails == "hang", timeout
         self._wanted: Answer | None = None  # how the whole program fails
         self.nothing = f"it takes less than {timeout:g} seconds" if self._is_hang else "its program compiles and runs"
-        self.before = f"faulthandler.dump_traceback_later({timeout:g}, exit=True)\n" if self._is_hang else ""
+        self.preamble = f"faulthandler.dump_traceback_later({timeout:g}, exit=True)\n" if self._is_hang else ""
 
     @property
     def sign(self) -> str:
-        return TIMEOUT if self._is_hang else _kind(self._wanted or Answer(FINE))
+        return TIMEOUT if self._is_hang else _error_kind(self._wanted or Answer(FINE))
 
     def fails(self, part: Part) -> bool:
         answer = self._ask(lambda: self.compiled(part)(*part.arguments()))
-        if answer.what == FINE or (answer.what == TOO_LONG) != self._is_hang:
+        if answer.kind == FINE or (answer.kind == TOO_LONG) != self._is_hang:
             return False
         self._wanted = self._wanted or answer
         # Not another error, which a part of other shapes may have.
-        return (answer.what, _kind(answer)) == (self._wanted.what, _kind(self._wanted))
+        return (answer.kind, _error_kind(answer)) == (self._wanted.kind, _error_kind(self._wanted))
 
     def run_equation(self, equation: Any, operands: list[Any]) -> list[Any]:
-        done: list[list[Any]] = []
-        answer = self._ask(lambda: done.append(run_equation(equation, operands)) or done[0])
-        if answer.what != FINE:
+        outputs: list[list[Any]] = []
+        answer = self._ask(lambda: outputs.append(run_equation(equation, operands)) or outputs[0])
+        if answer.kind != FINE:
             raise CannotRun(answer.text)
-        return done[0] if done else run_equation(equation, operands)
+        # With an answer from the journal it ran in an earlier process: its values are computed here once more.
+        return outputs[0] if outputs else run_equation(equation, operands)
 
     def _ask(self, run: Callable[[], Any]) -> Answer:
         def question() -> Answer:
@@ -135,20 +137,20 @@ class Crash(Failure):
                 return Answer(RAISED, str(error))
 
         answer = self._journal.ask(question)
-        if answer.what != FINE:
-            raise Unwritable(answer.text if answer.what == RAISED else NOT_EXPORTED)
+        if answer.kind != FINE:
+            raise Unwritable(answer.text if answer.kind == RAISED else NOT_EXPORTED)
         return answer.text
 
     def cause(self, part: Part) -> str:
-        what, text = self._wanted or Answer(FINE)
-        if what == TOO_LONG:
+        kind, text = self._wanted or Answer(FINE)
+        if kind == TOO_LONG:
             return f"It takes longer than {self._timeout:g} seconds."
-        return f"It raises {text}" if what == RAISED else f"It ends the process: {text}"
+        return f"It raises {text}" if kind == RAISED else f"It ends the process: {text}"
 
 
-def _kind(answer: Answer) -> str:
+def _error_kind(answer: Answer) -> str:
     """The beginning of an error's text: for one of XLA, its class and status."""
-    if answer.what != RAISED:
+    if answer.kind != RAISED:
         return ""
     name, status, _ = (*answer.text.split(": ", 2), "", "")[:3]
     return f"{name}: {status}" if name == "JaxRuntimeError" else answer.text
@@ -157,11 +159,12 @@ def _kind(answer: Answer) -> str:
 def answer_questions(path: str, fails: CrashName, timeout: str, journal: str, result: str) -> None:
     """Searches as far as this process lives, and writes what it found."""
     try:
-        found: dict[str, Any] = search(path, Crash(fails, float(timeout), Journal(journal)))._asdict()
+        answer: dict[str, Any] = search(path, Crash(fails, float(timeout), Journal(journal)))._asdict()
     except GraftaxError as error:
-        found = {"error": str(error)}
+        answer = {"error": str(error)}
+    # Renamed when it is whole: its name tells the process that watches that the search is over.
     with open(result + ".part", "w", encoding="utf-8") as file:
-        json.dump(found, file)
+        json.dump(answer, file)
     os.replace(result + ".part", result)
 
 
@@ -173,10 +176,10 @@ def watch(path: str, fails: CrashName, timeout: str, folder: str) -> None:
     journal, result, log = (os.path.join(folder, name) for name in (JOURNAL, RESULT, OUTPUT))
     open(journal, "x").close()
     while not os.path.exists(result):
-        before = os.path.getsize(journal)
+        size_before = os.path.getsize(journal)
         _run_process((path, fails, timeout, journal, result), log)
-        if os.path.getsize(journal) == before:
-            break
+        if os.path.getsize(journal) == size_before:
+            break  # it ended before it asked anything, and so would the next one
 
 
 # This process has imported JAX and has not looked for devices, so a copy of it is a new one that need not import.
@@ -210,11 +213,11 @@ def _run_logged(log: str, arguments: tuple[str, CrashName, str, str, str]) -> No
 
 def _wait(process: BaseProcess, journal: str, timeout: float) -> bool:
     """Waits until the process ends; False if it waits for the same answer for too long."""
-    size, since = -1, time.monotonic()
+    size, changed = -1, time.monotonic()
     while process.is_alive():
         if os.path.getsize(journal) != size:
-            size, since = os.path.getsize(journal), time.monotonic()
-        elif time.monotonic() - since > timeout and _is_asked(journal):
+            size, changed = os.path.getsize(journal), time.monotonic()
+        elif time.monotonic() - changed > timeout and _is_asked(journal):
             return False
         time.sleep(0.02)
     return True
@@ -223,7 +226,7 @@ def _wait(process: BaseProcess, journal: str, timeout: float) -> bool:
 def _is_asked(journal: str) -> bool:
     """Is there no answer to the last question?"""
     lines = _lines(journal)
-    return bool(lines) and lines[-1].what == ASKED
+    return bool(lines) and lines[-1].kind == ASKED
 
 
 def _end_text(status: int, output: str) -> str:
@@ -235,7 +238,7 @@ def _end_text(status: int, output: str) -> str:
 # ---- in the process of the user
 
 
-def search_in_processes(path: str, fails: CrashName, timeout: float) -> Found:
+def search_in_processes(path: str, fails: CrashName, timeout: float) -> SmallestPart:
     """The same as `search`, in other processes."""
     with tempfile.TemporaryDirectory() as folder:
         result, log = os.path.join(folder, RESULT), os.path.join(folder, OUTPUT)
@@ -243,10 +246,10 @@ def search_in_processes(path: str, fails: CrashName, timeout: float) -> Found:
         if not os.path.exists(result):
             raise GraftaxError(ENDED_EARLY.format(path=path, output=output[-2000:]))
         with open(result, encoding="utf-8") as file:
-            found = json.load(file)
-    if "error" in found:
-        raise GraftaxError(found["error"])
-    return Found(**found)
+            answer = json.load(file)
+    if "error" in answer:
+        raise GraftaxError(answer["error"])
+    return SmallestPart(**answer)
 
 
 def _watched(arguments: list[str], log: str) -> str:

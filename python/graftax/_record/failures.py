@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy
+import numpy  # under this name: the source of `differ` is written into scripts
 
+from graftax._jax.arrays import without_key
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import run_equation
 from graftax._record.origin_marks import are_finite
@@ -30,13 +31,13 @@ class Failure(abc.ABC):
         nothing: says that a call does not fail.
         in_any_branch: may it lie in a branch that does not run?
         run_equation: gives the values of an equation's outputs.
-        before: what the script does before it runs the program.
+        preamble: what the script does before it runs the program.
         sign: what the failing script writes. Empty where its process ends without an exception.
     """
 
     nothing: str
     sign = ""
-    before = ""
+    preamble = ""
     in_any_branch = False
     run_equation: RunEquation = staticmethod(run_equation)
 
@@ -64,7 +65,6 @@ class Failure(abc.ABC):
         return script()
 
     # A loop has the same equations in each iteration, so they are compiled once.
-
     _compiled: tuple[Any, Callable[..., list[Any]]] | None = None
 
     def compiled(self, part: Part) -> Callable[..., list[Any]]:
@@ -86,6 +86,7 @@ class Nonfinite(Failure):
         return f'for result in results:\n    assert jax.numpy.isfinite(result).all(), "{NOT_FINITE}"\n'
 
 
+# Uses nothing but its arguments, jax and numpy: `Wrong.check` writes its source into a script.
 def differ(result: Any, right: Any, tolerance: float) -> bool:
     """Is an element of the result further off than this, relative to the largest element?"""
     if jax.numpy.issubdtype(result.dtype, jax.dtypes.prng_key):
@@ -113,7 +114,7 @@ class Wrong(Failure):
     run_equation = staticmethod(run_one_by_one)
 
     def __init__(self, tolerance: float | None = None) -> None:
-        self._given = tolerance
+        self._chosen_tolerance = tolerance
 
     def fails(self, part: Part) -> bool:
         return any(differ(*pair, self.tolerance(pair[1])) for pair in self._results(part))
@@ -125,15 +126,15 @@ class Wrong(Failure):
     def tolerance(self, x: Any) -> float:
         if not jax.numpy.issubdtype(x.dtype, jax.numpy.inexact):
             return 0
-        return float(jax.numpy.finfo(x.dtype).eps) ** 0.5 if self._given is None else self._given
+        return float(jax.numpy.finfo(x.dtype).eps) ** 0.5 if self._chosen_tolerance is None else self._chosen_tolerance
 
     def cause(self, part: Part) -> str:
         for result, right in self._results(part):
             if differ(result, right, self.tolerance(right)):
-                a, b = numpy.asarray(_plain(result)), numpy.asarray(_plain(right))
-                place = numpy.unravel_index(numpy.argmax(_distance(a, b)), a.shape)
-                at = f" at {[int(i) for i in place]}" if place else ""
-                return f"Compiled, it returns {a[place]}{at}; one operation after the other, {b[place]}."
+                a, b = numpy.asarray(without_key(result)), numpy.asarray(without_key(right))
+                index = numpy.unravel_index(numpy.argmax(_distance(a, b)), a.shape)
+                place = f" at {[int(i) for i in index]}" if index else ""
+                return f"Compiled, it returns {a[index]}{place}; one operation after the other, {b[index]}."
         return ""
 
     def check(self, part: Part) -> str:
@@ -146,13 +147,10 @@ class Wrong(Failure):
                 "for result, (right, tolerance) in zip(results, expected):\n"
                 f'    assert not differ(result, right, tolerance), f"{DIFFERENT}: {{right}}"\n'
             )
+            # The script imports no `Any`.
             .replace(": Any", "")
             .replace(": float", "")
         )
-
-
-def _plain(x: Any) -> Any:
-    return jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def _distance(a: Any, b: Any) -> Any:
@@ -162,8 +160,8 @@ def _distance(a: Any, b: Any) -> Any:
     wide = numpy.complex128 if a.dtype.kind == "c" else numpy.float64
     a, b = a.astype(wide), b.astype(wide)
     with numpy.errstate(all="ignore"):
-        apart = numpy.where((a == b) | (numpy.isnan(a) & numpy.isnan(b)), 0, numpy.abs(a - b))
-    return numpy.where(numpy.isnan(apart), numpy.inf, apart)
+        distances = numpy.where((a == b) | (numpy.isnan(a) & numpy.isnan(b)), 0, numpy.abs(a - b))
+    return numpy.where(numpy.isnan(distances), numpy.inf, distances)
 
 
 class Custom(Failure):

@@ -13,7 +13,7 @@ from graftax._base.errors import GraftaxError
 from graftax._jax.tracebacks import boundary
 from graftax._record.crash_search import search_in_processes
 from graftax._record.failures import Custom, Failure, Nonfinite, Predicate, Wrong
-from graftax._record.search import Found, search
+from graftax._record.search import SmallestPart, search
 
 FAILURES = ("nonfinite", "wrong", "crash", "hang")
 UNKNOWN = "fails={fails!r}: expected one of {names}, or a function of the program and its arguments"
@@ -91,12 +91,12 @@ def minimize(
     path = os.fspath(path)
     script = os.fspath(script) if script is not None else str(Path(path).with_suffix(".py"))
     if not callable(fails) and fails in ("crash", "hang"):
-        found, custom = search_in_processes(path, fails, timeout), None
+        smallest, custom = search_in_processes(path, fails, timeout), None
     else:
         failure = _failure(fails, tolerance)
-        found, custom = search(path, failure), failure if isinstance(failure, Custom) else None
-    text = _proven(found, script, custom)
-    return Minimized(script, text, found.operations, found.equations, found.cause)
+        smallest, custom = search(path, failure), failure if isinstance(failure, Custom) else None
+    text = _proven(smallest, script, custom)
+    return Minimized(script, text, smallest.operations, smallest.equations, smallest.cause)
 
 
 def _failure(fails: object, tolerance: float | None) -> Failure:
@@ -107,17 +107,21 @@ def _failure(fails: object, tolerance: float | None) -> Failure:
     return Wrong(tolerance) if fails == "wrong" else Nonfinite()
 
 
-def _proven(found: Found, script: str, custom: Custom | None) -> str:
+def _proven(smallest: SmallestPart, script: str, custom: Custom | None) -> str:
     """Writes the script, readable if possible, and runs it; returns its text."""
-    if not found.texts:
-        operations = ", ".join(found.operations)
-        error = found.unwritable
-        raise GraftaxError(NOT_WRITTEN.format(name=found.name, operations=operations, error=error, cause=found.cause))
+    if not smallest.texts:
+        operations = ", ".join(smallest.operations)
+        error = smallest.unwritable
+        raise GraftaxError(
+            NOT_WRITTEN.format(name=smallest.name, operations=operations, error=error, cause=smallest.cause)
+        )
     output = ""
-    for text in found.texts:
+    for text in smallest.texts:
         Path(script).write_text(text, encoding="utf-8")
         run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-        if custom.is_shown_in(script) if custom is not None else run.returncode and _has_sign(run.stderr, found.sign):
+        # A script may also fail for another reason than the part: its sign has to be in what it writes.
+        has_failed = bool(run.returncode) and _has_sign(run.stderr, smallest.sign)
+        if has_failed if custom is None else custom.is_shown_in(script):
             return text
         output = run.stdout + run.stderr + (FALSE if custom is not None else "")
     raise GraftaxError(NOT_PROVEN.format(path=script, output=output))

@@ -19,7 +19,7 @@ from graftax._jit.leaf_names import leaf_names, output_names
 from graftax._jit.stages import Staging, Traced, copy_numpy_leaves, match_structure
 from graftax._record.nonfinite_report import Origin
 from graftax._record.nonfinite_search import Interpreter
-from graftax._record.origin_marks import Value, are_finite, bits
+from graftax._record.origin_marks import MOST_BITS, Value, are_finite, bits
 
 ALL_FINITE = "{name}: all results are finite"
 NO_ORIGIN = "no equation makes one when they run one after the other: the compiled program rounds differently"
@@ -133,6 +133,7 @@ def find_origins(call: TracedCall) -> tuple[Interpreter, NonfiniteReport]:
     outputs = interpreter.run(jaxpr.jaxpr, jaxpr.consts, inputs)
     result_names = [name for name, _ in output_names(staging, traced._stage)]  # pyright: ignore[reportPrivateUsage]
     named = [*zip(result_names, outputs, strict=True)]
+    # A Ref is a result as well: the caller reads what was written into it.
     for name, value in zip(names, inputs, strict=True):
         if isinstance(value.data, ref_types) and not are_finite(value.data[...]):
             named.append((name, Value(value.data, np.asarray(interpreter.in_refs.get(id(value.data), 0)))))
@@ -149,17 +150,18 @@ def _leaves(staging: Staging, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return [x if isinstance(x, (jax.Array, *ref_types)) else jax.numpy.asarray(x) for x in copies]
 
 
-def _report(interpreter: Interpreter, function: str, outputs: Sequence[tuple[str, Value]]) -> NonfiniteReport:
+def _report(interpreter: Interpreter, function_name: str, outputs: Sequence[tuple[str, Value]]) -> NonfiniteReport:
     reached, results = 0, list[str]()
     for name, value in outputs:
         if value.marks is not None and value.marks.any():
             reached |= bits(value.marks)
             results.append(name)
-    for number in reversed(range(len(interpreter.origins))):  # what a nan was computed from comes before it
+    # Backwards: an origin that reaches a result takes along the infinities it was computed from, which come before it.
+    for number in reversed(range(len(interpreter.origins))):
         origin = interpreter.origins[number]
-        origin.reaches_result = bool(reached & 1 << min(number, 30))
+        origin.reaches_result = bool(reached & 1 << min(number, MOST_BITS - 1))
         if origin.reaches_result:
             reached |= interpreter.causes[number]
     reaching = [origin for origin in interpreter.origins if origin.reaches_result]
     masked = [o for o in interpreter.origins if not o.reaches_result and o.kind != "constant"]
-    return NonfiniteReport(function, results, reaching, masked)
+    return NonfiniteReport(function_name, results, reaching, masked)

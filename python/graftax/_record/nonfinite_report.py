@@ -79,15 +79,15 @@ class Origin:
 
 
 def origin_of_equation(
-    equation: Any, enclosing: Sequence[Enclosing], inputs: Sequence[Value], output: Any, where: np.ndarray[Any, Any]
+    equation: Any, enclosing: Sequence[Enclosing], inputs: Sequence[Value], output: Any, is_made: np.ndarray[Any, Any]
 ) -> Origin:
-    """The origin for the elements `where` of an output."""
+    """The origin of the elements of an output that `is_made` marks; the first of them is described."""
     origin = _placed(equation, enclosing)
-    first = tuple(np.argwhere(where)[0]) if where.any() else ()
+    first = tuple(np.argwhere(is_made)[0]) if is_made.any() else ()
     origin.value = "nan" if np.isnan(np.asarray(output)[first]) else "inf"
     origin.operation = equation.primitive.name
     if is_elementwise(equation):
-        shape = where.shape
+        shape = is_made.shape
         origin.operands = tuple(_number(np.broadcast_to(np.asarray(x.data), shape)[first]) for x in inputs)
     origin.inputs = tuple(range_text(x.data) for x in inputs if is_floating(x.data))
     return origin
@@ -104,6 +104,7 @@ def _placed(equation: Any, enclosing: Sequence[Enclosing]) -> Origin:
     scopes: list[str] = []
     transforms: list[str] = []
     for level in (*(e.equation for e in enclosing), equation):
+        # Levels begin with the outermost equation, and frames with the innermost call.
         frames = [*source_frames(level), *frames]
         more_transforms, more_scopes = name_scopes(level)
         transforms += more_transforms
@@ -111,9 +112,9 @@ def _placed(equation: Any, enclosing: Sequence[Enclosing]) -> Origin:
     origin = Origin("equation", "nan", path=_object_path(scopes), is_backward="transpose" in transforms)
     origin.loops = tuple(text for e in enclosing if (text := e.text()))
     if frames:
-        own = next((frame for frame in frames if is_users(frame[0])), frames[0])
-        origin.file, origin.line, origin.function = own
-        if own is not frames[0]:
+        users_frame = next((frame for frame in frames if is_users(frame[0])), frames[0])
+        origin.file, origin.line, origin.function = users_frame
+        if users_frame is not frames[0]:
             file, line, function = frames[0]
             origin.inside = f"{os.path.basename(file)}:{line} ({function})"
     return origin

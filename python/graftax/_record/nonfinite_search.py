@@ -40,24 +40,26 @@ class Interpreter:
         values: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         for variable, constant in zip(jaxpr.constvars, constants, strict=True):
             values[variable] = Value(constant)
-        fresh = {variable for variable in jaxpr.constvars if not are_finite(values[variable].data)}
+        nonfinite_constants = {variable for variable in jaxpr.constvars if not are_finite(values[variable].data)}
         last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not is_literal(v)}
-        kept = {v for v in jaxpr.outvars if not is_literal(v)}
+        outputs_of_program = {v for v in jaxpr.outvars if not is_literal(v)}
         for i, equation in enumerate(jaxpr.eqns):
-            operands = [self._read(equation, jaxpr, values, fresh, v) for v in equation.invars]
+            operands = [self._read(equation, jaxpr, values, nonfinite_constants, v) for v in equation.invars]
             outputs = self._equation(jaxpr, equation, operands)
             values.update(zip(equation.outvars, outputs, strict=True))
+            # A value lives until its last use, as in the compiled program: intermediate arrays do not pile up.
             for v in equation.invars:
-                if not is_literal(v) and last_use.get(v) == i and v not in kept:
+                if not is_literal(v) and last_use.get(v) == i and v not in outputs_of_program:
                     values.pop(v, None)
         return [Value(v.val) if is_literal(v) else values[v] for v in jaxpr.outvars]
 
-    def _read(self, equation: Any, jaxpr: Jaxpr, values: dict[Any, Value], fresh: set[Any], v: Any) -> Value:
-        if not is_literal(v) and v not in fresh:
+    def _read(self, equation: Any, jaxpr: Jaxpr, values: dict[Any, Value], nonfinite: set[Any], v: Any) -> Value:
+        if not is_literal(v) and v not in nonfinite:
             return values[v]
         data = v.val if is_literal(v) else values[v].data
         if not _is_floating_number(data) or np.isfinite(np.asarray(data)).all():
             return Value(data)
+        # A constant becomes an origin when an equation reads it, and gets the line of that equation.
         key = ("constant", id(equation) if is_literal(v) else id(v))
         bit = self._bit(key, lambda: origin_of_constant(equation, self._enclosing(), data))
         return Value(data, np.where(np.isfinite(np.asarray(data)), 0, bit).astype(np.uint32))
@@ -113,6 +115,7 @@ class Interpreter:
             if inner is not None:
                 return self._inside(jaxpr, Enclosing(equation), lambda: self._closed(inner, inputs))
         if name == "cond":
+            # An index out of range takes the first or the last branch, as in JAX.
             number = int(np.clip(int(inputs[0].data), 0, len(params["branches"]) - 1))
             branch = params["branches"][number]
             return self._inside(jaxpr, Enclosing(equation, number), lambda: self._closed(branch, inputs[1:]))
@@ -122,10 +125,11 @@ class Interpreter:
         outputs = run_equation(equation, [x.data for x in inputs])
         if all(map(are_finite, outputs)):
             return [Value(x) for x in outputs]
-        if name in ("scan", "while") and not has_refs:  # with one, a second run would write again
+        # A loop is opened only when its results are not finite. With a Ref the second run would write again.
+        if name in ("scan", "while") and not has_refs:
             loop = self._scan if name == "scan" else self._while
-            found = loop(jaxpr, equation, inputs)
-            outputs = [Value(x, _only_non_finite(x, y.marks)) for x, y in zip(outputs, found, strict=True)]
+            marked = loop(jaxpr, equation, inputs)
+            outputs = [Value(x, _only_non_finite(x, y.marks)) for x, y in zip(outputs, marked, strict=True)]
             return [self._marked(jaxpr, equation, inputs, x.data, x.marks) for x in outputs]
         moved = move(equation, inputs) if any(x.marks is not None for x in inputs) else None
         if moved is None:
@@ -140,9 +144,9 @@ class Interpreter:
         values: list[Value] = []
         for x in inputs:
             if isinstance(x.data, ref_types):
-                before = self.in_refs.get(id(x.data), 0)
-                self.in_refs[id(x.data)] = before | written
-                x = Value(x.data, np.asarray(before, np.uint32))
+                marks = self.in_refs.get(id(x.data), 0)
+                self.in_refs[id(x.data)] = marks | written
+                x = Value(x.data, np.asarray(marks, np.uint32))
             values.append(x)
         return values
 
@@ -157,20 +161,21 @@ class Interpreter:
             return Value(output)
         host = np.asarray(output)
         marks = np.zeros(host.shape, np.uint32) if marks is None else np.where(np.isfinite(host), 0, marks)
-        made = ~np.isfinite(host) & (marks == 0)
+        is_made = ~np.isfinite(host) & (marks == 0)
+        # inf - inf: the infinities have marks, but the nan begins here.
         if not any(_has_nan(x.data) for x in inputs) and equation.primitive.name not in ("scan", "while"):
-            made |= np.isnan(host)
-        if made.any():
+            is_made |= np.isnan(host)
+        if is_made.any():
 
             def describe() -> Origin:
-                origin = origin_of_equation(equation, self._enclosing(), inputs, output, made)
+                origin = origin_of_equation(equation, self._enclosing(), inputs, output, is_made)
                 levels = [*self._levels, (jaxpr, None)]
                 origin.is_backward = origin.is_backward or is_of_derivative(equation, levels)
                 return origin
 
-            causes = int(np.bitwise_or.reduce(marks[made], axis=None)) if made.ndim else int(marks)
+            causes = int(np.bitwise_or.reduce(marks[is_made], axis=None)) if is_made.ndim else int(marks)
             key = ("equation", id(equation), *(id(e.equation) for e in self._enclosing()))
-            marks = np.where(made, marks | np.uint32(self._bit(key, describe, causes)), marks)
+            marks = np.where(is_made, marks | np.uint32(self._bit(key, describe, causes)), marks)
         return Value(output, np.asarray(marks, np.uint32))
 
     # ---- loops
@@ -215,6 +220,7 @@ class Interpreter:
             marks = 0
             for x in inputs:
                 marks |= bits(x.marks)
+            # Without marks in the inputs this iteration has an origin of its own, so it is always opened.
             if marks == 0 or opened < _DETAILED:
                 opened += 1
                 return self._inside(jaxpr, Enclosing(equation, i), lambda: self._closed(body, inputs))

@@ -68,10 +68,10 @@ def move(equation: Any, inputs: Sequence[Value]) -> list[np.ndarray[Any, Any]] |
     """The marks of the outputs of an equation that only moves elements; None for any other."""
     name = equation.primitive.name
     if name == "select_n":
-        which, *cases = inputs
-        whole = [_marks(case) for case in cases]
-        chosen = np.broadcast_to(np.asarray(which.data), whole[0].shape).astype(np.intp)
-        return [np.take_along_axis(np.stack(whole), chosen[None], 0)[0]]
+        selector, *cases = inputs
+        marks = [_marks(case) for case in cases]
+        chosen = np.broadcast_to(np.asarray(selector.data), marks[0].shape).astype(np.intp)
+        return [np.take_along_axis(np.stack(marks), chosen[None], 0)[0]]
     if name == "concatenate":
         return [np.concatenate([_marks(x) for x in inputs], axis=equation.params["dimension"])]
     if name in _REDUCES:
@@ -82,6 +82,7 @@ def move(equation: Any, inputs: Sequence[Value]) -> list[np.ndarray[Any, Any]] |
     operands = [jnp.asarray(_marks(x)) for x in inputs[:count]] + [x.data for x in inputs[count:]]
     params = dict(equation.params)
     if name == "gather":
+        # What a gather fills in for an index out of range comes from no element, so it gets no mark.
         params["fill_value"] = 0
     moved = equation.primitive.bind(*operands, **params)
     return [np.asarray(x) for x in (moved if equation.primitive.multiple_results else [moved])]

@@ -49,9 +49,9 @@ class Part:
 
     @property
     def inputs(self) -> list[int]:
-        made = {number for step in self.steps for number in step.outputs}
+        computed = {number for step in self.steps for number in step.outputs}
         used = (number for step in self.steps for number in step.operands)
-        return list(dict.fromkeys(number for number in used if number not in made))
+        return list(dict.fromkeys(number for number in used if number not in computed))
 
     @property
     def outputs(self) -> list[int]:
@@ -70,8 +70,8 @@ class Part:
         def part(*arguments: Any) -> list[Any]:
             values = dict(zip(inputs, arguments, strict=True))
             for step in self.steps:
-                made = run(step.equation, [values[number] for number in step.operands])
-                values.update(zip(step.outputs, made, strict=True))
+                results = run(step.equation, [values[number] for number in step.operands])
+                values.update(zip(step.outputs, results, strict=True))
             return [values[number] for number in outputs]
 
         return part
@@ -104,11 +104,11 @@ class _Collector:
                 continue
             operands = [self.add(literal_value(v)) if is_literal(v) else numbers[v] for v in equation.invars]
             try:
-                made = self.run(equation, [self.values[number] for number in operands])
-            except CannotRun:
+                results = self.run(equation, [self.values[number] for number in operands])
+            except CannotRun:  # kept as the last step: it may be the one that fails
                 self.is_whole = False
-                made = [None] * len(equation.outvars)
-            outputs = [self.add(value) for value in made]
+                results = [None] * len(equation.outvars)
+            outputs = [self.add(value) for value in results]
             self.steps.append(Step(equation, tuple(operands), tuple(outputs)))
             if not self.is_whole:
                 return []
@@ -128,9 +128,10 @@ def part_of(program: Jaxpr, arguments: Sequence[Any], run: RunEquation = run_equ
         run: gives the values of an equation's outputs. If it raises `CannotRun`, this equation is the last one.
     """
     collector = _Collector(run, {})
-    before = {i: new_ref(x[...]) for i, x in enumerate(arguments) if isinstance(x, ref_types)}
+    # The run writes to the Refs, and the part begins with what was in them before.
+    refs_before = {i: new_ref(x[...]) for i, x in enumerate(arguments) if isinstance(x, ref_types)}
     collector.collect(program, [collector.add(x) for x in arguments])
-    return Part(tuple(collector.steps), collector.values | before)
+    return Part(tuple(collector.steps), collector.values | refs_before)
 
 
 # ---- what an equation has inside
@@ -207,19 +208,23 @@ def run_one_by_one(equation: Any, operands: list[Any]) -> list[Any]:
     for program in inner_programs(equation, operands)[:1]:
         return _evaluated(program, operands_of(program, operands), run_one_by_one)
     has_refs = any(isinstance(x, ref_types) for x in operands)
-    done = [] if has_refs else [i.outputs for i in iterations(equation, operands, run_one_by_one)]
-    if not done:
+    outputs = [] if has_refs else [i.outputs for i in iterations(equation, operands, run_one_by_one)]
+    if not outputs:  # no loop, a loop over a Ref, or one without iterations
         return run_equation(equation, operands)
     carried = scan_parts(equation)[1] if equation.primitive.name == "scan" else len(equation.outvars)
-    rows = [outputs[carried:] for outputs in (reversed(done) if equation.params.get("reverse") else done)]
-    return [*done[-1][:carried], *map(jnp.stack, zip(*rows, strict=True))]
+    in_order = reversed(outputs) if equation.params.get("reverse") else outputs
+    rows = [row[carried:] for row in in_order]
+    return [*outputs[-1][:carried], *map(jnp.stack, zip(*rows, strict=True))]
 
 
 def inlined(part: Part, position: int, program: Jaxpr, run: RunEquation) -> Part:
     """A part with the equations of an inner program in the place of the one that calls it."""
     step, collector = part.steps[position], _Collector(run, dict(part.values))
     outputs = collector.collect(program, operands_of(program, step.operands))
-    names = dict(zip(step.outputs, outputs, strict=False))
-    later = [s._replace(operands=tuple(names.get(n, n) for n in s.operands)) for s in part.steps[position + 1 :]]
-    steps = (*part.steps[:position], *collector.steps, *(later if collector.is_whole else ()))
+    # The steps behind it take the outputs of the inner program, and there are none if that did not come to its end.
+    new_number = dict(zip(step.outputs, outputs, strict=False))
+    following = [
+        s._replace(operands=tuple(new_number.get(n, n) for n in s.operands)) for s in part.steps[position + 1 :]
+    ]
+    steps = (*part.steps[:position], *collector.steps, *(following if collector.is_whole else ()))
     return Part(steps, collector.values)

@@ -31,7 +31,7 @@ def array(text, dtype, shape):
 _END = """
 
 arguments = [{arguments}]
-{before}results = program(*arguments)
+{preamble}results = program(*arguments)
 for number, result in enumerate(results):
     print(f"result {{number}}: {{result}}")
 """
@@ -41,14 +41,14 @@ class Unwritable(Exception):
     """A value that has no text."""
 
 
-def script_of(part: Part, title: str, before: str, check: str, exported: bool = False) -> str:
+def script_of(part: Part, title: str, preamble: str, check: str, exported: bool = False) -> str:
     """The script.
 
     Args:
-        title: of what it is, for people.
-        before: its statements before the program runs.
+        title: what the script is, for people.
+        preamble: its statements before the program runs.
         check: its statements after that.
-        exported: the equations are a program of `jax.export` and no text.
+        exported: the equations become a program of `jax.export`, and not a text.
 
     Raises:
         Unwritable: for an equation that has no text.
@@ -58,13 +58,14 @@ def script_of(part: Part, title: str, before: str, check: str, exported: bool = 
     names = {number: f"x{i}" for i, number in enumerate(part.inputs)}
     inputs = "".join(f"{names[number]} = {array_text(part.values[number])}\n" for number in part.inputs)
     body = _exported(part) if exported else _equations(part, names)
-    text = inputs + "\n" + body + _END.format(arguments=", ".join(names.values()), before=before) + check
-    if re.search(r"[ (]array\(", text):
+    text = inputs + "\n" + body + _END.format(arguments=", ".join(names.values()), preamble=preamble) + check
+    if re.search(r"[ (]array\(", text):  # and not only `numpy.array(`
         text = _ARRAY + "\n" + text
     if jax.config.jax_enable_x64:
         text = 'jax.config.update("jax_enable_x64", True)\n' + text
     modules = ("base64", "faulthandler", "zlib", "jax", "jax.export", "jax.extend.core.primitives", "numpy")
     imports = [f"import {name}" for name in modules if f"{name}." in text]
+    # The title becomes a docstring: nothing in it may end that, or begin an escape.
     quoted = title.replace('"""', "'''").replace("\\", "/")
     return f'"""{quoted}"""\n\n' + "\n".join(imports) + "\n\n" + text
 
@@ -83,14 +84,14 @@ def _equations(part: Part, names: dict[int, str]) -> str:
 def _call_text(step: Step, operands: Sequence[str]) -> str:
     primitive = step.equation.primitive
     name = f"{primitive.name}_p"
-    module = next((m for m in ("jax.lax", "jax.extend.core.primitives") if _in(m, name) is primitive), None)
+    module = next((m for m in ("jax.lax", "jax.extend.core.primitives") if _public(m, name) is primitive), None)
     if module is None:
         raise Unwritable(f"{primitive.name} has no public name in JAX")
     params = [f"{key}={_text(value)}" for key, value in step.equation.params.items()]
     return f"{module}.{name}.bind({', '.join([*operands, *params])})"
 
 
-def _in(module: str, name: str) -> Any:
+def _public(module: str, name: str) -> Any:
     if module == "jax.lax":
         return getattr(jax.lax, name, None)
     import jax.extend.core.primitives as primitives
@@ -107,14 +108,15 @@ def _text(value: Any) -> str:
     if isinstance(value, np.dtype):
         return f"numpy.dtype({cast('np.dtype[Any]', value).name!r})"
     cls: Any = type(value)
+    # Parameters of classes that JAX makes public, such as `GatherDimensionNumbers`.
     if getattr(jax.lax, cls.__name__, None) is cls:
         if isinstance(value, enum.Enum):
             return f"jax.lax.{cls.__name__}.{value.name}"
         fields = getattr(cls, "_fields", None) or getattr(cls, "__dataclass_fields__", ())
         return f"jax.lax.{cls.__name__}({', '.join(f'{name}={_text(getattr(value, name))}' for name in fields)})"
     if cls in (tuple, list):
-        parts = [_text(part) for part in cast("list[Any]", value)]
-        return f"[{', '.join(parts)}]" if cls is list else f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+        items = [_text(item) for item in cast("list[Any]", value)]
+        return f"[{', '.join(items)}]" if cls is list else f"({', '.join(items)}{',' * (len(items) == 1)})"
     raise Unwritable(f"a {cls.__qualname__} has no text")
 
 
@@ -136,6 +138,7 @@ def _exported(part: Part) -> str:
     shapes = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in part.arguments()]
     try:
         targets = [step.equation.params.get("target_name") for step in part.steps]
+        # jax.export refuses custom calls whose form may change with the version; this script is for the present one.
         calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in targets if isinstance(name, str)]
         exported = jax.export.export(jax.jit(part.function()), disabled_checks=calls)(*shapes).serialize()
     except Exception as error:

@@ -63,14 +63,14 @@ _running_files = set[str]()  # of calls that have begun
 class Paused:
     """While a file is replayed, recorders of the script that it loads only call their functions."""
 
-    now = False
+    active = False
 
     def __enter__(self) -> None:
-        Paused.now = True
+        Paused.active = True
         _core.pause_recorders(True)
 
     def __exit__(self, *_: object) -> None:
-        Paused.now = False
+        Paused.active = False
         _core.pause_recorders(False)
 
 
@@ -85,9 +85,9 @@ class Policy:
     before: bool = False  # is each call written before it is made?
 
     def __post_init__(self) -> None:
-        for name, what in (("last", "the number of calls to keep"), ("copy_every", "a number of calls")):
+        for name, meaning in (("last", "the number of calls to keep"), ("copy_every", "a number of calls")):
             if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}={value}: expected at least 1, {what}")
+                raise ValueError(f"{name}={value}: expected at least 1, {meaning}")
         for cls in self.on:
             if not (isinstance(cls, type) and issubclass(cls, BaseException)):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"on={cls!r}: expected an exception class, a tuple of them, or ()")
@@ -127,25 +127,26 @@ class History:
 
     def traced(self, call: _core.KeptCall) -> None:
         """Notes whether a call that was traced has drawn random numbers. A trace makes constants of them."""
-        before = self._state_before_trace()
-        if before is not None and self.ring.draws_in_calls:
-            self._draws_of_traces.setdefault(call.entry, {})[call.outcome] = before
-            call.draws = {"trace": before, "call": before}
+        state = self._state_before_trace()
+        if state is not None and self.ring.draws_in_calls:
+            self._draws_of_traces.setdefault(call.entry, {})[call.outcome] = state
+            call.draws = {"trace": state, "call": state}
 
     def _state_before_trace(self) -> Random | None:
         """The random states that the newest trace of this thread began with."""
-        before: Random | None = self.thread.__dict__.pop("random", None)
-        if before is not None and not is_same_random_state(before, random_state()):
+        state: Random | None = self.thread.__dict__.pop("random", None)
+        # From the first trace that draws on, the ring asks for the states of each call, which costs microseconds.
+        if state is not None and not is_same_random_state(state, random_state()):
             self.ring.draws_in_calls = True
-        return before
+        return state
 
     def found(self, call: _core.KeptCall) -> None:
         self._report(call, "nonfinite", NONFINITE)
 
     def failed(self, call: _core.KeptCall, error: BaseException) -> None:
-        before = self._state_before_trace()
-        if before is not None and self.ring.draws_in_calls:
-            call.draws = {"trace": before, "call": before}
+        state = self._state_before_trace()
+        if state is not None and self.ring.draws_in_calls:
+            call.draws = {"trace": state, "call": state}
         call.raised = error_text(error)
         if isinstance(error, self.policy.on):
             self._report(call, type(error).__qualname__, f"it raised {call.raised}")
@@ -164,17 +165,18 @@ class History:
         try:
             os.makedirs(self.policy.folder, exist_ok=True)
             self._write(f"{path}.part", [call], "it had begun, and nothing is known of its end")
+            # The process may end while it writes: the file of the previous call stays whole until then.
             os.replace(f"{path}.part", path)
             _running_files.add(path)
         except Exception as error:
-            what = "a call is about to begin"
-            message = NOT_WRITTEN.format(name=self.name, what=what, path=path, error=error)
+            event = "a call is about to begin"
+            message = NOT_WRITTEN.format(name=self.name, what=event, path=path, error=error)
             warnings.warn(message, RecordedCallWarning, caller_level())
 
     def _complete_calls(self) -> list[_core.KeptCall]:
         return [call for call in self.ring.calls if call.raised is not None or call.outputs is not None]
 
-    def _report(self, call: _core.KeptCall, reason: str, what: str) -> None:
+    def _report(self, call: _core.KeptCall, reason: str, event: str) -> None:
         """Writes the calls up to this one, the first time for each reason."""
         with self._lock:
             if reason in self._reported:
@@ -185,26 +187,26 @@ class History:
         path = os.path.join(self.policy.folder, file)
         try:
             os.makedirs(self.policy.folder, exist_ok=True)
-            self.save(path, call, what)
+            self.save(path, call, event)
         except Exception as error:
-            message = NOT_WRITTEN.format(name=self.name, what=what, path=path, error=error)
+            message = NOT_WRITTEN.format(name=self.name, what=event, path=path, error=error)
         else:
             hint = WHERE if reason == "nonfinite" else ""
-            message = WRITTEN.format(name=self.name, what=what, path=path, hint=hint)
+            message = WRITTEN.format(name=self.name, what=event, path=path, hint=hint)
         warnings.warn(message, RecordedCallWarning, caller_level())
 
-    def save(self, path: str, until: _core.KeptCall | None = None, what: str = "saved by hand") -> None:
+    def save(self, path: str, until: _core.KeptCall | None = None, event: str = "saved by hand") -> None:
         """Writes the calls that are kept and over, up to one of them."""
         calls = self._complete_calls()
         if until is not None:
             calls = calls[: calls.index(until) + 1] if until in calls else [until]
         if not calls:
             raise ValueError(NOTHING_YET.format(name=self.name))
-        self._write(path, calls, what)
+        self._write(path, calls, event)
         with self._lock:
             self.files.append(path)
 
-    def _write(self, path: str, calls: list[_core.KeptCall], what: str) -> None:
+    def _write(self, path: str, calls: list[_core.KeptCall], event: str) -> None:
         snapshots = snapshots_of(calls)
         for call, snapshot in zip(calls, snapshots, strict=True):
             traces = self._draws_of_traces.get(call.entry, {})
@@ -212,7 +214,7 @@ class History:
             newest = next(reversed(traces.values()), None)
             if (trace := newest if call.outputs is None else traces.get(call.outcome)) is not None:
                 snapshot.draws = {"trace": trace, **snapshot.draws}
-        write_calls(path, snapshots, what, self.reads())
+        write_calls(path, snapshots, event, self.reads())
 
 
 _HISTORIES: weakref.WeakSet[History] = weakref.WeakSet()
@@ -257,7 +259,7 @@ class Recorder(Jitted[P, R]):
     @boundary
     def flush(self) -> None:
         """Waits for the calls that were made, and reports those whose results are not finite."""
-        if not Paused.now:
+        if not Paused.active:
             self._history.ring.flush()
 
     @boundary
@@ -271,7 +273,7 @@ class Recorder(Jitted[P, R]):
             ValueError: if no call was made.
             GraftaxError: for a value that no other process can find by name, at its path.
         """
-        if not Paused.now:
+        if not Paused.active:
             self._history.save(os.fspath(path))
 
     def __enter__(self) -> Self:
@@ -281,7 +283,7 @@ class Recorder(Jitted[P, R]):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Reads the calls that were made; an exception that ends the block counts as one of the last call."""
         self.flush()
-        if error is not None and not Paused.now:
+        if error is not None and not Paused.active:
             self._history.ended(error)
 
     # Stages are those of the function itself, without the check of the results.
@@ -297,15 +299,16 @@ class Recorder(Jitted[P, R]):
     def _resolve(self, function: Any, name: str, options: Options) -> None:
         super()._resolve(function, name, options)
         plain, count = self._function, len(self._prefix)
-        way = "function"
+        form = "function"
         if count:
-            way = "object" if plain is call_opaque or self._method is not None else "method"
-            way = "partial" if plain is call_partial else way
-        self._target = Target(plain, way, count, options)
+            form = "object" if plain is call_opaque or self._method is not None else "method"
+            form = "partial" if plain is call_partial else form
+        self._target = Target(plain, form, count, options)
         self._bound_target = Target(plain, "bound", count + 1, options)
 
     def _bind(self, bound: Jitted[..., R], instance: Any) -> None:
         super()._bind(bound, instance)
+        # A bound method keeps its calls in the same ring: one history for all objects of the class.
         bound.__dict__["_target"] = self._bound_target
         bound._record_in(self._history.ring)
 
@@ -317,17 +320,19 @@ class Recorder(Jitted[P, R]):
         opened: _core.Opened,
         binding: _core.Binding,
     ) -> tuple[_core.Entry, _core.Recording]:
-        """A miss."""
-        if not Paused.now and outside_of_traces():
+        """The entry of a miss, or a new one."""
+        # The core can note the statement of a call only once it knows the frame of the script.
+        if not Paused.active and outside_of_traces():
             follow_script()
         return super()._entry(roots, layout, context, opened, binding)
 
     def _begin_trace(self) -> None:
-        """A trace, which may draw random numbers."""
+        """Keeps the random states that a trace begins with: it makes constants of the numbers that it draws."""
         self._history.thread.random = random_state()
 
     def __reduce__(self) -> Any:
         reduced = super().__reduce__()
+        # Pickled by its name if it has one. Otherwise the copy has a history of its own.
         is_by_value = isinstance(reduced, tuple) and not self._is_bound
         return (Recorder, (self.__wrapped__, self._options, self._history.policy)) if is_by_value else reduced
 

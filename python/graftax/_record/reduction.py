@@ -40,6 +40,7 @@ _ANY_SIZE = frozenset(
 def reduced(part: Part, failure: Failure) -> Part:
     """The smallest part of one that fails."""
     part = with_fewer_equations(part, failure.shows)
+    # Opening a call or a loop adds equations, so fewer of them are looked for after each.
     while (opened := next(filter(failure.shows, _opened(part, failure)), None)) is not None:
         part = with_fewer_equations(opened, failure.shows)
     return with_smaller_arrays(part, failure.shows)
@@ -51,11 +52,12 @@ def with_fewer_equations(part: Part, fails: Fails) -> Part:
     while len(steps) > 1:
         size = max(len(steps) // count, 1)
         for begin in range(0, len(steps), size):
-            rest = dataclasses.replace(part, steps=(*steps[:begin], *steps[begin + size :]))
-            if rest.steps and fails(rest):
-                steps, count = list(rest.steps), max(count - 1, 2)
+            remainder = dataclasses.replace(part, steps=(*steps[:begin], *steps[begin + size :]))
+            if remainder.steps and fails(remainder):
+                # Slices of the same size, of what is left.
+                steps, count = list(remainder.steps), max(count - 1, 2)
                 break
-        else:
+        else:  # every slice is needed: halve them
             if size == 1:
                 break
             count = min(count * 2, len(steps))
@@ -93,6 +95,7 @@ def _takes_any_size(equation: Any) -> bool:
 
 def _halves(part: Part) -> Iterator[Part]:
     arrays = {number: part.values[number] for number in part.inputs}
+    # Axes of one size may be the same dimension, so all of them are cut alike.
     sizes = {size for array in arrays.values() if not isinstance(array, ref_types) for size in np.shape(array)}
     for size in sorted(sizes - {0, 1}, reverse=True):
         for piece in (slice(0, (size + 1) // 2), slice(size // 2, size)):

@@ -59,7 +59,7 @@ LARGE = 1 << 20  # bytes of an array whose pages are given back once it is copie
 _MISSING_TEXT = "nothing"
 
 
-class Outcome:
+class ReplayResult:
     """What a call did when it ran again.
 
     Attributes:
@@ -122,9 +122,11 @@ class RecordedCalls:
         self.path = os.fspath(path)
         self.header = _header(self.path)
         self._undo = contextlib.ExitStack()
+        # The settings first: arrays and the script depend on them.
         self.notes = list(_prepare(self.header, self._undo))
         self._source = Source(self.path)
         content = load_stored(self._source)
+        # Nothing is unpickled before the digest is right.
         if hashlib.sha256(content["structures"]).hexdigest() != self.header["digest"]:
             raise LoadError(DAMAGED.format(path=self.path, what="the structures"))
         self._leaves: list[list[Any]] = [list(leaves.values()) for leaves in content["calls"]]
@@ -142,9 +144,9 @@ class RecordedCalls:
             self._source.release()
             bar.add(count)
 
-        known: dict[int, str] = {}
+        digest_of: dict[int, str] = {}
         for call, leaves in zip(self.header["calls"], calls, strict=True):
-            if leaf_digests(leaves, known, read) != call["inputs"]:
+            if leaf_digests(leaves, digest_of, read) != call["inputs"]:
                 raise LoadError(DAMAGED.format(path=self.path, what="the arrays"))
 
     def _load_structures(self, structures: bytes) -> dict[str, Any]:
@@ -180,27 +182,32 @@ class RecordedCalls:
         except Exception as error:  # a class has changed, or there are fewer devices
             error_line = f"its arguments cannot be rebuilt: {error_text(error)}"
             raise GraftaxError(NOT_FOUND.format(name=self.header["name"], error=error_line)) from error
+        # The roots are the arguments, and behind them the captures: cells, globals, and the other origins.
         count = len(roots) - len(call["cells"]) - len(call["globals"]) - len(call["origins"])
-        arguments, rest = roots[:count], iter(roots[count:])
-        cells = dict(zip(call["cells"], itertools.islice(rest, len(call["cells"])), strict=True))
+        arguments, captures = roots[:count], iter(roots[count:])
+        cells = dict(zip(call["cells"], itertools.islice(captures, len(call["cells"])), strict=True))
         function = _with_cells(self._data["function"], cells)
         scope = function.__globals__
         places = [Origin(scope, name) for name in call["globals"]]
         places += [None if origin is None else Origin(*origin) for origin in call["origins"]]
-        captured = list(zip(places, rest, strict=True))
+        captured = list(zip(places, captures, strict=True))
+        # Everything but the cells goes where the code looks for it, until the call is over.
         undo = contextlib.ExitStack()
         for origin, value in captured:
             _install(origin, value, undo)
-        prefix, own = arguments[: self._data["prefix"]], list(arguments[self._data["prefix"] :])
+        # Of the arguments, the function brings the first along: its object, or those of a partial.
+        prefix, passed = arguments[: self._data["prefix"]], list(arguments[self._data["prefix"] :])
         options = self._data["options"]
         options = options if checked else dataclasses.replace(options, finite=None)
         jitted, function = _callables(self._data["way"], function, prefix, options)
         positional = jitted._plan.signature.positional + sum(call["layout"][:1]) - len(prefix)  # pyright: ignore[reportPrivateUsage]
         keywords = call["names"][len(prefix) + positional : count]
-        prepared = Prepared(jitted, function, own[:positional], dict(zip(keywords, own[positional:], strict=True)))
+        prepared = Prepared(
+            jitted, function, passed[:positional], dict(zip(keywords, passed[positional:], strict=True))
+        )
         inner = [*arguments, *cells.values()]
         prepared.undo = undo
-        prepared.current = lambda: (*inner, *(_now(origin, value) for origin, value in captured))
+        prepared.current = lambda: (*inner, *(_current_value(origin, value) for origin, value in captured))
         _restore_random(prepared, call["draws"], plain)
         return prepared
 
@@ -209,12 +216,13 @@ class RecordedCalls:
         for i, leaf in enumerate(self._leaves[number]):
             copy = kept_leaf(leaf.value() if isinstance(leaf, StoredArray) else leaf, True)
             placed = jax.device_put(copy, shardings[i]) if i in shardings else copy
+            # The copy has to be made before the pages of the file that it reads may be given back.
             if isinstance(leaf, StoredArray) and leaf.host.nbytes >= LARGE:
                 jax.block_until_ready(copy)
                 self._source.release()
             yield placed
 
-    def run(self, number: int, plain: bool = False) -> Outcome:
+    def run(self, number: int, plain: bool = False) -> ReplayResult:
         """Runs a call again, and compares what it does with what was recorded."""
         prepared = self.prepare(number, plain, checked=True)
         try:
@@ -222,7 +230,7 @@ class RecordedCalls:
         finally:
             prepared.close()
 
-    def _compare(self, prepared: Prepared, number: int, plain: bool) -> Outcome:
+    def _compare(self, prepared: Prepared, number: int, plain: bool) -> ReplayResult:
         recorded, call = self.header["calls"][number], self._data["calls"][number]
         plan = prepared.jitted._plan  # pyright: ignore[reportPrivateUsage]
         try:
@@ -233,12 +241,14 @@ class RecordedCalls:
             jax.effects_barrier()
         except Exception as error:
             raised = error_text(error)
-            return Outcome(_difference("the exception", recorded["raised"] or "none", raised), [], raised)
+            return ReplayResult(_difference("the exception", recorded["raised"] or "none", raised), [], raised)
         differences = _difference("the exception", recorded["raised"] or "none", "none")
         if recorded["results"] is not None:
             differences += _result_differences(recorded["results"], results_data(graphdef, names, leaves), plain)
         named = zip(unique_names(graphdef, names), leaves, strict=True)
-        return Outcome(differences, [name for name, leaf in named if not is_deleted(leaf) and not are_finite(leaf)], "")
+        return ReplayResult(
+            differences, [name for name, leaf in named if not is_deleted(leaf) and not are_finite(leaf)], ""
+        )
 
     def where(self, number: int = -1) -> NonfiniteReport:
         """Which operation of a call made its first nan or infinity."""
@@ -252,8 +262,8 @@ class RecordedCalls:
 def _load_main(script: dict[str, Any], name: str) -> None:
     """Loads the script or the cells as the main module, unless it is this process that has recorded them."""
     if script["file"] is None:
-        known = set(known_cells()) if main_file() is None else set[Cell]()
-        if not known.issuperset(Cell(*cell) for cell in script["cells"]):
+        cells_here = set(known_cells()) if main_file() is None else set[Cell]()
+        if not cells_here.issuperset(Cell(*cell) for cell in script["cells"]):
             load_cells(script["cells"])
     elif script["file"] != main_file():
         load_script(script, name)
@@ -269,8 +279,8 @@ def _header(path: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         raise LoadError(DAMAGED.format(path=path, what="its metadata")) from None
     if number > FORMAT:
-        own = environment()["versions"]["graftax"]
-        raise GraftaxError(LATER.format(path=path, version=header["versions"]["graftax"], own=own))
+        installed = environment()["versions"]["graftax"]
+        raise GraftaxError(LATER.format(path=path, version=header["versions"]["graftax"], own=installed))
     return header
 
 
@@ -286,25 +296,27 @@ def _prepare(header: dict[str, Any], undo: contextlib.ExitStack) -> Iterator[str
         os.environ["XLA_FLAGS"] = header["flags"]  # read when JAX first looks for devices
     if jax.config.jax_enable_x64 != header["x64"]:
         _change_setting("jax_enable_x64", str(header["x64"]), undo)
-    here = environment()
+    # What cannot be changed any more is a note.
+    current = environment()
     for name, recorded in header["settings"].items():
-        if here["settings"].get(name, recorded) != recorded and not _change_setting(name, recorded, undo):
-            yield DIFFERENT.format(name=name, recorded=recorded, here=here["settings"][name])
+        if current["settings"].get(name, recorded) != recorded and not _change_setting(name, recorded, undo):
+            yield DIFFERENT.format(name=name, recorded=recorded, here=current["settings"][name])
     for name, recorded in header["versions"].items():
-        if here["versions"][name] != recorded:
-            yield DIFFERENT.format(name=name, recorded=recorded, here=here["versions"][name])
+        if current["versions"][name] != recorded:
+            yield DIFFERENT.format(name=name, recorded=recorded, here=current["versions"][name])
     for name, text in (("devices", "the number or kind of devices"), ("flags", "XLA_FLAGS")):
-        if here[name] != header[name]:
-            yield DIFFERENT.format(name=text, recorded=header[name] or _MISSING_TEXT, here=here[name] or _MISSING_TEXT)
+        if current[name] != header[name]:
+            recorded, here = header[name] or _MISSING_TEXT, current[name] or _MISSING_TEXT
+            yield DIFFERENT.format(name=text, recorded=recorded, here=here)
 
 
 def _change_setting(name: str, text: str, undo: contextlib.ExitStack) -> bool:
     """Gives a setting of JAX the value with this text. False if that is not possible."""
     match = re.fullmatch(r"<\w+\.\w+: (.*)>", text)  # of an enum
     try:
-        before = getattr(jax.config, name)
+        value = getattr(jax.config, name)
         jax.config.update(name, ast.literal_eval(match[1] if match else text))
-        undo.callback(jax.config.update, name, before)
+        undo.callback(jax.config.update, name, value)
     except Exception:  # no literal, no such setting, or one that is read-only
         return False
     return True
@@ -338,11 +350,11 @@ def _change_text(recorded: dict[str, str], code: types.CodeType, source: str) ->
 def _set_constants(constants: Sequence[tuple[Any, str, Any]], undo: contextlib.ExitStack) -> Iterator[str]:
     """Sets the numbers and texts that the code reads to what they were."""
     for holder, name, value in constants:
-        here = value_at(holder, name)
-        if repr(here) != repr(value):  # a nan is not equal to itself
+        current = value_at(holder, name)
+        if repr(current) != repr(value):  # a nan is not equal to itself
             origin = Origin(holder, name)
-            yield SET.format(name=origin.text(), here=_MISSING_TEXT if here is MISSING else here, recorded=value)
-            undo.callback(origin.put, here)
+            yield SET.format(name=origin.text(), here=_MISSING_TEXT if current is MISSING else current, recorded=value)
+            undo.callback(origin.put, current)
             origin.put(value)
 
 
@@ -355,6 +367,7 @@ def _with_cells(function: types.FunctionType, cells: dict[str, types.CellType]) 
         return function
     names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = tuple(cells.get(name, cell) for name, cell in names)
+    # A twin: the module's own function keeps its cells.
     twin = with_parts(function, function.__globals__, closure)
     vars(twin).update({name: value for name, value in vars(function).items() if name != "__wrapped__"})
     return twin
@@ -397,30 +410,31 @@ def _restore_random(prepared: Prepared, draws: dict[str, Any], plain: bool) -> N
     prepared.undo.callback(set_random_state, random_state())
     set_random_state(draws.get("trace") or draws["call"])
     prepared.jitted.state_before_trace = draws.get("trace")
+    # The call was a hit: trace with the states of its trace, and then call with its own, which callbacks draw from.
     if "trace" in draws and draws["trace"] is not draws["call"] and not plain:
         prepared.jitted.trace(*prepared.args, **prepared.kwargs)
         set_random_state(draws["call"])
 
 
-def _now(origin: Origin | None, value: Any) -> Any:
-    """What is there after a call."""
+def _current_value(origin: Origin | None, value: Any) -> Any:
+    """The value of a captured root after a call, in the form in which the root was recorded."""
     if origin is None:
         return value
     return types.CellType(origin.value()) if origin.assigned else origin.value()
 
 
 def _callables(
-    way: str, function: types.FunctionType, prefix: Sequence[Any], options: Any
+    form: str, function: types.FunctionType, prefix: Sequence[Any], options: Any
 ) -> tuple[Replayed, Callable[..., Any]]:
     """(the jitted function, the plain one), bound to what they bring along."""
     plain: Any = function
-    if way in ("bound", "method"):
+    if form in ("bound", "method"):
         plain = types.MethodType(function, prefix[0])
-    elif way == "object":
+    elif form == "object":
         plain = prefix[0]
-    elif way == "partial":
+    elif form == "partial":
         plain = functools.partial(prefix[0], *prefix[1], **prefix[2])
-    if way == "bound":
+    if form == "bound":
         return cast(Replayed, Replayed(function, options).__get__(prefix[0])), plain
     return Replayed(plain, options), plain
 
@@ -428,17 +442,17 @@ def _callables(
 # ---- the results
 
 
-def _difference(name: str, recorded: str, here: str) -> list[str]:
-    return [] if recorded == here else [f"{name}: recorded {recorded}, now {here}"]
+def _difference(name: str, recorded: str, current: str) -> list[str]:
+    return [] if recorded == current else [f"{name}: recorded {recorded}, now {current}"]
 
 
-def _result_differences(recorded: dict[str, Any], here: dict[str, Any], plain: bool) -> list[str]:
+def _result_differences(recorded: dict[str, Any], current: dict[str, Any], plain: bool) -> list[str]:
     differences: list[str] = []
-    for name in dict.fromkeys((*recorded["leaves"], *here["leaves"])):
-        old, new = recorded["leaves"].get(name, _MISSING_TEXT), here["leaves"].get(name, _MISSING_TEXT)
+    for name in dict.fromkeys((*recorded["leaves"], *current["leaves"])):
+        old, new = recorded["leaves"].get(name, _MISSING_TEXT), current["leaves"].get(name, _MISSING_TEXT)
         if old:  # otherwise a later call had deleted it
             differences += _difference(name, old, new)
     # Plain Python may return one equal tuple for two.
-    if not (differences or plain) and recorded["structure"] != here["structure"]:
+    if not (differences or plain) and recorded["structure"] != current["structure"]:
         differences.append("the structure or a static value of a result, or of what the call changes, is different")
     return differences

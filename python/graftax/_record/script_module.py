@@ -62,14 +62,15 @@ def _script_frame() -> types.FrameType | None:
     """The frame of the script's top-level statements; None after the last one."""
     scope = vars(sys.modules["__main__"])
     frame: types.FrameType | None = sys._getframe()
+    # A call of another thread counts for the statement that the main thread is at.
     if threading.current_thread() is not threading.main_thread():
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = None
+    script_frame = None
     while frame is not None:
         if frame.f_globals is scope and frame.f_code.co_name == "<module>":
-            found = frame
+            script_frame = frame
         frame = frame.f_back
-    return found
+    return script_frame
 
 
 def _is_before(node: ast.stmt, line: int | None) -> bool:
@@ -78,5 +79,5 @@ def _is_before(node: ast.stmt, line: int | None) -> bool:
 
 def _asks_for_main(node: ast.stmt) -> bool:
     test = node.test if isinstance(node, ast.If) else None
-    names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)] if test is not None else []
+    names = [node.id for node in ast.walk(test) if isinstance(node, ast.Name)] if test is not None else []
     return "__name__" in names

@@ -30,7 +30,7 @@ NOT_FINITE_ALREADY = "the last call in {path} is given values that are not finit
 NOT_ALONE = "no part of the last call in {path} fails alone, out of finite inputs"
 
 
-class Found(NamedTuple):
+class SmallestPart(NamedTuple):
     """The smallest part that fails.
 
     Attributes:
@@ -52,7 +52,7 @@ class Found(NamedTuple):
     sign: str
 
 
-def search(path: str, failure: Failure) -> Found:
+def search(path: str, failure: Failure) -> SmallestPart:
     """Looks for a failure in the last call of a file.
 
     Raises:
@@ -65,7 +65,7 @@ def search(path: str, failure: Failure) -> Found:
         title = f"A part of {name} that fails. {cause}\n\nBy graftax.minimize, JAX {jax.__version__}.\n"
         texts, unwritable = _scripts(part, title, failure)
         count = count_equations(call.traced.jaxpr)
-    return Found(name, texts, unwritable, part.operations, count, cause, failure.sign)
+    return SmallestPart(name, texts, unwritable, part.operations, count, cause, failure.sign)
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def _scripts(part: Part, title: str, failure: Failure) -> tuple[list[str], str]:
     for exported in (False, True):
 
         def write(exported: bool = exported) -> str:
-            return script_of(part, title, failure.before, failure.check(part), exported)
+            return script_of(part, title, failure.preamble, failure.check(part), exported)
 
         try:
             texts.append(failure.write(write))

@@ -40,10 +40,10 @@ def set_random_state(state: Random) -> None:
     np.random.set_state(state[1])
 
 
-def is_same_random_state(one: Random, other: Random) -> bool:
-    (name, keys, *rest), (other_name, other_keys, *other_rest) = one[1], other[1]
-    same_numpy = name == other_name and rest == other_rest and np.array_equal(keys, other_keys)
-    return same_numpy and one[0] == other[0]
+def is_same_random_state(first: Random, second: Random) -> bool:
+    (name_1, keys_1, *position_1), (name_2, keys_2, *position_2) = first[1], second[1]
+    is_same_numpy = name_1 == name_2 and position_1 == position_2 and np.array_equal(keys_1, keys_2)
+    return is_same_numpy and first[0] == second[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Target:
 
     Attributes:
         function: the Python function.
-        way: how it came to `jit`: "function", "bound" to an object by a class, "method", callable "object", "partial".
+        form: how it came to `jit`: "function", "bound" to an object by a class, "method", callable "object", "partial".
         prefix: how many of the first roots it brings along.
         options: of `jit`.
     """
 
     function: Any  # a types.FunctionType
-    way: str
+    form: str
     prefix: int
     options: Options
 
@@ -104,13 +104,15 @@ def _snapshot(call: _core.KeptCall, leaves: list[Any]) -> Snapshot:
     snapshot.draws = dict(call.draws or {})
     outputs = call.outputs
     if outputs is not None:
-        given = [kept_leaf(leaf) for leaf in leaves]
+        # The Outcome writes into rebuilt objects, and the snapshot's leaves stay what the call was given.
+        inputs = [kept_leaf(leaf) for leaf in leaves]
         for leaf, ref in call.refs:
-            given[leaf] = ref
+            inputs[leaf] = ref
+        # Donated arrays are deleted afterwards, as the caller's are.
         for leaf in call.entry.donated:
-            given[leaf] = jnp.copy(given[leaf])
-            given[leaf].delete()
-        roots = _core.unflatten_roots(call.graphdef, given)
+            inputs[leaf] = jnp.copy(inputs[leaf])
+            inputs[leaf].delete()
+        roots = _core.unflatten_roots(call.graphdef, inputs)
         walked = _core.walk(call.graphdef, roots)
         if walked is not None:  # otherwise what was held weakly is gone, and a replay compares nothing
             result = call.entry.outcomes[call.outcome].apply(outputs, *walked)
@@ -118,28 +120,30 @@ def _snapshot(call: _core.KeptCall, leaves: list[Any]) -> Snapshot:
     return snapshot
 
 
-def _leaves_of(call: _core.KeptCall, known: dict[int, list[Any]]) -> list[Any]:
-    """The input leaves of a call. Where outputs of the call before were donated to it, that one is made again.
+def _leaves_of(call: _core.KeptCall, leaves_of: dict[int, list[Any]]) -> list[Any]:
+    """The input leaves of a call. Outputs of the previous call that were donated to it are computed again.
 
     Args:
-        known: those of other calls, by id; this one is added.
+        leaves_of: the leaves of other calls, by the id of the call; those of this call are added.
     """
+    # Back to a call whose inputs are all there, and forward again from that one.
     chain = [call]
-    while (before := chain[-1].before) is not None:
-        chain.append(before)
-    for later in reversed(chain):
-        if id(later) in known:
+    while (previous := chain[-1].before) is not None:
+        chain.append(previous)
+    for link in reversed(chain):
+        if id(link) in leaves_of:
             continue
-        known[id(later)] = leaves = later.leaves
-        if later.before is not None:
-            outputs = _outputs_again(later.before, known[id(later.before)])
-            for leaf, output in later.given:
+        leaves_of[id(link)] = leaves = link.leaves
+        if link.before is not None:
+            outputs = _outputs_again(link.before, leaves_of[id(link.before)])
+            for leaf, output in link.given:
                 leaves[leaf] = outputs[output]
-    return known[id(call)]
+    return leaves_of[id(call)]
 
 
 def _outputs_again(call: _core.KeptCall, leaves: list[Any]) -> list[Any]:
     donated = set(call.entry.donated)
+    # The program donates once more: copies, since the leaves themselves are written to the file.
     copied = [jnp.copy(leaf) if i in donated else leaf for i, leaf in enumerate(leaves)]
     result, written, _ = call.entry.compiled(*call.arguments(copied))
     return [*result, *written]
@@ -153,6 +157,7 @@ def _copied(arrays: list[Any]) -> list[Any]:
 def copies_of(leaves: list[Any]) -> list[Any]:
     """Copies of leaves that a call may change or delete."""
     arrays = [leaf for leaf in leaves if type(leaf) is _ARRAY]
+    # One dispatch for all of them.
     try:
         copied = iter(_copied(arrays) if len(arrays) > 1 else map(jnp.copy, arrays))
     except ValueError:  # they lie on different devices
@@ -175,6 +180,7 @@ def graph_after(
     plan: Plan, names: tuple[str, ...], roots: Sequence[Any], result: Any
 ) -> tuple[list[Any], _core.GraphDef, tuple[str, ...]]:
     """(leaves, structure, names of the roots) of a result, and of the inputs as the call left them."""
+    # A call by value changes none of its inputs.
     roots, names = ((), ()) if plan.options.by_value else (tuple(roots), names)
     names = ("result", *names)
     ignored = plan.ignoring.test(names)
