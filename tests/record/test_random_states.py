@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,31 @@ def test_each_shape_has_the_numbers_that_its_own_trace_has_drawn(function: Any, 
     for number in range(len(recorded)):
         assert recorded.run(number).differences == []
     assert random.getstate() == state  # that of this process
+
+
+def jittered_unless_forbidden(x: Any) -> Any:
+    if os.path.exists("forbidden"):
+        raise ValueError("forbidden")
+    return x * random.random() + GAIN
+
+
+GAIN = jnp.ones(())
+
+
+def test_a_hit_whose_function_raises_when_it_is_traced_again_is_told_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    recorded = saved(jittered_unless_forbidden, tmp_path, [2, 2])
+    monkeypatch.chdir(tmp_path)
+    Path("forbidden").touch()
+    jax.clear_caches()  # otherwise JAX has the trace of the recorded call
+    gain = jnp.full((), 2.0)
+    monkeypatch.setitem(globals(), "GAIN", gain)
+    state = random.getstate()
+    outcome = recorded.run(1)
+    assert outcome.raised == "ValueError: forbidden"
+    assert outcome.differences
+    assert random.getstate() == state and gain is GAIN
 
 
 @pytest.mark.filterwarnings("ignore::graftax.RecordedCallWarning")

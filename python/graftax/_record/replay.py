@@ -100,6 +100,13 @@ class Prepared:
         self.jitted, self.plain, self.args, self.kwargs = jitted, plain, args, kwargs
         self.current: Callable[[], tuple[Any, ...]] = tuple  # the roots as they are now
         self.undo = contextlib.ExitStack()  # gives the names that the code reads their own values again
+        self.random_in_call: Random | None = None  # what the call begins with after a trace with states of its own
+
+    def trace_as_recorded(self) -> None:
+        """Makes the constants of a hit, whose trace drew its random numbers in an earlier call."""
+        if self.random_in_call is not None:
+            self.jitted.trace(*self.args, **self.kwargs)
+            set_random_state(self.random_in_call)
 
     def close(self) -> None:
         """Gives the names that the function reads the values that they had before."""
@@ -234,6 +241,7 @@ class RecordedCalls:
         recorded, call = self.header["calls"][number], self._data["calls"][number]
         plan = prepared.jitted._plan  # pyright: ignore[reportPrivateUsage]
         try:
+            prepared.trace_as_recorded()
             result = (prepared.plain if plain else prepared.jitted)(*prepared.args, **prepared.kwargs)
             current = prepared.current()
             leaves, graphdef, names = graph_after(plan, call["names"], current, result)
@@ -410,10 +418,9 @@ def _restore_random(prepared: Prepared, draws: dict[str, Any], plain: bool) -> N
     prepared.undo.callback(set_random_state, random_state())
     set_random_state(draws.get("trace") or draws["call"])
     prepared.jitted.state_before_trace = draws.get("trace")
-    # The call was a hit: trace with the states of its trace, and then call with its own, which callbacks draw from.
+    # A hit: callbacks draw from the states of the call, and the constants were drawn from those of the trace.
     if "trace" in draws and draws["trace"] is not draws["call"] and not plain:
-        prepared.jitted.trace(*prepared.args, **prepared.kwargs)
-        set_random_state(draws["call"])
+        prepared.random_in_call = draws["call"]
 
 
 def _current_value(origin: Origin | None, value: Any) -> Any:
