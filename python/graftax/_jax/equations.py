@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core
+from jax.extend.core import JaxprEqn
 
 from graftax._jax.frame_filter import is_hidden_file
 
@@ -29,7 +30,7 @@ def with_constants(cls: Any, bare: Any, constants: tuple[Any, ...]) -> Any:
     return bare.with_consts(constants) if hasattr(bare, "with_consts") else cls(bare, constants)
 
 
-def jaxprs_of(equation: Any) -> Iterator[Any]:
+def jaxprs_of(equation: JaxprEqn) -> Iterator[Any]:
     """The Jaxprs among the parameters of an equation: branches are several in one."""
     for value in equation.params.values():
         yield from filter(is_jaxpr, value if isinstance(value, list | tuple) else (value,))
@@ -62,7 +63,7 @@ def user_callback(callback: Any) -> Any:
     return getattr(callback, "callback_func", callback) if inner is None else inner.cell_contents
 
 
-def source_frames(equation: Any) -> list[tuple[str, int, str]]:
+def source_frames(equation: JaxprEqn) -> list[tuple[str, int, str]]:
     """(file, line, function) of the code that made an equation, innermost first, without that of JAX and graftax."""
     frames = getattr(equation.source_info.traceback, "frames", None) or ()
     own = str(Path(jax.__file__).parent)  # of which JAX itself shows some
@@ -70,7 +71,7 @@ def source_frames(equation: Any) -> list[tuple[str, int, str]]:
     return [(f.file_name, f.line_num, f.function_name) for f in users]
 
 
-def run_equation(equation: Any, operands: list[Any]) -> list[Any]:
+def run_equation(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
     """The outputs of one equation. JAX 0.12 has the functions of a custom rule among the parameters."""
     params = equation.primitive.get_bind_params(equation.params)
     functions, params = params if isinstance(params, tuple) else ([], params)
@@ -84,7 +85,7 @@ def closed(jaxpr: Any) -> Any:
     return jax.extend.core.ClosedJaxpr(jaxpr, ())  # pyright: ignore[reportPrivateImportUsage]
 
 
-def scan_parts(equation: Any) -> tuple[int, int]:
+def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
     """(how many operands of a scan are constants, how many are carried). JAX 0.12 says it with trees."""
     params = equation.params
     if "num_consts" in params:
@@ -93,7 +94,7 @@ def scan_parts(equation: Any) -> tuple[int, int]:
     return len(list(constants)), len(list(carried))
 
 
-def name_scopes(equation: Any) -> tuple[list[str], list[str]]:
+def name_scopes(equation: JaxprEqn) -> tuple[list[str], list[str]]:
     """(transforms, named scopes) that an equation was made in, outermost first."""
     stack = getattr(equation.source_info.name_stack, "stack", ())
     transforms = [part.name for part in stack if type(part).__name__ == "Transform"]

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax.extend.core import JaxprEqn
+
 from graftax._jax.equations import name_scopes
 from graftax._record.nonfinite_report import Enclosing
 
 
-def is_of_derivative(equation: Any, levels: Sequence[tuple[Any, Enclosing | None]]) -> bool:
+def is_of_derivative(equation: JaxprEqn, levels: Sequence[tuple[Any, Enclosing | None]]) -> bool:
     """Do the outputs of an equation reach transposed equations alone?
 
     A linearization computes its factors, such as 1 / (2 sqrt(x)), beside the function; only transposed code uses them.
@@ -18,7 +20,8 @@ def is_of_derivative(equation: Any, levels: Sequence[tuple[Any, Enclosing | None
     Args:
         levels: the programs around the equation, outermost first, each with the equation in it that is run.
     """
-    inner, is_transposed = equation, False
+    inner: JaxprEqn | _Outputs = equation
+    is_transposed = False
     # From the innermost program outwards: the outputs that are reached are then those of the enclosing equation.
     for index in reversed(range(len(levels))):
         jaxpr = levels[index][0]
@@ -43,13 +46,13 @@ class _Outputs:
         self.outvars = outvars
 
 
-def _reach(jaxpr: Any, equation: Any) -> tuple[list[int], bool, bool]:
+def _reach(jaxpr: Any, equation: JaxprEqn | _Outputs) -> tuple[list[int], bool, bool]:
     """(outputs that are reached without transposed equations, is one of these met, does a way end nowhere)."""
     todo = {id(v) for v in equation.outvars}
     outputs = {id(v) for v in jaxpr.outvars}
     has_transposed = has_dead_end = False
     used: set[int] = set()
-    reached: list[Any] = [equation]
+    reached: list[JaxprEqn | _Outputs] = [equation]
     for consumer in jaxpr.eqns:
         operands = {id(v) for v in consumer.invars} & todo
         if not operands:

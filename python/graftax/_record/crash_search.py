@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple
 
 import jax
+from jax.extend.core import JaxprEqn
 
 from graftax._base.errors import GraftaxError
 from graftax._jax.equations import run_equation
@@ -110,7 +111,7 @@ class Crash(Failure):
         # Not another error, which a part of other shapes may have.
         return (answer.kind, _error_kind(answer)) == (self._wanted.kind, _error_kind(self._wanted))
 
-    def run_equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def run_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         outputs: list[list[Any]] = []
         answer = self._ask(lambda: outputs.append(run_equation(equation, operands)) or outputs[0])
         if answer.kind != FINE:

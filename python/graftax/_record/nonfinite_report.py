@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from graftax._capture.code_owner import is_users
 from graftax._jax.equations import name_scopes, source_frames
@@ -19,7 +20,7 @@ from graftax._record.origin_marks import Value, is_elementwise, is_floating
 class Enclosing:
     """An equation whose inner program is run, such as a scan, and the number of the iteration or branch."""
 
-    equation: Any
+    equation: JaxprEqn
     number: int | None = None
 
     def text(self) -> str:
@@ -79,7 +80,11 @@ class Origin:
 
 
 def origin_of_equation(
-    equation: Any, enclosing: Sequence[Enclosing], inputs: Sequence[Value], output: Any, is_made: np.ndarray[Any, Any]
+    equation: JaxprEqn,
+    enclosing: Sequence[Enclosing],
+    inputs: Sequence[Value],
+    output: Any,
+    is_made: np.ndarray[Any, Any],
 ) -> Origin:
     """The origin of the elements of an output that `is_made` marks; the first of them is described."""
     origin = _placed(equation, enclosing)
@@ -93,13 +98,13 @@ def origin_of_equation(
     return origin
 
 
-def origin_of_constant(equation: Any, enclosing: Sequence[Enclosing], value: Any) -> Origin:
+def origin_of_constant(equation: JaxprEqn, enclosing: Sequence[Enclosing], value: Any) -> Origin:
     origin = _placed(equation, enclosing)
     origin.kind, origin.value = "constant", "nan" if np.isnan(np.asarray(value)).any() else "inf"
     return origin
 
 
-def _placed(equation: Any, enclosing: Sequence[Enclosing]) -> Origin:
+def _placed(equation: JaxprEqn, enclosing: Sequence[Enclosing]) -> Origin:
     frames: list[tuple[str, int, str]] = []
     scopes: list[str] = []
     transforms: list[str] = []

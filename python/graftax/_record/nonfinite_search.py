@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.extend.core
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from graftax._jax.arrays import ref_types
 from graftax._jax.compilation import own_jit
@@ -53,7 +54,7 @@ class Interpreter:
                     values.pop(v, None)
         return [Value(v.val) if is_literal(v) else values[v] for v in jaxpr.outvars]
 
-    def _read(self, equation: Any, jaxpr: Jaxpr, values: dict[Any, Value], nonfinite: set[Any], v: Any) -> Value:
+    def _read(self, equation: JaxprEqn, jaxpr: Jaxpr, values: dict[Any, Value], nonfinite: set[Any], v: Any) -> Value:
         if not is_literal(v) and v not in nonfinite:
             return values[v]
         data = v.val if is_literal(v) else values[v].data
@@ -106,7 +107,7 @@ class Interpreter:
 
     # ---- one equation
 
-    def _equation(self, jaxpr: Jaxpr, equation: Any, inputs: list[Value]) -> list[Value]:
+    def _equation(self, jaxpr: Jaxpr, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
         name, params = equation.primitive.name, equation.params
         if name in ("debug_callback", "debug_print"):  # it has printed when the call was made
             return []
@@ -154,7 +155,7 @@ class Interpreter:
         return self.run(getattr(closed, "jaxpr", closed), getattr(closed, "consts", ()), inputs)
 
     def _marked(
-        self, jaxpr: Jaxpr, equation: Any, inputs: Sequence[Value], output: Any, marks: np.ndarray[Any, Any] | None
+        self, jaxpr: Jaxpr, equation: JaxprEqn, inputs: Sequence[Value], output: Any, marks: np.ndarray[Any, Any] | None
     ) -> Value:
         """An output with its marks: what has none was made by this equation, as is a nan out of infinities alone."""
         if are_finite(output):
@@ -180,7 +181,7 @@ class Interpreter:
 
     # ---- loops
 
-    def _scan(self, jaxpr: Jaxpr, equation: Any, inputs: list[Value]) -> list[Value]:
+    def _scan(self, jaxpr: Jaxpr, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
         params = equation.params
         constants, carried = scan_parts(equation)
         fixed, carry = inputs[:constants], inputs[constants : constants + carried]
@@ -197,7 +198,7 @@ class Interpreter:
             rows.reverse()
         return [*carry, *(_stacked([row[k] for row in rows]) for k in range(len(rows[0]) if rows else 0))]
 
-    def _while(self, jaxpr: Jaxpr, equation: Any, inputs: list[Value]) -> list[Value]:
+    def _while(self, jaxpr: Jaxpr, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
         params = equation.params
         of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
         test = own_jit(jax.extend.core.jaxpr_as_fun(params["cond_jaxpr"]))
@@ -207,7 +208,7 @@ class Interpreter:
             carry, i = iteration(i, [*fixed, *carry]), i + 1
         return carry
 
-    def _iteration(self, jaxpr: Jaxpr, equation: Any, body: Jaxpr) -> Callable[[int, list[Value]], list[Value]]:
+    def _iteration(self, jaxpr: Jaxpr, equation: JaxprEqn, body: Jaxpr) -> Callable[[int, list[Value]], list[Value]]:
         """One iteration: compiled where its results are finite, otherwise one equation after the other."""
         compiled = own_jit(jax.extend.core.jaxpr_as_fun(body))
         opened = 0

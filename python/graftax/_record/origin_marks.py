@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from graftax._jax.arrays import ref_types
 from graftax._jit.finite_check import is_floating_dtype
@@ -64,7 +65,7 @@ def bits(marks: np.ndarray[Any, Any] | None) -> int:
     return 0 if marks is None else int(np.bitwise_or.reduce(marks, axis=None))
 
 
-def move(equation: Any, inputs: Sequence[Value]) -> list[np.ndarray[Any, Any]] | None:
+def move(equation: JaxprEqn, inputs: Sequence[Value]) -> list[np.ndarray[Any, Any]] | None:
     """The marks of the outputs of an equation that only moves elements; None for any other."""
     name = equation.primitive.name
     if name == "select_n":
@@ -88,7 +89,7 @@ def move(equation: Any, inputs: Sequence[Value]) -> list[np.ndarray[Any, Any]] |
     return [np.asarray(x) for x in (moved if equation.primitive.multiple_results else [moved])]
 
 
-def merge(equation: Any, inputs: Sequence[Value], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def merge(equation: JaxprEqn, inputs: Sequence[Value], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The marks that may reach each element of an output: those in its place, or all of them."""
     marks = np.zeros(shape, np.uint32)
     in_place = is_elementwise(equation)
@@ -98,7 +99,7 @@ def merge(equation: Any, inputs: Sequence[Value], shape: tuple[int, ...]) -> np.
     return marks
 
 
-def is_elementwise(equation: Any) -> bool:
+def is_elementwise(equation: JaxprEqn) -> bool:
     """Does each element of the output depend on those in its place only?"""
     return equation.primitive.name in _ELEMENTWISE
 

@@ -12,6 +12,7 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from graftax._jax.arrays import new_ref, ref_types
 from graftax._jax.compilation import own_jit
@@ -20,7 +21,7 @@ from graftax._jax.tracers import is_literal
 from graftax._record.nonfinite_search import CALLS, WITH_RULES, first_param
 
 Jaxpr = Any
-RunEquation = Callable[[Any, list[Any]], list[Any]]
+RunEquation = Callable[[JaxprEqn, list[Any]], list[Any]]
 
 
 class CannotRun(Exception):
@@ -30,7 +31,7 @@ class CannotRun(Exception):
 class Step(NamedTuple):
     """An equation with the numbers of its operands and outputs. A literal is an operand with a value of its own."""
 
-    equation: Any
+    equation: JaxprEqn
     operands: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -137,7 +138,7 @@ def part_of(program: Jaxpr, arguments: Sequence[Any], run: RunEquation = run_equ
 # ---- what an equation has inside
 
 
-def inner_programs(equation: Any, operands: Sequence[Any]) -> list[Jaxpr]:
+def inner_programs(equation: JaxprEqn, operands: Sequence[Any]) -> list[Jaxpr]:
     """The closed Jaxprs that an equation calls once, with its last operands. Of a `cond`, the branch taken is first."""
     name, params = equation.primitive.name, equation.params
     if name == "cond":
@@ -166,7 +167,7 @@ class Iteration:
         return self._run(*self.inputs)
 
 
-def iterations(equation: Any, operands: Sequence[Any], run: RunEquation | None = None) -> Iterator[Iteration]:
+def iterations(equation: JaxprEqn, operands: Sequence[Any], run: RunEquation | None = None) -> Iterator[Iteration]:
     """The iterations of a loop, each run before the next one is given; none for other equations.
 
     Args:
@@ -203,7 +204,7 @@ def _evaluated(program: Jaxpr, inputs: Sequence[Any], run: RunEquation) -> list[
     return [collector.values[number] for number in outputs]
 
 
-def run_one_by_one(equation: Any, operands: list[Any]) -> list[Any]:
+def run_one_by_one(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
     """The outputs of an equation, for which those inside it run one after the other: in calls, branches and loops."""
     for program in inner_programs(equation, operands)[:1]:
         return _evaluated(program, operands_of(program, operands), run_one_by_one)

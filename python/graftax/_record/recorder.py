@@ -135,7 +135,7 @@ class History:
     def _state_before_trace(self) -> Random | None:
         """The random states that the newest trace of this thread began with."""
         state: Random | None = self.thread.__dict__.pop("random", None)
-        # From the first trace that draws on, the ring asks for the states of each call, which takes tens of microseconds.
+        # Reading the states takes tens of microseconds, so the ring asks for those of each call only from here on.
         if state is not None and not is_same_random_state(state, random_state()):
             self.ring.draws_in_calls = True
         return state

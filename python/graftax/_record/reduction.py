@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from graftax._jax.arrays import ref_types
 from graftax._jax.equations import run_equation
@@ -89,7 +90,7 @@ def with_smaller_arrays(part: Part, fails: Fails) -> Part:
     return part
 
 
-def _takes_any_size(equation: Any) -> bool:
+def _takes_any_size(equation: JaxprEqn) -> bool:
     return is_elementwise(equation) or equation.primitive.name in _ANY_SIZE or not equation.params
 
 
@@ -134,7 +135,7 @@ def equation_at(program: Any, inputs: Sequence[Any], place: Sequence[int]) -> Pa
     return None
 
 
-def _equation_inside(equation: Any, operands: list[Any], place: Sequence[int]) -> Part | None:
+def _equation_inside(equation: JaxprEqn, operands: list[Any], place: Sequence[int]) -> Part | None:
     for program in inner_programs(equation, operands)[:1]:
         return equation_at(program, operands_of(program, operands), place)
     for iteration in iterations(equation, operands):
