@@ -42,6 +42,7 @@ def without_key(x: Any) -> Any:
 
 
 def is_in_default_memory(sharding: Any) -> bool:
+    """Are arrays of this sharding in the memory that their devices use by default?"""
     default = getattr(next(iter(sharding.device_set)), "default_memory", lambda: None)()
     return sharding.memory_kind is None or default is None or sharding.memory_kind == default.kind
 
@@ -55,7 +56,7 @@ def key_class() -> type:
     raise ImportError("this JAX has no PRNGKeyArray where it is known")
 
 
-def weak_scalar(vector: Any, index: int) -> Any:
+def weak_scalar(vector: jax.Array, index: int) -> Any:
     """One element, with the weak type of a Python number. There is no public function for that."""
     return _lax._convert_element_type(jax.lax.index_in_dim(vector, index, keepdims=False), weak_type=True)
 
@@ -81,27 +82,27 @@ with contextlib.suppress(ImportError, AttributeError):
 inferred_specs: Any = inspect.signature(jax.shard_map).parameters["in_specs"].default
 
 
-# The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
 def new_ref(content: Any) -> Any:
-    """A jax.Ref with this content; itself where it is one, or stands for an array."""
+    """A jax.Ref with this content; a Ref, or what stands for an array, is returned as it is."""
     return jax.new_ref(content) if isinstance(content, jax.Array) else content
 
 
+# The class of `jax.Ref`, which is public from JAX 0.9 on.
 ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
 
 
-def as_weak(leaf: Any) -> Any:
+def as_weak(leaf: jax.Array) -> Any:
     """The array with a weak type. There is no public conversion."""
     return leaf if leaf.weak_type else _lax._convert_element_type(leaf, leaf.dtype, weak_type=True)
 
 
-_own_sharding = operator.attrgetter("_sharding")  # faster than the property `sharding`
+_sharding_of = operator.attrgetter("_sharding")  # faster than the property `sharding`
 
 
 def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
     """The classes of the leaves' shardings; NoneType for a leaf without one."""
     try:
-        return set(map(type, map(_own_sharding, leaves)))
+        return set(map(type, map(_sharding_of, leaves)))
     except AttributeError:  # a NumPy array, a number; a tracer takes long to say that it has none
         tracers = {cls for cls in _core.types_of(leaves) if issubclass(cls, jax.core.Tracer)}
         return {type(getattr(leaf, "sharding", None)) for leaf in leaves if type(leaf) not in tracers}

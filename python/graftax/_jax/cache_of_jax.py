@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's own cache of executables on disk: it is turned on beside ours, and what it gave is written on as it lies there.
+"""JAX's own cache of executables on disk: turns it on beside ours, and reads the bytes of what was loaded from it.
 
-XLA cannot serialize an executable again that it has loaded: a copy of such a one cannot be run.
+An executable that XLA has loaded cannot be serialized once more: the copy would not run. Its bytes in the cache do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _turned_on: str | None = None  # the folder that the cache was given here
 def turn_on(folder: str) -> None:
     """From now on JAX keeps in this folder what it compiles, unless the user has chosen one, or has turned that off.
 
-    However short it took: what runs outside of jitted functions is many small programs, one for each operation.
+    Also what was compiled in a short time: outside of jitted functions each operation is a small program of its own.
     """
     global _turned_on
     turn_off()
@@ -66,22 +66,22 @@ def note_keys() -> None:
         return
 
     @functools.wraps(load)
-    def noting(cache_key: str, *args: Any, **kwargs: Any) -> Any:
+    def load_and_note(cache_key: str, *args: Any, **kwargs: Any) -> Any:
         executable, seconds = load(cache_key, *args, **kwargs)
         if executable is not None:
             _keys[id(executable)] = cache_key
         return executable, seconds
 
     @functools.wraps(keep)
-    def compiled(cache_key: str, module_name: str, executable: Any, *args: Any, **kwargs: Any) -> Any:
-        _keys.pop(id(executable), None)  # of one that is gone
+    def keep_and_forget(cache_key: str, module_name: str, executable: Any, *args: Any, **kwargs: Any) -> Any:
+        _keys.pop(id(executable), None)  # it was compiled: the key is that of a dead executable with this id
         return keep(cache_key, module_name, executable, *args, **kwargs)
 
-    _cache.get_executable_and_time, _cache.put_executable_and_time = noting, compiled
+    _cache.get_executable_and_time, _cache.put_executable_and_time = load_and_note, keep_and_forget
 
 
 def may_be_loaded(stage: Any) -> bool:
-    """May the executable of a stage come from JAX's cache? One that is gone may have had its id."""
+    """May the executable of a stage come from JAX's cache? Not surely: a dead executable may have had its id."""
     return id(_executable_of(stage)) in _keys
 
 
@@ -111,7 +111,7 @@ class _Pickler(serialize_executable._JaxPjrtPickler):  # pyright: ignore[reportP
         super().__init__(file)
         self._executable = executable
 
-    def persistent_id(self, obj: Any) -> Any:
+    def persistent_id(self, obj: object) -> Any:
         return ("exec", _content_of(obj)) if obj is self._executable else super().persistent_id(obj)
 
 
@@ -125,6 +125,7 @@ def _content_of(executable: Any) -> bytes:
         entry = cache.get(_keys[id(executable)])
         content = _cache.extract_executable_and_time(_cache.decompress_executable(entry))[0]
         devices = xla_client.DeviceList(tuple(executable.local_devices()))
+        # The id may have been that of another executable, so the programs are compared.
         loaded = client.deserialize_executable(content, executable_devices=devices)
         is_same = _texts(loaded) == _texts(executable)
     except Exception as error:  # it has removed it, or another version has it otherwise

@@ -7,7 +7,7 @@ import contextlib
 import copyreg
 import inspect
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -25,12 +25,12 @@ _STAGES = {
 }
 
 
-def on_compile_stages(listener: Any) -> None:
+def on_compile_stages(listener: Callable[..., None]) -> None:
     """Registers `listener(event, seconds, **metadata)`, called at the end of each stage of a compilation."""
     jax.monitoring.register_event_duration_secs_listener(listener)
 
 
-def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
+def compile_stage(event: str, about: dict[str, object]) -> tuple[str, str] | None:
     """(`traced`, `lowered` or `compiled`; name of the function) of an event of JAX; None for other events."""
     stage, name = _STAGES.get(event), about.get("fun_name")
     if stage is None or _unheard.active or not isinstance(name, str):
@@ -48,11 +48,11 @@ _unheard = _Unheard()
 @contextlib.contextmanager
 def unheard_stages() -> Generator[None]:
     """While entered, what JAX does in this thread is no stage of a compilation."""
-    before, _unheard.active = _unheard.active, True
+    outer, _unheard.active = _unheard.active, True
     try:
         yield
     finally:
-        _unheard.active = before
+        _unheard.active = outer
 
 
 _AVAL_LOCK = threading.RLock()
@@ -62,21 +62,21 @@ _AVAL_LOCK = threading.RLock()
 def pickling_avals() -> Generator[None]:
     """While entered, the types of arrays are pickled by what they are made of.
 
-    Newer versions compare them by identity, and so a mark in them, of which JAX's pickles of executables hold
-    copies. Functions that are given the results of an executable that was loaded would be traced again.
+    Newer versions of JAX compare them, and a mark in them, by identity. A pickle of an executable holds copies, so
+    functions that get the results of a loaded executable would be traced again.
     """
     cls: Any = _jax_core.ShapedArray
     if not hasattr(cls, "_create"):
         yield
         return
     parameters = inspect.signature(cls.__new__).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def reduce(aval: Any) -> tuple[Any, ...]:
         options = {name: getattr(aval, name) for name in defaults if getattr(aval, name) is not defaults[name]}
         return copyreg.__newobj_ex__, (cls, (aval.shape, aval.dtype, aval.weak_type), options)  # pyright: ignore
 
-    with _AVAL_LOCK:
+    with _AVAL_LOCK:  # copyreg has one table for all threads
         copyreg.pickle(cls, reduce)
         try:
             yield
@@ -89,13 +89,13 @@ def is_cache_retrieval(event: str) -> bool:
     return event == "/jax/compilation_cache/cache_retrieval_time_sec"
 
 
-def same_executable(first: Any, second: Any) -> bool:
+def same_executable(first: object, second: object) -> bool:
     """Have two traces (`jit(...).trace(...)`) for equal arguments one executable, if no constant was changed in place?
 
     False if that is uncertain.
     """
     params = [getattr(traced, "_params", None) for traced in (first, second)]
-    if not all(isinstance(each, dict) for each in params):
+    if not all(isinstance(param, dict) for param in params):
         return False
     return run_the_same(*params)
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from jax.extend.core import JaxprEqn
 
 from graftax._jax.tracers import Producer, carry_of_scan, is_literal, producer_of
 
@@ -13,7 +15,7 @@ _ADDS = ("add", "sub", "add_any")
 _IDENTITIES = ("convert_element_type", "copy", "copy_p", "reshape", "broadcast_in_dim", "optimization_barrier")
 
 
-def same_step(new_x: Any, new_y: Any, x: Any, y: Any) -> bool:
+def same_step(new_x: object, new_y: object, x: object, y: object) -> bool:
     """Were the tracers `x` and `y` updated to `new_x` and `new_y` in the same way?
 
     True for a step of gradients (whatever is added) and for one function applied to each array, as tree functions do.
@@ -29,13 +31,14 @@ class _Program:
         equations: of an inner program, by the variables that they set.
     """
 
-    def __init__(self, equations: dict[Any, Any]) -> None:
+    def __init__(self, equations: dict[Any, JaxprEqn]) -> None:
         self._equations = equations
 
-    def same_step(self, new_x: Any, new_y: Any, x: Any, y: Any) -> bool:
+    def same_step(self, new_x: object, new_y: object, x: object, y: object) -> bool:
         return self._is_updated(new_x, new_y, x, y) or self._is_function_of(new_x, new_y, x, y, _MAX_DEPTH)
 
-    def _is_updated(self, new_x: Any, new_y: Any, x: Any, y: Any) -> bool:
+    def _is_updated(self, new_x: object, new_y: object, x: object, y: object) -> bool:
+        # Backwards from the new arrays. What is added to them may differ: these are two gradients, say.
         for _ in range(_MAX_DEPTH):
             if new_x is x and new_y is y:
                 return True
@@ -43,18 +46,21 @@ class _Program:
             if producers is None:
                 return False
             of_x, of_y = producers
+            # Two results of one equation, such as a loop, that updates both.
             if of_x.name not in (*_ADDS, *_IDENTITIES):
                 return of_x.equation is of_y.equation and self._is_updated_inside(of_x, of_y, x, y)
+            # `update + x`: the walk below follows first operands only.
             if of_x.name in _ADDS and of_x.operands[1] is x and of_y.operands[1] is y:
                 return True
             new_x, new_y = of_x.operands[0], of_y.operands[0]
         return False
 
-    def _is_updated_inside(self, of_x: Producer, of_y: Producer, x: Any, y: Any) -> bool:
+    def _is_updated_inside(self, of_x: Producer, of_y: Producer, x: object, y: object) -> bool:
         """For two results of one equation: does each loop step, each branch, or a called function update them so?"""
         changed = False
         for jaxpr, operands, carry in _inner_programs(of_x):
             program = _Program({var: equation for equation in jaxpr.eqns for var in equation.outvars})
+            # A branch or a called function has the old arrays among its operands, a loop in its carry.
             if carry is None:
                 i, j = _index_of(operands, x), _index_of(operands, y)
                 if i is None or j is None:
@@ -74,7 +80,7 @@ class _Program:
             changed = changed or outputs[0] is not inputs[0]
         return changed
 
-    def _is_function_of(self, new_x: Any, new_y: Any, x: Any, y: Any, depth: int) -> bool:
+    def _is_function_of(self, new_x: object, new_y: object, x: object, y: object, depth: int) -> bool:
         if new_x is x and new_y is y:
             return True
         producers = self._same_producers(new_x, new_y) if depth else None
@@ -84,7 +90,7 @@ class _Program:
         pairs = [(a, b) for a, b in pairs if not (is_literal(a) and is_literal(b))]
         return bool(pairs) and all(self._is_function_of(a, b, x, y, depth - 1) for a, b in pairs)
 
-    def _same_producers(self, new_x: Any, new_y: Any) -> tuple[Producer, Producer] | None:
+    def _same_producers(self, new_x: object, new_y: object) -> tuple[Producer, Producer] | None:
         """The producers of both, if they are the same operation."""
         of_x, of_y = (
             producer_of(new_x, self._equations),
@@ -113,5 +119,5 @@ def _inner_programs(producer: Producer) -> Iterator[tuple[Any, list[Any], int | 
         yield getattr(program, "jaxpr", program), operands, carry
 
 
-def _index_of(values: list[Any], value: Any) -> int | None:
+def _index_of(values: Sequence[object], value: object) -> int | None:
     return next((i for i, candidate in enumerate(values) if candidate is value), None)

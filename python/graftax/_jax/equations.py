@@ -15,7 +15,7 @@ from jax.extend.core import JaxprEqn
 from graftax._jax.frame_filter import is_hidden_file
 
 
-def is_jaxpr(value: Any) -> bool:
+def is_jaxpr(value: object) -> bool:
     """Is it a Jaxpr, closed or not? JAX 0.12 has one class for both."""
     return isinstance(value, (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr))  # pyright: ignore[reportPrivateImportUsage]
 
@@ -36,8 +36,8 @@ def jaxprs_of(equation: JaxprEqn) -> Iterator[Any]:
         yield from filter(is_jaxpr, value if isinstance(value, list | tuple) else (value,))
 
 
-def all_equations(jaxpr: Any) -> Iterator[Any]:
-    """Those of a Jaxpr and of all inside of it."""
+def all_equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+    """The equations of a Jaxpr and of all Jaxprs inside of it."""
     todo = [jaxpr]
     while todo:
         for equation in todo.pop().eqns:
@@ -47,15 +47,15 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
 
 def holds_tracers(jaxpr: Any) -> bool:
     """Does a Jaxpr inside of this one have a tracer among its constants?"""
-    inner = (part for equation in all_equations(jaxpr) for part in jaxprs_of(equation))
-    return any(isinstance(x, jax.core.Tracer) for part in inner for x in getattr(part, "consts", ()))
+    inner_jaxprs = (inner for equation in all_equations(jaxpr) for inner in jaxprs_of(equation))
+    return any(isinstance(x, jax.core.Tracer) for inner in inner_jaxprs for x in getattr(inner, "consts", ()))
 
 
 def count_equations(jaxpr: Any) -> int:
     return sum(1 for _ in all_equations(jaxpr))
 
 
-def user_callback(callback: Any) -> Any:
+def user_callback(callback: object) -> Any:
     """The user's function inside the flat one of a callback's equation."""
     cells = getattr(callback, "__closure__", None) or ()
     names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
@@ -66,8 +66,8 @@ def user_callback(callback: Any) -> Any:
 def source_frames(equation: JaxprEqn) -> list[tuple[str, int, str]]:
     """(file, line, function) of the code that made an equation, innermost first, without that of JAX and graftax."""
     frames = getattr(equation.source_info.traceback, "frames", None) or ()
-    own = str(Path(jax.__file__).parent)  # of which JAX itself shows some
-    users = [f for f in frames if not is_hidden_file(f.file_name) and not f.file_name.startswith(own)]
+    folder_of_jax = str(Path(jax.__file__).parent)  # JAX hides only some of its own files
+    users = [f for f in frames if not is_hidden_file(f.file_name) and not f.file_name.startswith(folder_of_jax)]
     return [(f.file_name, f.line_num, f.function_name) for f in users]
 
 
@@ -97,5 +97,5 @@ def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
 def name_scopes(equation: JaxprEqn) -> tuple[list[str], list[str]]:
     """(transforms, named scopes) that an equation was made in, outermost first."""
     stack = getattr(equation.source_info.name_stack, "stack", ())
-    transforms = [part.name for part in stack if type(part).__name__ == "Transform"]
-    return transforms, [part.name for part in stack if type(part).__name__ != "Transform"]
+    transforms = [scope.name for scope in stack if type(scope).__name__ == "Transform"]
+    return transforms, [scope.name for scope in stack if type(scope).__name__ != "Transform"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 import traceback
@@ -102,6 +103,7 @@ def clarify(error: BaseException, leaves: Sequence[Any], names: Callable[[], Seq
     """
     if FULL or isinstance(error, GraftaxError) or getattr(error, "_has_notes", False):
         return
+    # Such an error names the arguments itself, which may be hundreds; any other says nothing of its operands.
     is_concretization = is_concretization_error(error)
     if is_concretization:
         _shorten_arguments(error, names)
@@ -117,6 +119,7 @@ def _shorten_arguments(error: BaseException, names: Callable[[], Sequence[str]])
     match = _ARGUMENTS.search(str(error))
     if match is None or any(", " in path for path in names()):  # such a path cannot be told from two
         return
+    # JAX joins the paths as an English list.
     paths = match[0].replace(", and ", ", ").split(", ")
     if len(paths) > _MAX_ARGUMENTS:
         text = error.args[0]
@@ -163,7 +166,7 @@ def _mapped_leaf(error: BaseException) -> object | None:
 
 
 def _frames_of_jax(error: BaseException) -> list[types.FrameType]:
-    """That of the function of JAX which the user's code called and which raised, and of all that it called."""
+    """JAX's frames at the end of a traceback: of the function that the user's code called, and of all below it."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     hidden = itertools.takewhile(lambda f: f.f_code.co_filename.startswith(HIDDEN_FOLDERS), reversed(frames))
     return [*hidden][::-1]
@@ -192,14 +195,14 @@ def _operands(error: BaseException) -> Iterator[Any]:
         return
     code, values = called.f_code, called.f_locals
     count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     for name in code.co_varnames[:count]:
         value = values.get(name)
-        parts: Any = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-        for part in (value, *cast("Sequence[Any]", parts)):
-            yield part
-            if isinstance(part, (list, tuple)):
-                yield from cast("Sequence[Any]", part)
+        items: Any = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        for item in (value, *cast("Sequence[Any]", items)):
+            yield item
+            if isinstance(item, (list, tuple)):
+                yield from cast("Sequence[Any]", item)
 
 
 def _type_text(leaf: Any) -> str:

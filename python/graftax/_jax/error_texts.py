@@ -12,9 +12,8 @@ import jax
 from jax._src.interpreters import ad as _ad
 from jax.sharding import AxisType
 
-ClosedOver: type[Exception] = getattr(
-    _ad, "CustomVJPException", Exception
-)  # raised for values that a custom_vjp captures
+# Raised for values that a custom_vjp captures.
+ClosedOver: type[Exception] = getattr(_ad, "CustomVJPException", Exception)
 
 
 def _is_not_equinox_error(record: logging.LogRecord) -> bool:
@@ -103,13 +102,11 @@ is_of_differentiated_callback = _has_text("callbacks do not support JVP")
 
 is_of_exported_callback = _has_text("callback")
 
-is_of_symbolic_zeros = _has_text(
-    "symbolic_zeros support with shard_map"
-)  # the zeros of a derivative rule, not compiled
+# The symbolic zeros of a derivative rule in a `shard_map` that is not compiled.
+is_of_symbolic_zeros = _has_text("symbolic_zeros support with shard_map")
 
-is_of_specs = _has_text(
-    "does not match the specs of the input"
-)  # a spec of `shard_map`, and the sharding of its argument
+# A spec of `shard_map`, and the sharding of its argument.
+is_of_specs = _has_text("does not match the specs of the input")
 
 # An argument does not have the sharding in `in_shardings`: the message has the sharding and the type.
 is_sharding_mismatch = _has_text("does not match the sharding on the respective arg", ValueError)

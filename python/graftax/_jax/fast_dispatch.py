@@ -31,9 +31,8 @@ _RING_SLOTS = 40  # host input buffers of one executable: more than JAX queues c
 _ALIGNMENT = 64  # bytes
 _SMALL = 4096  # bytes of a result that may be kept as a witness
 _MAX_WITNESSES = 4
-_CALLS_BEFORE_CAPTURE = (
-    32  # calls before an executable with few leaves is asked for: that takes as long as a hundred calls
-)
+# Calls before an executable with few leaves is asked for: that takes as long as a hundred calls.
+_CALLS_BEFORE_CAPTURE = 32
 
 
 class _State:
@@ -96,6 +95,7 @@ def _private_names() -> tuple[Any, ...]:
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
     state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
     trace: tuple[Any, Any] = ("trace", core.trace_ctx) if state is None else reader_of(state)
+    # No call goes direct inside of a trace, or while a profiler runs.
     required: list[tuple[Any, Any, Any]] = [(*trace, core.eval_trace)]
     expect(state is None or trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((session, profiler._profile_state, None))  # pyright: ignore
@@ -201,6 +201,7 @@ def _parts_of_stage(stage: Any, leaves: tuple[Any, ...], number: int, inputs: in
     if call is None:
         return None
     executable: Any = stage._executable
+    # What JAX's call does besides running the executable: tokens, callbacks, Refs, recompilation with a profile.
     kept_indices = tuple(sorted(executable._kept_var_idx))
     if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
         return None
@@ -220,6 +221,7 @@ def _parts_of_stage(stage: Any, leaves: tuple[Any, ...], number: int, inputs: in
                 return None
             hosts.append((i, *host))
             continue
+        # An array of keys is passed as the plain array behind it, which has one more dimension.
         array = leaves[i] if type(leaves[i]) is array_class() else leaves[i]._base_array
         if leaves[i].shape != aval.shape or leaves[i].dtype != aval.dtype:
             return None
@@ -229,6 +231,7 @@ def _parts_of_stage(stage: Any, leaves: tuple[Any, ...], number: int, inputs: in
             return None
         if array is leaves[i] and layout is not None and not array.is_deleted() and array.format.layout != layout:
             return None
+    # The host's vectors, the last leaves, may be read in place. A donated buffer would be overwritten.
     handlers = list(call.out_handler.handlers)
     donated = [info.donated for info in tree_util.tree_leaves(stage.args_info)]
     ring = _ring([host for host in hosts if host[0] >= len(leaves) - inputs and not donated[host[0]]], stage)
@@ -260,7 +263,7 @@ def _ring(hosts: Sequence[tuple[Any, ...]], stage: Any) -> tuple[Any, ...] | Non
             memory = _aligned(aval)
             array = device_put(aval, sharding, [memory], devices, False, False, in_place)
             address = memory.ctypes.data
-            if array.unsafe_buffer_pointer() != address:
+            if array.unsafe_buffer_pointer() != address:  # it was copied after all
                 return None
             slots[-1].append((array, address))
     elements = [(aval.dtype.kind == "f", aval.dtype.itemsize, aval.size) for _, aval, _, _ in hosts]
@@ -396,6 +399,7 @@ def _self_test() -> None:
     if not captured:
         raise RuntimeError("the program was refused")
     execute, handlers, kept_indices, number, donates, hosts, _ = captured
+    # `unused` is dropped, and `(None, ())` is how the number 2 of an Outcome is written.
     expect((kept_indices, number, donates) == ((0, 2, 3, 4), 2, False), (kept_indices, number, donates))
     [(_, *put_arguments, devices)] = hosts
     host = _device_put()[0](*put_arguments, [leaves[4].copy()], devices, False, False, _device_put()[1])
@@ -411,7 +415,7 @@ def _self_test() -> None:
 
 
 class _CacheClearListener:
-    """Notices `jax.clear_caches()`: it is registered as one of JAX's caches, and always empty."""
+    """Notices `jax.clear_caches()`: JAX takes it for one of its caches, which is always empty."""
 
     def cache_clear(self) -> None:
         _core.caches_cleared()

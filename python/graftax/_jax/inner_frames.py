@@ -34,10 +34,12 @@ def _subclasses(base: type) -> list[type]:
 
 @functools.cache
 def _inner_frames() -> _core.InnerFrames | None:
+    # With another signature of `bind`, the core would read a wrong local as the primitive.
     bind = getattr(jax.extend.core.Primitive.bind, "__code__", None)
     if bind is None or bind.co_varnames[:3] != ("self", "args", "params"):
         return None
     makes_calls: Any = getattr(getattr(_pjit, "_cpp_pjit", None), "__code__", None)
+    # What runs on a call is a nested function, whose code is a constant of the function around it.
     inner = [code for code in getattr(makes_calls, "co_consts", ()) if getattr(code, "co_name", None) == "cache_miss"]
     apply = next((c for c in inner if c.co_varnames[:2] == ("args", "kwargs") and "fun" in c.co_freevars), None)
     plain = bool, int, float, complex, str, type(None)
@@ -57,8 +59,8 @@ def _inner_frames() -> _core.InnerFrames | None:
 
 def inner_frames() -> _core.InnerFrames | None:
     """JAX's frames that run no code of users. None if another library has classes of traces or avals of its own."""
-    theirs = (*_subclasses(jax.core.Trace), *_subclasses(jax.core.AbstractValue))
-    return _inner_frames() if all(c.__module__.startswith(("jax.", "flax.")) for c in theirs) else None
+    classes = (*_subclasses(jax.core.Trace), *_subclasses(jax.core.AbstractValue))
+    return _inner_frames() if all(c.__module__.startswith(("jax.", "flax.")) for c in classes) else None
 
 
 def add_class_of_tracers(cls: type) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from graftax._jax.arrays import typed_array_types
 from graftax._jax.equations import is_jaxpr, with_constants, without_constants
@@ -69,6 +70,7 @@ def run_jaxpr(bare: Any, constants: Sequence[Any], args: Sequence[Any]) -> list[
 
 def canonical_jaxpr(jaxpr: Any) -> Any:
     """The first Jaxpr with the same equations: each trace makes a new one, which would be a difference."""
+    # Jaxprs of another key cannot be equal, so few are compared equation by equation.
     key = tuple(equation.primitive.name for equation in jaxpr.eqns), tuple(str(v.aval) for v in jaxpr.invars)
     candidates = _CANONICAL.setdefault(key, [])
     candidates[:] = [ref for ref in candidates if ref() is not None]
@@ -106,32 +108,32 @@ def are_equal_jaxprs(first: Any, second: Any, for_running: bool = False) -> bool
             return type(a) is type(b) and a.aval == b.aval and _equal_params(a.val, b.val, for_running)
         return names.get(id(a)) == id(b)
 
-    def each(test: Any, a: Sequence[Any], b: Sequence[Any]) -> bool:
+    def all_pairs(test: Callable[[Any, Any], bool], a: Sequence[Any], b: Sequence[Any]) -> bool:
         return len(a) == len(b) and all(map(test, a, b))
 
-    def params(equation: Any) -> dict[str, Any]:
+    def params(equation: JaxprEqn) -> dict[str, Any]:
         if not (for_running and equation.primitive.name in _WITH_RULES):
             return equation.params
         return {name: value for name, value in equation.params.items() if name not in _RULES}
 
-    if first.effects or second.effects or not each(bound, first.invars, second.invars):
+    if first.effects or second.effects or not all_pairs(bound, first.invars, second.invars):
         return False
-    if not each(bound, first.constvars, second.constvars) or len(first.eqns) != len(second.eqns):
+    if not all_pairs(bound, first.constvars, second.constvars) or len(first.eqns) != len(second.eqns):
         return False
     for a, b in zip(first.eqns, second.eqns, strict=True):
-        if a.primitive is not b.primitive or a.ctx != b.ctx or not each(read, a.invars, b.invars):
+        if a.primitive is not b.primitive or a.ctx != b.ctx or not all_pairs(read, a.invars, b.invars):
             return False
-        if not _equal_params(params(a), params(b), for_running) or not each(bound, a.outvars, b.outvars):
+        if not _equal_params(params(a), params(b), for_running) or not all_pairs(bound, a.outvars, b.outvars):
             return False
-    return each(read, first.outvars, second.outvars)
+    return all_pairs(read, first.outvars, second.outvars)
 
 
-def run_the_same(first: Any, second: Any) -> bool:
+def run_the_same(first: object, second: object) -> bool:
     """Do two closed Jaxprs run alike, with the constants that they have now? False if that is uncertain."""
     return _equal_params(first, second, True)
 
 
-def _equal_params(first: Any, second: Any, for_running: bool = False) -> bool:
+def _equal_params(first: object, second: Any, for_running: bool = False) -> bool:
     """Are two parameters of an equation equal?"""
     if first is second:
         return True
@@ -147,9 +149,9 @@ def _equal_params(first: Any, second: Any, for_running: bool = False) -> bool:
         same_keys = first.keys() == second.keys()  # pyright: ignore[reportUnknownMemberType]
         return same_keys and all(_equal_params(first[key], second[key], for_running) for key in first)  # pyright: ignore
     if isinstance(first, _OF_NUMPY):
-        one, other = np.asarray(first), np.asarray(second)
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(first, float | complex):
+        a, b = np.asarray(first), np.asarray(second)
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(first, float | complex):  # a nan is equal to itself here, and 0.0 not to -0.0
         return repr(first) == repr(second)
     try:
         return (first == second) is True
@@ -157,7 +159,7 @@ def _equal_params(first: Any, second: Any, for_running: bool = False) -> bool:
         return False
 
 
-def _all_equal(first: Sequence[Any], second: Sequence[Any], for_running: bool = False) -> bool:
+def _all_equal(first: Sequence[object], second: Sequence[object], for_running: bool = False) -> bool:
     return len(first) == len(second) and all(
         _equal_params(a, b, for_running) for a, b in zip(first, second, strict=True)
     )

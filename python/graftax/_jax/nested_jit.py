@@ -32,8 +32,9 @@ class _ThreadState(threading.local):
 _state = _ThreadState()
 
 
-def is_inside_jit(outer: Any) -> bool:
+def is_inside_jit(outer: object) -> bool:
     """Is JAX tracing a jitted function now, inside the trace `outer`? Notes the function."""
+    # The traces within `outer`, without those of parts of it, which are not shared with other callers.
     live = live_traces()
     inner = live[: next((i for i, trace in enumerate(live) if trace is outer), 0)]
     count = sum(traced_for(trace) == "jit" and not any(trace is part for part in _state.parts) for trace in inner)

@@ -13,8 +13,8 @@ import jax
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import all_equations, is_jaxpr
 
-_OWN = ("jax.", "jaxlib.", "numpy.", "builtins")
-_HELD = ("f", "f_transformed", "transforms")  # of what JAX wraps functions in
+_LIBRARIES = ("jax.", "jaxlib.", "numpy.", "builtins")
+_HELD = ("f", "f_transformed", "transforms")  # attributes of the objects in which JAX wraps functions
 
 
 # XLA optimizes the program of a part once for all calls, and puts it in their place at the end. On CPUs it does not
@@ -77,6 +77,6 @@ def _callables(jaxpr: Any) -> Iterator[Any]:
             todo += [getattr(value, name) for name in _HELD if hasattr(value, name)]
 
 
-def _is_foreign(value: Any) -> bool:
+def _is_foreign(value: object) -> bool:
     module = getattr(value if isinstance(value, types.FunctionType) else type(value), "__module__", None) or ""
-    return not f"{module}.".startswith(_OWN)
+    return not f"{module}.".startswith(_LIBRARIES)

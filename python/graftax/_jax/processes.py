@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +59,7 @@ def are_of_several(devices: Sequence[int]) -> bool:
     return len({device.process_index for device in jax.devices() if device.id in set(devices)}) > 1
 
 
-def spans_processes(lowered: Any, leaves: Any) -> bool:
+def spans_processes(lowered: object, leaves: Iterable[object]) -> bool:
     """Does a lowered program run on devices of several processes? Falls back on the shardings of its leaves."""
     devices: Any = getattr(getattr(lowered, "_lowering", None), "_device_list", None)
     if devices is None:

@@ -33,7 +33,7 @@ IN_JITS_KEY = (
     "jax_pallas_auto_assign_collective_ids",
     "jax_pallas_auto_assign_collective_ids_limit",
 )
-_NOT_COMPARED = {"axis_env_state", "jax_disable_jit", "jax_xla_profile_version"}  # of one trace, or told elsewhere
+_NOT_COMPARED = {"axis_env_state", "jax_disable_jit", "jax_xla_profile_version"}  # of one trace, or checked elsewhere
 _IN_KEY = (
     "jax_allow_f16_reductions",
     "jax_default_device",
@@ -134,6 +134,7 @@ def follow_settings() -> bool:
         for state in states:
             for hook in ("_update_global_hook", "_update_thread_local_hook"):
                 setattr(state, hook, _notify_after(getattr(state, hook)))
+        # The core counts each hook that runs, and these calls, too. A `with` block of a setting is two changes.
         version = _core.settings_changed()
         sample = holders["jax_debug_nans"]
         with sample(sample.value):

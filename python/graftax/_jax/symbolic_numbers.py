@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from graftax._jax.missing_names import lacking
 _FOLDER = str(Path(jax.__file__).parent)
 
 
-def register_symbols(classes: dict[type, type], scalars: tuple[type, ...], array: Any) -> None:
+def register_symbols(classes: dict[type, type], scalars: tuple[type, ...], array: Callable[[Any], jax.Array]) -> None:
     """Registers classes of symbolic numbers with JAX, as Python numbers (`classes`) or NumPy scalars (`scalars`).
 
     `array(symbol)` gives the array of one. `jax.export` registers symbolic dimensions so; there is no public way.

@@ -88,7 +88,7 @@ def hide(error: BaseException) -> None:
     for _ in range(_MAX_CHAIN):
         if current is None or current.__traceback__ is None:
             break
-        if mode == "tracebackhide":
+        if mode == "tracebackhide":  # IPython leaves out frames that have this local
             for frame, _ in traceback.walk_tb(current.__traceback__):
                 if _hidden(frame.f_code.co_filename):
                     frame.f_locals["__tracebackhide__"] = True

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from weakref import ReferenceType
 
 from jax.core import Tracer
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 
 from graftax import _core
 from graftax._jax.traces import current_trace
@@ -44,7 +44,7 @@ def live_traces() -> list[Any]:
     return traces
 
 
-def trace_of(leaf: Any) -> Any:
+def trace_of(leaf: object) -> Any:
     """The trace that a tracer belongs to; None for other values."""
     return getattr(leaf, "_trace", None) if isinstance(leaf, Tracer) else None
 
@@ -54,7 +54,7 @@ def has_tracer(values: Iterable[object]) -> bool:
     return any(issubclass(kind, Tracer) for kind in _core.types_of(values))
 
 
-def copy_of_tracer(tracer: Any) -> Any:
+def copy_of_tracer(tracer: object) -> Any:
     """Another tracer of the same value."""
     copy = object.__new__(type(tracer))
     slots = {name for cls in type(tracer).__mro__ for name in getattr(cls, "__slots__", ()) if name != "__weakref__"}
@@ -64,15 +64,14 @@ def copy_of_tracer(tracer: Any) -> Any:
     return copy
 
 
-def is_ended(leaf: Any, live: list[Any]) -> bool:
+def is_ended(leaf: object, live: list[Any]) -> bool:
     """Is this a leaked tracer, one of a trace that has ended? `live` are the running traces.
 
     JAX invalidates only some kinds of traces. Those that make a program drop their equations when they end.
     """
     trace = trace_of(leaf)
-    if (
-        trace is None or not live or any(live_trace is trace for live_trace in live)
-    ):  # no live traces: this JAX hides them
+    # Without any live trace, this JAX hides them, and nothing is known.
+    if trace is None or not live or any(live_trace is trace for live_trace in live):
         return False
     return not (hasattr(trace, "frame") and trace.frame.tracing_eqns) or not trace.is_valid()
 
@@ -83,6 +82,7 @@ def read_in_trace() -> set[int]:
     frame = getattr(trace, "frame", None)
     ids = set(map(id, getattr(frame, "constvar_to_val", {}).values()))
     for equation in getattr(frame, "tracing_eqns", ()):
+        # A weak reference, a function, or the equation itself: see `traces.equations`.
         alive: Any = equation() if isinstance(equation, ReferenceType) or not hasattr(equation, "params") else equation
         ids.update(map(id, getattr(alive, "in_tracers", ())))
     return ids
@@ -106,12 +106,13 @@ class Producer(NamedTuple):
         return self.equation.params
 
 
-def producer_of(value: Any, equations: Mapping[Any, Any]) -> Producer | None:
+def producer_of(value: object, equations: Mapping[Any, JaxprEqn]) -> Producer | None:
     """The producer of a tracer, or of a variable of a program; None for arguments, or if JAX has not kept it.
 
     Args:
         equations: of the program of a variable, by the variables that they set.
     """
+    # A tracer knows its equation; a variable of an inner program is looked up.
     if isinstance(value, Tracer):
         equation: Any = getattr(value, "parent", None)
         operands, variable = getattr(equation, "in_tracers", None), getattr(value, "val", None)
@@ -124,7 +125,7 @@ def producer_of(value: Any, equations: Mapping[Any, Any]) -> Producer | None:
     return None if index is None else Producer(equation, list(operands), index)
 
 
-def is_literal(value: Any) -> bool:
+def is_literal(value: object) -> bool:
     return isinstance(getattr(value, "val", None) if isinstance(value, Tracer) else value, Literal)
 
 
@@ -139,13 +140,13 @@ def carry_of_scan(params: dict[str, Any]) -> tuple[int, int]:
     return (len(parts[0]), len(parts[1])) if len(parts) == 3 else (0, 0)
 
 
-def traced_for(trace: Any) -> str:
+def traced_for(trace: object) -> str:
     """What a trace makes a program for, such as "jit" or "scan"; the name of its class if it makes none."""
     about = getattr(getattr(trace, "frame", None), "debug_info", None)
     return type(trace).__name__ if about is None else about.traced_for
 
 
-def transform_of(tracer: Any) -> tuple[str, str]:
+def transform_of(tracer: object) -> tuple[str, str]:
     """(JAX's name of the transform of a tracer, graftax's name); empty texts for an unknown transform."""
     trace = trace_of(tracer)
     trace_kind = traced_for(trace)

@@ -20,7 +20,7 @@ from jax._src.interpreters import partial_eval as _pe
 from graftax._jax.missing_names import lacking
 
 
-def in_same_trace(x: Any, tracer: Any) -> bool:
+def in_same_trace(x: object, tracer: object) -> bool:
     """Do both belong to one trace? Equinox omits the tangents of other values. There is no public way to ask."""
     trace = getattr(tracer, "_trace", None)
     return trace is not None and getattr(x, "_trace", None) is trace
@@ -50,7 +50,7 @@ def current_trace() -> Any:
     return getattr(getattr(_jax_core, "trace_ctx", None), "trace", None)
 
 
-def is_trace(value: Any) -> bool:
+def is_trace(value: object) -> bool:
     """Is it a trace of JAX? What it holds is JAX's own, also where a library keeps it in an object of the user's."""
     return isinstance(value, jax.core.Trace)
 
@@ -60,13 +60,13 @@ def trace_context() -> Any:
     return _config.trace_context()
 
 
-def can_grow(trace: Any) -> bool:
+def can_grow(trace: object) -> bool:
     """Can `add_argument` and `jaxpr_of` be used with this trace?"""
     parts = getattr(trace, "new_arg", None), getattr(getattr(trace, "frame", None), "to_jaxpr", None)
     return all(map(callable, parts)) and hasattr(_jax_core, "set_current_trace")
 
 
-def add_argument(trace: Any, like: Any) -> Any:
+def add_argument(trace: Any, like: object) -> Any:
     """A tracer of one more argument of a running trace, with the type of `like`. There is no public way."""
     return trace.new_arg(jax.typeof(like), source_info=_source_info_util.current())
 
@@ -78,14 +78,14 @@ def within_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
 
 def jaxpr_of(trace: Any, outputs: list[Any]) -> Any:
     """The closed Jaxpr of a running trace with these tracers of it as outputs."""
-    info, here = trace.frame.debug_info, _source_info_util.current()
-    jaxpr, constants = trace.frame.to_jaxpr(trace, outputs, info and info.with_unknown_names(), here)
+    info, source = trace.frame.debug_info, _source_info_util.current()
+    jaxpr, constants = trace.frame.to_jaxpr(trace, outputs, info and info.with_unknown_names(), source)
     if hasattr(jaxpr, "with_consts"):  # JAX 0.12 has one class for both
         return jaxpr.with_consts(constants)
     return jax.extend.core.ClosedJaxpr(jaxpr, constants)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def is_of_trace(value: Any, trace: Any) -> bool:
+def is_of_trace(value: object, trace: object) -> bool:
     """Is it a tracer of this very trace?"""
     return isinstance(value, jax.core.Tracer) and getattr(value, "_trace", None) is trace
 
@@ -97,7 +97,8 @@ def enclosing_jits() -> list[Any]:
     return [frame.f_locals["fun"] for frame in frames if "fun" in frame.f_locals]
 
 
-def forget_traces(function: Any) -> None:
+def forget_traces(function: object) -> None:
     """Removes the traces of a function from JAX's caches. Its compiled programs stay."""
+    # `id` does nothing: this JAX has no such cache.
     for cache in (getattr(_pe, "trace_to_jaxpr", None), getattr(_pjit, "_infer_params_cached", None)):
         getattr(cache, "evict_weakref", id)(function)

@@ -72,7 +72,7 @@ def names_function(flatten: Any) -> Any:
     return cells["flatten_with_keys"].cell_contents if set(cells) == {"flatten_with_keys"} else None
 
 
-def open_first(flatten: Any, tree: Any) -> tuple[Any, Any]:
+def open_first(flatten: object, tree: object) -> tuple[Any, Any]:
     """What `one_level_with_keys` says of a node, and who names the children of its class.
 
     What else was registered with `flatten` cannot be read. So it is seen here what JAX calls: where that is `flatten`,
@@ -103,7 +103,7 @@ def open_first(flatten: Any, tree: Any) -> tuple[Any, Any]:
     return (pairs, opened[1]), not all(numbered) if numbered else None
 
 
-def _code_of(function: Any, cls: type) -> types.CodeType | None:
+def _code_of(function: object, cls: type) -> types.CodeType | None:
     """Which code runs first when `function` is called with an instance of `cls`; None where that is not known."""
     if type(function) is operator.methodcaller:
         arguments = function.__reduce__()[1]
@@ -111,7 +111,7 @@ def _code_of(function: Any, cls: type) -> types.CodeType | None:
     return function.__code__ if isinstance(function, types.FunctionType) else None
 
 
-def flatten_one_level(tree: Any) -> tuple[Any, Any]:
+def flatten_one_level(tree: object) -> tuple[Any, Any]:
     """(children, aux data) of a node, as JAX has them. Public in `jax.tree_util` from JAX 0.11 on.
 
     Raises:
@@ -120,7 +120,7 @@ def flatten_one_level(tree: Any) -> tuple[Any, Any]:
     return _one_level("flatten_one_level", tree)
 
 
-def flatten_one_level_with_keys(tree: Any) -> tuple[Any, Any]:
+def flatten_one_level_with_keys(tree: object) -> tuple[Any, Any]:
     """(pairs (key path entry, child), aux data) of a node. Public in `jax.tree_util` from JAX 0.11 on.
 
     Raises:
@@ -129,7 +129,7 @@ def flatten_one_level_with_keys(tree: Any) -> tuple[Any, Any]:
     return _one_level("flatten_one_level_with_keys", tree)
 
 
-def _one_level(name: str, tree: Any) -> tuple[Any, Any]:
+def _one_level(name: str, tree: object) -> tuple[Any, Any]:
     opened = getattr(default_registry, name)(tree)
     if opened is None:
         raise ValueError(f"a leaf has no children: {type(tree).__qualname__}")
