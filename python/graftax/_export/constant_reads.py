@@ -35,7 +35,7 @@ class _Noted(NamedTuple):
 
     text: str  # how messages call it
     current: Callable[[], Any]
-    before: Any
+    value: Any
     is_same: Callable[[Any, Any], bool]
 
 
@@ -74,10 +74,10 @@ class ConstantReads(ReadSet):
         self._note_values()
 
     def _new(self, kind: str, items: list[Any]) -> list[Any]:
-        """What came to a list since it was asked for last. A list that lost something is another one."""
-        before, count = self._looked_at.get(kind, (None, 0))
+        """The items that were added to a list since it was asked for last."""
+        previous, count = self._looked_at.get(kind, (None, 0))
         self._looked_at[kind] = items, len(items)
-        return items[count:] if items is before else items
+        return items[count:] if items is previous else items  # a list that lost an item is a new list
 
     def _note_values(self) -> None:
         for origin in self._new("origins", self.names.origins):
@@ -86,6 +86,7 @@ class ConstantReads(ReadSet):
                 self._noted[origin.key] = _Noted(origin.text(), content, content(), operator.eq)
         for holder, name in self._new("bindings", self.names.bindings):
             if isinstance(holder, dict | type) and (id(holder), name) not in self._noted:
+                # Lists of names are made anew at each look, so they are compared by their items.
                 is_same = operator.eq if name in (OF_KEYS, OF_NAMES) else operator.is_
                 current = functools.partial(_bound, holder, name)
                 self._noted[id(holder), name] = _Noted(f"the binding of {name}", current, current(), is_same)
@@ -95,16 +96,16 @@ class ConstantReads(ReadSet):
         return [value_at(holder, name) for holder, name in self.names.bindings if isinstance(holder, dict | type)]
 
     def leave_to(self, parts: set[int]) -> None:
-        """The functions with these ids are compared with the one that was traced."""
+        """Drops what the functions with these ids hold: it is compared as content of the traced function."""
         names = self.names
         names.origins = [o for o in names.origins if o.name is not None or id(o.holder) not in parts]
         names.functions = {i: function for i, function in names.functions.items() if i not in parts}
-        names.cells = {i: each for i, each in names.cells.items() if id(each[1]) not in parts}
+        names.cells = {i: (cell, function) for i, (cell, function) in names.cells.items() if id(function) not in parts}
 
     def changed(self) -> str | None:
         """What the trace has changed of what it reads."""
         noted = list(self._noted.values())
-        return next((each.text for each in noted if not each.is_same(each.current(), each.before)), None)
+        return next((read.text for read in noted if not read.is_same(read.current(), read.value)), None)
 
 
 def _bound(holder: Any, name: str) -> Any:
@@ -130,6 +131,7 @@ def constants_data(
         raise GraftaxError(OF_CACHE.format(name=text))
     if (text := next((o.text() for o in reads.names.origins if o.assigned), None) or reads.changed()) is not None:
         raise GraftaxError(WAS_SET.format(text=text))
+    # The function itself with all that it holds, and then each name that it reads besides.
     itself, parts = _content(function, f"something that {name} captures")
     reads.leave_to(set(map(id, parts)))
     data = as_data(reads, name, function)

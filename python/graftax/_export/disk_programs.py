@@ -58,7 +58,7 @@ class FunctionPrograms:
         # By the key of a read set: the bindings that have to hold, or None where their values are constants.
         self._adopted: dict[str, _core.Reads | None] = {}
         self._refused = ""  # why the last read set was not adopted
-        self._found: tuple[Path, Saved] | None = None  # the last one
+        self._last_found: tuple[Path, Saved] | None = None
 
     # ---- what the code reads
 
@@ -80,8 +80,9 @@ class FunctionPrograms:
         roots = table._known_roots()
         table.reads.note_itself(caller._function)
         for key, data in sorted(read_sets, key=lambda item: len(item[1]["origins"]), reverse=True):
+            # With new roots, the entries of the table would be dropped.
             if table.entries and len(data["origins"]) != len(table.reads.names.origins):
-                self._refused = "its code reads other things"  # with new roots, the entries would be dropped
+                self._refused = "its code reads other things"
                 continue
             difference = self._comparing(data, lambda data: restore(data, table.reads))
             if difference is not None:
@@ -129,7 +130,7 @@ class FunctionPrograms:
             with contextlib.suppress(OSError, ValueError):
                 header = read_header(path)
                 changed = [(k, header.get(k), v) for k, v in self.environment.items() if header.get(k) != v]
-                differences = [f"{name} was {before}, is {now}" for name, before, now in changed]
+                differences = [f"{name} was {saved}, is {current}" for name, saved, current in changed]
                 return "; ".join("another code" if text.startswith("code was") else text for text in differences)
         return NOTHING
 
@@ -162,8 +163,9 @@ class FunctionPrograms:
         key = CallKey.of(fingerprint, context, settings_tokens(), tokens, number_leaves)
         paths = [path for reads in adopted for path in self._paths(PROGRAM, f"{reads}-{key.structure}-")]
         for path in paths:
+            # The name of a file is its read set, the structure, the arrays, and the guards if it has any.
             if path.stem.split("-")[2] == key.arrays and (saved := self._loaded(path, recording, numbers, outcomes)):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # the least recently used are removed first
                     os.utime(path)
                     os.utime(path.with_name(path.name.partition("-")[0] + READS))
                 return saved
@@ -177,8 +179,8 @@ class FunctionPrograms:
         numbers: SymbolicNumbers | None,
         outcomes: list[_core.Outcome] | None,
     ) -> Saved | None:
-        was_found = self._found is not None and self._found[0] == path and outcomes is None
-        saved = self._found[1] if was_found and self._found is not None else self._unpickled(path)
+        was_found = self._last_found is not None and self._last_found[0] == path and outcomes is None
+        saved = self._last_found[1] if was_found and self._last_found is not None else self._unpickled(path)
         if saved is None or not _fits(saved, recording, numbers):
             return None
         number = None if numbers is not None else 0
@@ -190,7 +192,7 @@ class FunctionPrograms:
         except Exception as error:
             self._remove(path, error)
             return None
-        self._found = None if outcomes is not None else (path, saved)
+        self._last_found = None if outcomes is not None else (path, saved)
         return saved
 
     def _unpickled(self, path: Path) -> Any | None:
@@ -217,7 +219,7 @@ class FunctionPrograms:
 
     def used(self) -> None:
         """The program that was found last is run from now on."""
-        self._found = None
+        self._last_found = None
         if (table := self._table()) is not None:
             table.disk += 1
 
@@ -244,6 +246,7 @@ def _fits(saved: Saved, recording: _core.Recording, numbers: SymbolicNumbers | N
         return numbers is None and saved.host is None
     if saved.host.leaves != numbers.leaves or not saved.host.serves([leaves[leaf] for leaf in numbers.leaves]):
         return False
+    # Its executables get the host's vectors in place of the numbers, whose leaves they ignore.
     for leaf in numbers.leaves:
         leaves[leaf] = np.int32(0)
     return bool(all_fitting(saved.programs, [*leaves, *saved.host.vectors((), ())]))

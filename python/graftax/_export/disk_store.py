@@ -57,6 +57,7 @@ class DiskStore:
     # ---- asked
 
     def adopt(self, caller: Any) -> bool:
+        # What `filter_jit` reads may not be known, and hosts that compare their traces have to trace.
         reads = caller._table.reads
         if reads is None or compares_hosts() or jax.process_count() > 1:
             return False
@@ -104,8 +105,9 @@ class DiskStore:
             return
         found = f"not found: {self._miss(caller)}"
         for variant in variants:
+            # A reused program took its time in another variant of this history.
             equal = table.history.variants if variant.is_reused else [variant]
-            if max(each.all_seconds for each in equal) < self.min_seconds:
+            if max(v.all_seconds for v in equal) < self.min_seconds:
                 variant.on_disk = f"{found}; not written: it took less than {self.min_seconds} s"
                 continue
             try:
@@ -135,8 +137,10 @@ class DiskStore:
         programs, compiled = _donating(entry, variant, settings) or compiled_programs(entry, variants, settings)
         if variant not in compiled:
             raise GraftaxError(OTHER_SETTINGS)
+        # All programs of an entry with symbolic numbers are in one file, since they share its host program.
         if host is not None and isinstance(entry.compiled, Shipped):
             programs += entry.compiled.programs
+        # Tokens are taken of the present values. These may change meanwhile: `held` tells, after the last one.
         held = table.reads.reads()
         with collecting_digests() as digests:
             if isinstance(reads, OfSymbols) and isinstance(reads.constants, ConstantReads):
@@ -145,7 +149,7 @@ class DiskStore:
                 read_data = as_data(reads, name, caller._function)
             fingerprint = digest(variant.graphdef, variant.names, name)
         saved = saved_entry(entry, [], variant.graphdef, variant.names)
-        if host is None:
+        if host is None:  # a file has one program, and so one Outcome
             number = programs[0].outcome
             saved.outcomes, saved.numbers = [saved.outcomes[number]], [saved.numbers[number]]
         saved_pickle = pickle.dumps(saved)
@@ -175,11 +179,11 @@ def _donating(
     """The programs that donate of an entry, which have been compiled in place of the one that does not."""
     tokens = list(map(signature_token, variant.signatures))
     programs: list[Program] = []
-    for made in entry.donor.made if entry.donor is not None else ():
-        signatures = tuple(map(signature_token, made.signatures))
+    for donating in entry.donor.made if entry.donor is not None else ():
+        signatures = tuple(map(signature_token, donating.signatures))
         same_arrays = entry.host is not None or list(signatures) == tokens
-        if same_arrays and None not in signatures and settings_texts(made.settings) == settings:
-            programs.append(Program.from_donating(made, signatures, settings))
+        if same_arrays and None not in signatures and settings_texts(donating.settings) == settings:
+            programs.append(Program.from_donating(donating, signatures, settings))
     return (programs, [variant]) if programs else None
 
 

@@ -46,11 +46,11 @@ class Job:
     reads_header: dict[str, Any]
     reads: bytes
     variants: Sequence[Variant]  # they are told what became of it
-    found: str  # what the cache had of it before
+    lookup: str  # what the cache had of it before it was compiled
 
     def tell(self, text: str) -> None:
         for variant in self.variants:
-            variant.on_disk = f"{self.found}; {text}"
+            variant.on_disk = f"{self.lookup}; {text}"
 
 
 class Writer:
@@ -68,7 +68,7 @@ class Writer:
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """What is to be written is written by the process that has compiled it."""
+        """Begins without jobs and without a thread: after a fork, the parent writes what it has compiled."""
         self._changed = threading.Condition()
         self._jobs: collections.deque[Job] = collections.deque()
         self._thread: threading.Thread | None = None
@@ -95,17 +95,17 @@ class Writer:
             self._changed.wait_for(lambda: self._thread is None)
 
     def _run(self) -> None:
-        ending: float | None = None
+        deadline: float | None = None  # once Python waits for this thread
         while True:
             with self._changed:
-                if not self._jobs:
+                if not self._jobs:  # under the lock: a job that is submitted now starts a thread of its own
                     self._thread = None
                     self._changed.notify_all()
                     return
                 job = self._jobs.popleft()
-            if ending is None and not threading.main_thread().is_alive():
-                ending = time.monotonic() + _SECONDS_AT_EXIT
-            if self._has_failed or (ending is not None and time.monotonic() > ending):
+            if deadline is None and not threading.main_thread().is_alive():
+                deadline = time.monotonic() + _SECONDS_AT_EXIT
+            if self._has_failed or (deadline is not None and time.monotonic() > deadline):
                 job.tell("not written")
                 continue
             self._write(job)
@@ -122,6 +122,7 @@ class Writer:
         try:
             with alone_in(str(self._folder), _SECONDS_FOR_OTHERS):
                 job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # The read set first: a program without one is never found.
                 if not job.reads_path.exists():
                     write_file(str(job.reads_path), job.reads_header, job.reads, 0o600)
                 write_file(str(job.path), job.header, payload, 0o600)
@@ -140,13 +141,14 @@ class Writer:
 
     def _evict(self, newest: Path) -> None:
         """Removes the programs that were used longest ago, until the rest is small enough."""
-        now, total = time.time(), 0
+        current_time, total = time.time(), 0
         programs: list[tuple[float, int, Path]] = []
         for path, status in _files(self._folder):
-            if path.suffix == ".tmp" and now - status.st_mtime > _SECONDS_OF_TEMPORARY:
+            if path.suffix == ".tmp" and current_time - status.st_mtime > _SECONDS_OF_TEMPORARY:
                 _remove(path)
                 continue
             total += status.st_size
+            # A read set goes with its last program. The program that was just written stays.
             if (path.suffix == PROGRAM or path.parent == self._folder / OF_JAX) and path != newest:
                 programs.append((status.st_mtime, status.st_size, path))
         for _, size, path in sorted(programs):

@@ -138,6 +138,7 @@ class Exported(Generic[P, R]):
         except (TypeError, ValueError) as error:
             rename_leaves(error, leaf_names(self._graphdef, names), flat="args")
             raise
+        # The Outcome counts leaves and nodes of the trace. The program returns those captured leaves that it needs.
         captured_leaves = iter(captured)
         inputs = [leaves[i] if i >= 0 else next(captured_leaves) if i == _RETURNED else None for i in self._leaves]
         result_nodes = [nodes[i] if i >= 0 else None for i in self._nodes]
@@ -251,6 +252,7 @@ def export(
 
 def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabled_checks: Any) -> Exported[P, R]:
     options = dataclasses.replace(jitted._options, donate=(), donate_word="none")  # a caller's arrays are the caller's
+    # Recorded twice: with the captures, which become constants, and the arguments alone, as a loaded function has them.
     call = jitted._record_arguments(args, kwargs)
     roots, layout, recording = call.roots, call.layout, call.recording
     plan = Plan(jitted._plan.name, jitted._plan.definition, jitted._plan.signature, options, jitted._plan.on_trace)
@@ -268,6 +270,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     own_leaves, own_graphdef = _core.record(own_roots, own_names, flags, own_layout, shapes=True, dynamic=dynamic)
     argument_leaf = _leaf_numbers(graphdef, range(skip, arguments))
 
+    # What is exported is a flat function of the arguments' leaves, in which the leaves of captures are constants.
     entry = build_entry(dataclasses.replace(call, plan=plan), staged=True)
     constants = copy_numpy_leaves(recording.leaves)
     traces: list[tuple[_core.Outcome, list[int]]] = []
@@ -278,6 +281,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
         ]
         result, written, code = entry.compiled(*values)
         outcome = entry.outcomes[_core.decode(code)]
+        # Captured leaves that the Outcome needs are results of the program, since the other process lacks them.
         returned = sorted({i for i in outcome.inputs()[1] if argument_leaf[i] < 0})
         traces.append((outcome, returned))
         return result, written, tuple(jnp.asarray(values[i]) for i in returned)
@@ -298,6 +302,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     outcome, returned = traces[-1]
     for i in returned:
         argument_leaf[i] = _RETURNED
+    # What an Outcome says of leaves and nodes of the trace is read with the numbers among those of the arguments.
     argument_node = _node_numbers(graphdef, roots, own_graphdef, own_roots)
     _refuse_captured(plan.name, graphdef, names, outcome, argument_node)
     _refuse_dimensions(plan.name, outcome)

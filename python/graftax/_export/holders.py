@@ -20,7 +20,7 @@ _WRAPPED_ATTRIBUTES = ("__func__", "__wrapped__", "fget", "fset", "fdel", "func"
 _MAX_WRAPPERS = 8  # around one function
 
 
-def unwrap(value: Any, name: str) -> Any:
+def unwrap(value: object, name: str) -> Any:
     """The attribute of a wrapper, or the variable of its closure (`cell:name`). Raises KeyError if it has none."""
     if name.startswith("cell:"):
         function = cast("types.FunctionType", value)
@@ -34,7 +34,7 @@ def unwrap(value: Any, name: str) -> Any:
     return wrapped
 
 
-def _wrapped_values(value: Any) -> Iterator[tuple[str, Any]]:
+def _wrapped_values(value: object) -> Iterator[tuple[str, Any]]:
     """The attributes and closure variables in which a wrapper may hold a function, with their values."""
     if isinstance(value, (type, types.ModuleType)):
         return
@@ -48,10 +48,11 @@ def _wrapped_values(value: Any) -> Iterator[tuple[str, Any]]:
             continue
 
 
-def path_through_wrappers(start: Any, function: Any) -> str | None:
+def path_through_wrappers(start: object, function: object) -> str | None:
     """The path from an object through wrappers to a function, to be appended to the object's name."""
     level: list[tuple[str, Any]] = [("", start)]
     visited = {id(start)}
+    # Level by level, so that the shortest path is found.
     for _ in range(_MAX_WRAPPERS):
         next_level: list[tuple[str, Any]] = []
         for path, value in level:
@@ -94,7 +95,7 @@ def holder_of(target: Any, bound_names: dict[int, tuple[Holder, Any]], modules: 
     return next((holder for name in modules if (holder := _in_module(name, target)) is not None), None)
 
 
-def _in_module(module: str, function: Any) -> Holder | None:
+def _in_module(module: str, function: object) -> Holder | None:
     """The holder of a function that a module, or a class in it, has under another name or in a wrapper."""
     scope = dict(vars(sys.modules[module])) if module in sys.modules else {}
     classes = [value for value in scope.values() if isinstance(value, type) and value.__module__ == module]
@@ -120,19 +121,19 @@ def resolve(holder: Holder) -> Any:
         __import__(module)
     value: Any = sys.modules[module]
     if name:
-        for part in name.split("."):
-            value = unwrap(value, part[1:]) if part.startswith("@") else _attribute(value, part)
+        for step in name.split("."):
+            value = unwrap(value, step[1:]) if step.startswith("@") else _attribute(value, step)
     elif not attribute:
         return vars(value)
     if attribute:
         key, *wrappers = attribute[0].split(".@")
         value = value_at(vars(value) if isinstance(value, types.ModuleType) else value, key)
-        for part in wrappers:
-            value = unwrap(value, part)
+        for wrapper in wrappers:
+            value = unwrap(value, wrapper)
     return value
 
 
-def _attribute(value: Any, name: str) -> Any:
+def _attribute(value: object, name: str) -> Any:
     """An attribute of a class or a module as it is; of a module also one that its `__getattr__` imports on demand."""
     is_on_demand = isinstance(value, types.ModuleType) and name not in vars(value)
     return getattr(value, name) if is_on_demand else vars(value)[name]

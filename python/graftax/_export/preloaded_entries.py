@@ -88,6 +88,7 @@ class ProgramsOfFiles:
         if is_unchanged:
             rows = Structure(graphdef).rows
             named = names_of_instances({type(rows[number].own) for number in structure.unnamed})
+            # Each process has placeholders of its own, so an entry with some waits for the objects of the first call.
             loaded = UnboundEntry(graphdef, context, saved, variants, named)
             if structure.unnamed:
                 self._unbound.append(loaded)
@@ -161,6 +162,7 @@ class ProgramsOfFiles:
         graphdef, context, saved = loaded.graphdef, loaded.context, loaded.saved
         structure = saved.structure
         weak = _core.weaken(graphdef)
+        # Entries of one structure with other guards have a number behind the key.
         key: tuple[Any, ...] = (weak, context)
         while key in table.entries:
             key = (*key[:2], key[2] + 1 if len(key) > 2 else 1)

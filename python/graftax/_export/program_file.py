@@ -54,8 +54,9 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     saved: list[tuple[str, Any, Saved]] = []
     refused: list[PackedError] = []
     for (graphdef, context, *variant_key), entry in list(table.entries.items()):
+        # Not an entry for other values of what the code reads, or for other guards.
         if (variant_key and entry.host is None) or not entry.holds():
-            continue  # an entry for other values of what the code reads, or for other guards
+            continue
         programs, variants = compiled_programs(entry, table.history.variants, settings)
         if not programs:
             reason = OTHER_SETTINGS if any(v.has_program for v in table.history.variants) else reason
@@ -70,6 +71,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         arguments = caller._plan.signature.arguments(graphdef._layout or ())
         program_set.structure = Structured.from_entry(entry, graphdef, names, arguments)
         saved.append((key, context, program_set))
+    # One packed argument does not keep the other structures from being saved.
     if refused and not saved:
         raise refused[0]
     if refused:
@@ -92,6 +94,7 @@ def load(caller: Any, path: str | os.PathLike[str], report: ProgressCallback | N
     except DamagedError as error:
         differences = [str(error)]
     else:
+        # Compared before anything is unpickled.
         current = {"name": name, **environment(caller)}
         differences = [f"{k} was {header.get(k)}, is {v}" for k, v in current.items() if header.get(k) != v]
         if not differences:

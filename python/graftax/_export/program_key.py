@@ -51,8 +51,8 @@ def _processor() -> str:
     return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:12]}"
 
 
-def short_digest(*parts: Any) -> str:
-    """A part of the name of a file."""
+def short_digest(*parts: object) -> str:
+    """A digest for the name of a file or folder."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -90,5 +90,5 @@ def folder_name(caller: Any, environment: dict[str, Any]) -> str:
     """The name of a function's folder: the same for all versions up to the last part."""
     function = caller._function
     name = re.sub(r"\W", "_", caller._plan.name)[:40]
-    where = short_digest(function.__module__, function.__qualname__)
-    return f"{name}-{where}-{short_digest(sorted(environment.items()))}"
+    identity = short_digest(function.__module__, function.__qualname__)
+    return f"{name}-{identity}-{short_digest(sorted(environment.items()))}"

@@ -44,10 +44,12 @@ class Program:
     donating: tuple[tuple[int, ...], int] | None = None
 
     @classmethod
-    def from_donating(cls, made: Donating, signatures: tuple[Token | None, ...], settings: dict[str, str]) -> Program:
-        devices, donating = fast_dispatch.devices_of(made.stage), (made.donated, made.number)
-        was_retrieved = cache_of_jax.may_be_loaded(made.stage)
-        return cls(signatures, settings, devices, "", made.stage, was_retrieved=was_retrieved, donating=donating)
+    def from_donating(
+        cls, compiled: Donating, signatures: tuple[Token | None, ...], settings: dict[str, str]
+    ) -> Program:
+        devices, donating = fast_dispatch.devices_of(compiled.stage), (compiled.donated, compiled.number)
+        was_retrieved = cache_of_jax.may_be_loaded(compiled.stage)
+        return cls(signatures, settings, devices, "", compiled.stage, was_retrieved=was_retrieved, donating=donating)
 
     @classmethod
     def from_stage(
@@ -94,7 +96,7 @@ class Program:
         content, in_tree, out_tree = self.parts
         if outcome is not None and self.donating is not None:
             self.donating = self.donating[0], outcome
-        elif outcome is not None:
+        elif outcome is not None:  # the number stands in the tree of its outputs
             outputs = jax.tree.unflatten(out_tree, list(range(out_tree.num_leaves)))
             out_tree = jax.tree.structure((outputs[0], outputs[1], encode(outcome)))
         # By default JAX takes all devices of the process, and the executable would expect as many shards of each array.
@@ -171,18 +173,19 @@ class Shipped:
         program = fitting(self.programs, leaves)
         if program is None:
             return self._compiled(*arguments)
+        # The other hosts have to run this program, too, whether they load it or compile it.
         if isinstance(self._compiled, CrossHostCheck):
             self._compiled.check_loaded(leaves, program.digest, program.devices)
         return program.stage(*arguments)
 
     def _pack(self, arguments: tuple[Any, ...]) -> None:
-        least, self._packs_after = self._packs_after, None
+        min_seconds, self._packs_after = self._packs_after, None
         leaves = arguments[0] if self._tupled else arguments
-        if least is None or has_tracer(leaves):
+        if min_seconds is None or has_tracer(leaves):
             return
         begin = time.perf_counter()
         stage = self._compiled.lower(*arguments).compile()  # the call runs it
-        if time.perf_counter() - begin < least:
+        if time.perf_counter() - begin < min_seconds:
             return
         with contextlib.suppress(Exception):  # the writer says why
             self.packed = fast_dispatch.executable_of(stage), Program((), {}, (), "", stage).packed()

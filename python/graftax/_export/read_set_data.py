@@ -63,13 +63,13 @@ def _merge(data: dict[str, Any], unheard: dict[str, Any]) -> None:
             unheard["functions"].append((holder, value_token(owner)))
         else:
             unheard["bindings"].append((holder, key, _token_of_binding(owner, key)))
-    for kind, more in unheard.items():
-        if isinstance(more, list):
-            data[kind] += [each for each in more if each not in data[kind]]
-        elif isinstance(more, dict):
-            data[kind].update(more)
+    for kind, addition in unheard.items():
+        if isinstance(addition, list):
+            data[kind] += [item for item in addition if item not in data[kind]]
+        elif isinstance(addition, dict):
+            data[kind].update(addition)
         elif data[kind] is None:
-            data[kind] = more
+            data[kind] = addition
 
 
 class _FindsJitted(ReachableCode):
@@ -77,33 +77,33 @@ class _FindsJitted(ReachableCode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Any] = []
+        self.jitted: list[Any] = []
 
     def add(self, value: Any) -> None:
         if type(value) is JITTED:
-            self.found.append(value.__wrapped__)
+            self.jitted.append(value.__wrapped__)
         else:
             super().add(value)
 
 
 def _of_unheard_code(reads: ReadSet, function: types.FunctionType) -> ReadSet | None:
     """What code can read that JAX jits by itself and that did not run: JAX takes a trace that it has of it already."""
-    finding, reachable, found = _FindsJitted(), ReachableCode(), ReadSet()
+    finding, reachable, reads_of_unheard = _FindsJitted(), ReachableCode(), ReadSet()
     finding.add(function)
-    for _ in finding.codes():
+    for _ in finding.codes():  # going over the codes is what collects the functions
         pass
-    for jitted in finding.found:
+    for jitted in finding.jitted:
         reachable.add(jitted)
     heard = _codes(reads, function)
     unheard = [(code, scope) for code, scope in reachable.codes() if code not in heard and is_users_code(code, scope)]
     for code, scope in unheard:
         empty = tuple(types.CellType() for _ in code.co_freevars)
-        found.add(code, scope, types.FunctionType(code, scope, closure=empty), stays=False)
-    return found if unheard else None
+        reads_of_unheard.add(code, scope, types.FunctionType(code, scope, closure=empty), stays=False)
+    return reads_of_unheard if unheard else None
 
 
 def _as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str, Any]:
-    if reads.builtins.of_ids:
+    if reads.builtins.of_ids:  # another number in each process
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="the id() of an object"))
     for origin in reads.names.origins:
         if origin.holder is reads.library.held:
@@ -119,6 +119,7 @@ def _as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[st
             bindings.append((_holder(holder, name, {}), key))
             value = value_at(holder, key)
             bound_names[id(value)] = (*bindings[-1][0], key), value
+    # A class or function without a name of its own may be found by a name that the code reads.
     find_holder = functools.partial(_holder, name=name, bound_names=bound_names, module=function.__module__)
     cells = [
         (find_holder(function), _variable(function, cell))
@@ -153,8 +154,8 @@ def _token_of_binding(holder: Any, name: str) -> str:
 
 def modules_of(data: dict[str, Any]) -> set[str]:
     """The modules that hold what a read set names."""
-    parts = [part for name in _HELD for part in data[name]]
-    return {holder[0] for holder, *_ in parts} | {module for module, *_ in data["imported"]}
+    reads = [read for kind in _HELD for read in data[kind]]
+    return {holder[0] for holder, *_ in reads} | {module for module, *_ in data["imported"]}
 
 
 def key_of_data(data: dict[str, Any]) -> str:
@@ -198,7 +199,7 @@ def version_of(package: str) -> str | None:
         return getattr(sys.modules.get(package), "__version__", None)
 
 
-class _Found(NamedTuple):
+class _LocalReads(NamedTuple):
     """What saved data names, as it is in this process, each with what was saved of it."""
 
     origins: list[Origin]
@@ -213,46 +214,46 @@ class _Found(NamedTuple):
     subclasses: list[tuple[type, list[str]]]
 
 
-def _find(data: dict[str, Any]) -> _Found:
+def _find(data: dict[str, Any]) -> _LocalReads:
     """Raises ImportError, AttributeError or KeyError for what is not there."""
 
     def with_holders(kind: str) -> list[Any]:
         return [(resolve(holder), *saved) for holder, *saved in data[kind]]
 
     modules = [(resolve((module, "")), key, saved) for module, key, saved in data["imported"]]
-    return _Found(
+    return _LocalReads(
         origins=[Origin(*origin) for origin in with_holders("origins")],
         imported=[(key, value_token(value_at(module, key)), saved) for module, key, saved in modules],
-        **{kind: with_holders(kind) for kind in _Found._fields if kind not in ("origins", "imported")},
+        **{kind: with_holders(kind) for kind in _LocalReads._fields if kind not in ("origins", "imported")},
     )
 
 
-def _differences(data: dict[str, Any], found: _Found) -> Iterator[str]:
+def _differences(data: dict[str, Any], local: _LocalReads) -> Iterator[str]:
     """What is different in this process, as texts."""
     if data["hash"] not in (None, hash(_TEXT)):
         yield "strings have different hashes in this process (PYTHONHASHSEED)"
     for package, saved in data["versions"].items():
         if (version := version_of(package)) != saved:
             yield f"{package} was {saved}, is {version}"
-    for holder, name, saved in found.bindings:
+    for holder, name, saved in local.bindings:
         if _token_of_binding(holder, name) != saved:
             yield f"{Origin(holder, name).text()} is different"
-    for key, token, saved in found.imported:
+    for key, token, saved in local.imported:
         if token != saved:
             yield f"{key}, which its code imports, is different"
     compared: list[tuple[list[Any], Callable[[Any], Any], str]] = [
-        (found.functions, value_token, "function {} is different"),
-        (found.classes, value_token, "class {} is different, or has other classes registered"),
-        (found.abstract, registered_text, "class {} has other classes registered"),
-        (found.names, _names_of, "{} has another name or docstring"),
-        (found.subclasses, _subclasses_of, "class {} has other subclasses"),
-        (found.attributes, attribute_names, "function {} has other attributes"),
+        (local.functions, value_token, "function {} is different"),
+        (local.classes, value_token, "class {} is different, or has other classes registered"),
+        (local.abstract, registered_text, "class {} has other classes registered"),
+        (local.names, _names_of, "{} has another name or docstring"),
+        (local.subclasses, _subclasses_of, "class {} has other subclasses"),
+        (local.attributes, attribute_names, "function {} has other attributes"),
     ]
     for pairs, describe, text in compared:
         for value, saved in pairs:
             if describe(value) != saved:
                 yield text.format(value.__qualname__)
-    for function, name, saved in found.cells:
+    for function, name, saved in local.cells:
         if value_token(_cell(function, name).cell_contents) != saved:
             yield f"{name}, a variable of {function.__qualname__}, is different"
 
@@ -270,20 +271,21 @@ def difference(data: dict[str, Any]) -> str | None:
         return f"something that its code reads is not there: {error}"
 
 
-def _fill(reads: ReadSet, found: _Found, hidden: Iterable[Any]) -> str | None:
-    order = {origin.what: i for i, origin in enumerate(found.origins)}
+def _fill(reads: ReadSet, local: _LocalReads, hidden: Iterable[Any]) -> str | None:
+    order = {origin.what: i for i, origin in enumerate(local.origins)}
     if not {origin.what for origin in reads.names.origins} <= order.keys():
         return "its code reads other things"
-    for origin in found.origins:
+    for origin in local.origins:
         if origin.assigned:
             reads.names.assign(origin)
         elif not any(existing.what == origin.what for existing in reads.names.origins):
             reads.names.add(origin)
     if {origin.what for origin in reads.names.origins} != order.keys():
         return "its code reads other things"
+    # The structures of the file have their roots in this order.
     reads.names.origins.sort(key=lambda origin: order[origin.what])
     reads.names.hidden |= set(hidden)
-    _note(reads, found)
+    _note(reads, local)
     return None
 
 
@@ -295,32 +297,30 @@ def _subclasses_of(cls: type) -> list[str]:
     return [f"{subclass.__module__}.{subclass.__qualname__}" for subclass in type.__subclasses__(cls)]
 
 
-def _note(reads: ReadSet, found: _Found) -> None:
-    for holder, name, _ in found.bindings:
+def _note(reads: ReadSet, local: _LocalReads) -> None:
+    for holder, name, _ in local.bindings:
         if isinstance(holder, types.FunctionType):  # a keyword default
             reads.names.note_keywords(holder)
         else:
             reads.names.bind(holder, name)
-    for function, _ in found.functions:
+    for function, _ in local.functions:
         reads.names.functions.setdefault(id(function), function)
         reads.known.add(function.__code__, function.__globals__)
-    for function, name, _ in found.cells:
+    for function, name, _ in local.cells:
         cell = _cell(function, name)
         reads.names.cells[id(cell)] = cell, function
-    reads.attributes.classes.update(dict.fromkeys(cls for cls, _ in found.classes))
+    reads.attributes.classes.update(dict.fromkeys(cls for cls, _ in local.classes))
     reads.names.compared = None
-    for function, _ in found.attributes:
+    for function, _ in local.attributes:
         reads.note_function(function)
-    reads.attributes.expect_questions(names=bool(found.names), subclasses=bool(found.subclasses))
-    reads.abstract_classes.note(tuple(cls for cls, _ in found.abstract))
+    reads.attributes.expect_questions(names=bool(local.names), subclasses=bool(local.subclasses))
+    reads.abstract_classes.note(tuple(cls for cls, _ in local.abstract))
 
 
-def _is_users(holder: Any) -> bool:
+def _is_users(holder: object) -> bool:
     if isinstance(holder, type):
         return is_users_class(holder) and holder.__module__ in sys.modules  # a class of C code may be nowhere
-    if (
-        type(holder) is weakref.ref
-    ):  # the globals of a function that are no module's: those that a library has generated
+    if type(holder) is weakref.ref:  # globals of no module: of a function that a library has generated
         function = holder()
         return function is not None and function.__code__.co_filename.startswith(("<string>", "<stdin>"))
     scope: Any = holder.__globals__ if isinstance(holder, types.FunctionType) else holder
@@ -356,15 +356,15 @@ def _cell(function: types.FunctionType, name: str) -> types.CellType:
 def _codes(reads: ReadSet, function: types.FunctionType) -> set[types.CodeType]:
     """The code that may have run: of the function itself, of what is part of the roots, of helpers."""
     functions = [*list(reads.names.functions.values()), function]
-    return {*reads.known.codes(), *reads.of_graph.codes(), *(each.__code__ for each in functions)}
+    return {*reads.known.codes(), *reads.of_graph.codes(), *(f.__code__ for f in functions)}
 
 
-def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
+def _imported(reads: ReadSet, function: types.FunctionType) -> Iterator[tuple[str, str]]:
     """The names that code imports while it runs: (module, name)."""
     codes = _codes(reads, function)
     for code in codes:
         for name in set(names_of(code).imports.values()):
-            if name.startswith("."):  # it is one of those that were met
+            if name.startswith("."):  # a relative import: of a module that was met
                 ends = [m for m in reads.attributes.modules.values() if m.__name__.endswith("." + name.lstrip("."))]
                 name = ends[0].__name__ if ends else name
             module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
@@ -372,7 +372,7 @@ def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
                 yield from ((module.__name__, key) for key in sorted(set(code.co_names) & vars(module).keys()))
 
 
-def _asks_for_hashes(reads: ReadSet, function: Any) -> bool:
+def _asks_for_hashes(reads: ReadSet, function: types.FunctionType) -> bool:
     """Does code ask for a hash by itself? What a `__hash__` gives, a dict or a set asks for, which do not show it."""
     return any(
         "hash" in code.co_names and code.co_name != "__hash__"

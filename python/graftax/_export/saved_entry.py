@@ -68,7 +68,7 @@ def compiled_programs(
 ) -> tuple[list[Program], list[Variant]]:
     """The programs of an entry that were compiled under these settings, with their variants."""
     programs: list[Program] = []
-    found: list[Variant] = []
+    variants_of_programs: list[Variant] = []
     for variant in variants:
         if variant.entry() is not entry or not variant.has_program:
             continue
@@ -76,6 +76,7 @@ def compiled_programs(
         tokens = tuple(map(signature_token, signatures))
         if None in tokens or not variant.was_compiled_under(settings):
             continue
+        # An equal program was compiled before: its executable serves both.
         stage = entry.compiled.reused_stage(signatures) if variant.is_reused else None
         if variant.is_reused and stage is None:
             continue
@@ -86,8 +87,8 @@ def compiled_programs(
         if isinstance(entry.compiled, Shipped) and not was_retrieved:
             program.parts = entry.compiled.parts_of(stage)
         programs.append(program)
-        found.append(variant)
-    return programs, found
+        variants_of_programs.append(variant)
+    return programs, variants_of_programs
 
 
 def _executable_signatures(

@@ -12,7 +12,8 @@ from graftax._export.structure_digest import sentinels
 from graftax._graph.pickling import ByName, graphdef_from_state, picklable
 from graftax._graph.structure import Structure
 
-_STATICS, _CODE, _TRACK, _SENTINEL = 5, 4, 4, 13  # indices in a GraphDef's state, and in an instruction of it
+# Indices in the state of a GraphDef (`_STATICS`, `_CODE`), and in one instruction of its code.
+_STATICS, _CODE, _TRACK, _SENTINEL = 5, 4, 4, 13
 
 
 @dataclasses.dataclass

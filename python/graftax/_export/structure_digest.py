@@ -41,7 +41,7 @@ PACKED = (
 _MAX_DEPTH = 8  # within functions
 _NO_REFERENCES = 0  # the version of marshal that does not depend on what else refers to a constant
 _MOST_SAVED = 20_000
-_saved_digests: dict[bytes, str] = {}  # of what code does, by that of its content
+_saved_digests: dict[bytes, str] = {}  # by the digest of code, lines included: the digest of what it does
 _collecting: contextvars.ContextVar[tuple[dict[bytes, str], ...]] = contextvars.ContextVar("collecting", default=())
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 
@@ -98,6 +98,7 @@ def sentinels(structure: Structure) -> dict[int, tuple[str, str] | None]:
 def names_of_instances(classes: set[type]) -> dict[int, tuple[tuple[str, str], Any]]:
     """The instances of these classes that have a name in a library, by id: ((module, name), instance)."""
     named_instances: dict[int, tuple[tuple[str, str], Any]] = {}
+    # The types of a module's values first: of thousands of modules, few have such an instance.
     for name, module in list(sys.modules.items()):
         scope: dict[str, Any] = getattr(module, "__dict__", {})
         if not classes.isdisjoint(map(type, scope.values())) and not is_users_scope(scope):
@@ -115,7 +116,7 @@ def _type_name(row: Any) -> str:
         return "value that is gone"
 
 
-def token(value: Any) -> str:
+def token(value: object) -> str:
     """A text that identifies a value in every process. Raises Nameless if there is none."""
     if value is MISSING:
         return "nothing"
@@ -132,8 +133,8 @@ def token(value: Any) -> str:
     if isinstance(value, property):
         return " ".join(["property", *map(token, (value.fget, value.fset, value.fdel))])
     if isinstance(value, (tuple, list, frozenset)):
-        parts = [token(part) for part in cast("Any", value)]
-        return f"{type(value).__name__} {sorted(parts) if isinstance(value, frozenset) else parts}"
+        tokens = [token(item) for item in cast("Any", value)]
+        return f"{type(value).__name__} {sorted(tokens) if isinstance(value, frozenset) else tokens}"
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
     if isinstance(value, type):
@@ -143,6 +144,7 @@ def token(value: Any) -> str:
     name = name_for_pickle(value)
     if isinstance(name, ByName):
         return "name {}.{}".format(*name.module_and_name)
+    # Compared by identity: equal bytes of a pickle would not make it the same value.
     if type(value).__eq__ is object.__eq__ and not isinstance(value, types.BuiltinFunctionType):
         raise Nameless
     return f"{token(type(value))} {hashlib.sha256(_InOrder.dumps(value)).hexdigest()}"
@@ -225,15 +227,15 @@ def know_digests(digests: Mapping[bytes, str]) -> None:
         _saved_digests.update(digests)
 
 
-def _stable_text(part: Any) -> str:
-    """The text of a part of a meaning, with the items of a frozenset in an order of their own."""
-    if isinstance(part, types.CodeType):
-        return _stable_text(meaning_of(part))
-    if isinstance(part, (tuple, frozenset)):
-        texts = [_stable_text(item) for item in cast("tuple[Any, ...]", part)]
-        is_set = isinstance(part, frozenset) or (bool(part) and part[0] is frozenset)
+def _stable_text(meaning: object) -> str:
+    """The text of a meaning or an item of it. A frozenset is sorted, since its order differs by process."""
+    if isinstance(meaning, types.CodeType):
+        return _stable_text(meaning_of(meaning))
+    if isinstance(meaning, (tuple, frozenset)):
+        texts = [_stable_text(item) for item in cast("tuple[object, ...]", meaning)]
+        is_set = isinstance(meaning, frozenset) or (bool(meaning) and meaning[0] is frozenset)
         return f"({', '.join(sorted(texts) if is_set else texts)})"
-    return repr(part)
+    return repr(meaning)
 
 
 def _import_path(filename: str) -> str:

@@ -30,7 +30,7 @@ _TREE_METHODS = ("tree_flatten", "tree_unflatten", "tree_flatten_with_keys")
 _CONTAINERS = (tuple, list, frozenset, set, dict, types.MappingProxyType)
 
 
-def value_token(value: Any, in_order: bool = True) -> str:
+def value_token(value: object, in_order: bool = True) -> str:
     """A text that equal values share in every process. It is the class alone for a value that cannot be described.
 
     Args:
@@ -43,7 +43,7 @@ def value_token(value: Any, in_order: bool = True) -> str:
     return text if len(text) < 200 else f"{type(value).__qualname__} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def content_token(value: Any) -> tuple[str, list[Any]]:
+def content_token(value: object) -> tuple[str, list[Any]]:
     """A text that only values of equal content share, and the objects in it.
 
     Raises:
@@ -65,7 +65,7 @@ class _Tokens:
         self.visited: dict[int, tuple[int, Any]] = {}
         self._is_strict, self._in_order = is_strict, in_order
 
-    def token_of(self, value: Any) -> str:
+    def token_of(self, value: object) -> str:
         """The token of a value. Raises Nameless if there is none."""
         if value is MISSING or type(value) in _PLAIN:
             return token(value)
@@ -76,6 +76,7 @@ class _Tokens:
             return f"#{self.visited[id(value)][0]}"
         if len(self.visited) >= _MAX_PARTS:
             raise Nameless
+        # The value is kept, so that no other gets its id meanwhile. Numbered before its parts: a cycle leads back here.
         self.visited[id(value)] = len(self.visited), value
         return self._of_object(value)
 
@@ -108,8 +109,8 @@ class _Tokens:
             host = np.asarray(without_key(value))
             return f"array {host.dtype} {host.shape} {hashlib.sha256(np.ascontiguousarray(host).tobytes()).hexdigest()}"
         if isinstance(value, Jitted):  # not what it has compiled
-            own = {name: part for name, part in vars(value).items() if not name.startswith("_")}
-            parts = self._tokens_of(value._function, value._prefix, own)
+            attributes = {name: attribute for name, attribute in vars(value).items() if not name.startswith("_")}
+            parts = self._tokens_of(value._function, value._prefix, attributes)
             return f"{token(type(value))} {value._options.of_program()} of {parts}"
         return self._reduced(value)
 
@@ -117,7 +118,7 @@ class _Tokens:
         """The token of any other object: the parts that pickle would write, or the function in a wrapper."""
         wrapped = getattr(value, "__wrapped__", None)
         if isinstance(wrapped, types.FunctionType):
-            attributes = {key: part for key, part in vars(value).items() if not key.startswith("__")}
+            attributes = {key: attribute for key, attribute in vars(value).items() if not key.startswith("__")}
             return f"{token(type(value))} around {self._tokens_of(wrapped, attributes)}"
         try:
             reduced = value.__reduce_ex__(4)
@@ -128,7 +129,7 @@ class _Tokens:
                 return token(value)
             except (Nameless, pickle.PicklingError, TypeError, AttributeError, ValueError):
                 raise Nameless from None
-        return f"made {self._tokens_of(*(list(part) if hasattr(part, '__next__') else part for part in reduced[:5]))}"
+        return f"made {self._tokens_of(*(list(item) if hasattr(item, '__next__') else item for item in reduced[:5]))}"
 
     def _function(self, value: types.FunctionType) -> str:
         cells = [content(cell) for cell in value.__closure__ or ()]
@@ -143,8 +144,8 @@ class _Tokens:
         methods = [vars(base)[name] for name in _TREE_METHODS for base in cls.__mro__ if name in vars(base)]
         return self._tokens_of(*functions, *methods)
 
-    def _part(self, value: Any) -> str:
-        """The token of a part, or its class if it has none."""
+    def _part(self, value: object) -> str:
+        """The token of a part of the value, or its class if it has none."""
         try:
             return self.token_of(value)
         except Nameless:
@@ -152,7 +153,7 @@ class _Tokens:
                 raise
             return f"a {type(value).__module__}.{type(value).__qualname__}"
 
-    def _tokens_of(self, *values: Any) -> str:
+    def _tokens_of(self, *values: object) -> str:
         return f"({', '.join(map(self._part, values))})"
 
 
@@ -162,7 +163,7 @@ def registered_text(cls: type) -> str:
     if not isinstance(registered, frozenset):
         return ""
     classes = [reference() for reference in registered]
-    return " ".join(sorted({token(each) for each in classes if each is not None and is_users_class(each)}))
+    return " ".join(sorted({token(cls) for cls in classes if cls is not None and is_users_class(cls)}))
 
 
 def library_name(value: Any) -> str | None:
@@ -175,8 +176,8 @@ def library_name(value: Any) -> str | None:
         return None
     current: Any = scope
     try:
-        for part in name.split("."):
-            current = current[part] if current is scope else vars(current)[part]
+        for step in name.split("."):
+            current = current[step] if current is scope else vars(current)[step]
     except (KeyError, TypeError):
         return None
     return f"name {module}.{name}" if current is value else None
