@@ -23,7 +23,7 @@ class ArraySignature(NamedTuple):
     shape: tuple[Any, ...]
     dtype: Any
     weak: bool
-    sharding: Any  # None: not placed, JAX chooses
+    sharding: jax.sharding.Sharding | None  # None: not placed, JAX chooses
     committed: bool | None  # None: it is a tracer
 
     def causes(self, current: ArraySignature, path: str) -> Iterator[Cause]:

@@ -152,6 +152,7 @@ def _on_stage(event: str, seconds: float, **metadata: Any) -> None:
     was_retrieved = stage == "compiled" and _thread.was_retrieved
     if stage == "compiled":
         _thread.was_retrieved = False
+    # No trace of ours is pending, so JAX traces something else, or compiles what was traced in an earlier call.
     pending = _thread.pending
     if pending is None or pending.variant.name != name:
         pending = None if stage == "traced" else _recompiled_call(name)
@@ -189,8 +190,9 @@ def _recompiled_call(name: str) -> _Pending | None:
     variant = Variant.from_call(name, latest.graphdef, latest.names, walked[0], table.reads)
     variant.entry = latest.entry
     is_compiled_twice = entry is not None and entry.donor is not None  # with donation and without
-    for earlier in variants:
-        is_lowered = "compiled" not in earlier.seconds
-        if (is_lowered or is_compiled_twice) and not earlier.differences_to(variant):
-            return _Pending(table, earlier, False)
+    # After `lower()`, or with donation, this compiles a program that has a variant already: only seconds are added.
+    for existing in variants:
+        is_lowered = "compiled" not in existing.seconds
+        if (is_lowered or is_compiled_twice) and not existing.differences_to(variant):
+            return _Pending(table, existing, False)
     return _Pending(table, variant)

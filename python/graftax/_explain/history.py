@@ -69,11 +69,12 @@ class History:
         variant.nearest, variant.causes = self.explain(variant)
         self.count += 1
         variant.number = self.count
-        for earlier in self.variants:
-            earlier.is_replaced = earlier.is_replaced or variant.replaces(earlier)
+        for previous in self.variants:
+            previous.is_replaced = previous.is_replaced or variant.replaces(previous)
         self.variants.append(variant)
+        # Some variants without an entry are kept, so that an eviction can be named as the cause.
         dropped = [v for v in self.variants if not v.is_live or v.is_replaced][:-_MAX_DROPPED]
-        self._seconds_before += sum(earlier.all_seconds for earlier in dropped)
+        self._seconds_before += sum(v.all_seconds for v in dropped)
         self.variants = [v for v in self.variants if v not in dropped]  # another thread may be reading the list
         if not expected:
             self._count_causes(variant, calls - self._calls == 1)
@@ -138,6 +139,7 @@ class History:
         causes = [c for c in variant.causes if c.kind in _SINGLE or (c.kind in _STRUCTURE and c.path not in roots)]
         is_only_cause = len(variant.causes) == 1
         causes_by_key = {cause.recurrence_key: cause for cause in reversed(causes)}
+        # A cache hit since the last program ends all streaks: the structure was only being set up.
         self._streak = {key: count for key, count in self._streak.items() if key in causes_by_key and in_a_row}
         causes_to_report: list[Cause] = []
         for key, cause in causes_by_key.items():

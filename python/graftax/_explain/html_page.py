@@ -46,14 +46,14 @@ def page(lines: list[Line]) -> str:
     ranked = sorted(functions.items(), key=lambda item: -sum(map(_seconds, item[1])))
     processes = {line["process"] for line in lines}
     total = sum(map(_seconds, lines))
-    of = f" by {len(processes)} processes" if len(processes) > 1 else ""
+    by_processes = f" by {len(processes)} processes" if len(processes) > 1 else ""
     filled = {
         "TITLE": f"{count_text(len(lines), 'program')} compiled in {total:.2f} s",
-        "SUMMARY": f"{count_text(len(functions), 'function')}{of}; the most expensive first",
+        "SUMMARY": f"{count_text(len(functions), 'function')}{by_processes}; the most expensive first",
         "CAUSES": "".join(_cause_rows(lines)),
-        "FUNCTIONS": "".join(_function(name, own, total, len(processes) > 1) for name, own in ranked),
+        "FUNCTIONS": "".join(_function(name, own_lines, total, len(processes) > 1) for name, own_lines in ranked),
     }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], template)
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], template)
 
 
 def _seconds(line: Line) -> float:
@@ -72,7 +72,7 @@ def _cause_rows(lines: list[Line]) -> Iterable[str]:
         yield f"<tr><td>{html.escape(name)}<td class=n>{number}<td class=n>{seconds:.2f}</tr>"
 
 
-def _function(name: str, lines: list[Line], total: float, several: bool) -> str:
+def _function(name: str, lines: list[Line], total: float, has_processes: bool) -> str:
     seconds = sum(map(_seconds, lines))
     width = 100 * seconds / total if total else 0
     head = (
@@ -80,27 +80,29 @@ def _function(name: str, lines: list[Line], total: float, several: bool) -> str:
         f"<span class=n>{count_text(len(lines), 'program')}</span>"
         f'<span class=bar style="width:{width:.1f}%"></span></summary>'
     )
-    variants = "".join(_variant(line, several) for line in sorted(lines, key=lambda line: line["when"]))
+    variants = "".join(_variant(line, has_processes) for line in sorted(lines, key=lambda line: line["when"]))
     return f"<details{' open' if len(lines) > 1 else ''}>{head}<div class=in>{variants}</div></details>"
 
 
-def _escaped(value: Any) -> str:
-    """A number, as a log of graftax has it; a log may come from anywhere."""
+def _escaped(value: object) -> str:
+    """A number in the logs of graftax. It is escaped as well, since a log may come from anywhere."""
     return html.escape(str(value))
 
 
-def _variant(line: Line, several: bool) -> str:
-    parts = ", ".join(f"{html.escape(part)} {seconds:.2f}" for part, seconds in line["seconds"].items())
-    process = f", process {_escaped(line['process'])}" if several else ""
+def _variant(line: Line, has_processes: bool) -> str:
+    stages = ", ".join(f"{html.escape(stage)} {seconds:.2f}" for stage, seconds in line["seconds"].items())
+    process = f", process {_escaped(line['process'])}" if has_processes else ""
     unlike = f", unlike #{_escaped(line['nearest'])}" if line["nearest"] else ""
-    where = html.escape(f"{line['file']}:{line['line']}")
-    out = [
+    place = html.escape(f"{line['file']}:{line['line']}")
+    elements = [
         f"<div class=v><b>#{_escaped(line['number'])}</b> {_seconds(line):.2f} s "
-        f"<span class=dim>({parts}){unlike}{process}</span>"
-        f"<br><code class=dim>{where}</code>"
+        f"<span class=dim>({stages}){unlike}{process}</span>"
+        f"<br><code class=dim>{place}</code>"
     ]
     for cause in line["causes"]:
-        out.append(f"<div class=c><span class=k>{html.escape(cause['kind'])}</span> {html.escape(cause['text'])}</div>")
+        elements.append(
+            f"<div class=c><span class=k>{html.escape(cause['kind'])}</span> {html.escape(cause['text'])}</div>"
+        )
     for remedy in dict.fromkeys(cause["remedy"] for cause in line["causes"] if cause["remedy"]):
-        out.append(f"<div class=r>→ {html.escape(remedy)}</div>")
-    return "".join([*out, "</div>"])
+        elements.append(f"<div class=r>→ {html.escape(remedy)}</div>")
+    return "".join([*elements, "</div>"])

@@ -7,10 +7,12 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
 from graftax._base.code_line import code_line
+from graftax._explain.cause import Cause
 from graftax._explain.variant import Variant
 
 ENVIRONMENT = "GRAFTAX_EXPLAIN"
@@ -108,7 +110,7 @@ def record(variant: Variant) -> dict[str, Any]:
         "process": os.getpid(),
         "file": variant.where[0],
         "line": variant.where[1],
-        "seconds": {part: round(seconds, 6) for part, seconds in variant.seconds.items()},
+        "seconds": {stage: round(seconds, 6) for stage, seconds in variant.seconds.items()},
         "disk": variant.on_disk,
         "nearest": variant.nearest or None,
         "causes": [
@@ -124,14 +126,14 @@ def record(variant: Variant) -> dict[str, Any]:
 
 def headline(variant: Variant) -> str:
     """Seconds and the line of the call, as one line of text."""
-    parts = ", ".join(f"{part} in {seconds:.2f} s" for part, seconds in variant.seconds.items())
-    if not parts:
+    text = ", ".join(f"{stage} in {seconds:.2f} s" for stage, seconds in variant.seconds.items())
+    if not text:
         was_ready = any(cause.kind in ("loaded", "disk", "shared") for cause in variant.causes)
-        parts = "nothing was compiled" if was_ready else "as a part of another program"
-    parts += ", and compiling in the background" * variant.is_compiling
-    parts += ", and the program that this came to was compiled already" * variant.is_reused
+        text = "nothing was compiled" if was_ready else "as a part of another program"
+    text += ", and compiling in the background" * variant.is_compiling
+    text += ", and the program that this came to was compiled already" * variant.is_reused
     file, line = variant.where
-    return f"{variant.all_seconds:.2f} s ({parts}), called at {code_line(file, line, folder=False)}"
+    return f"{variant.all_seconds:.2f} s ({text}), called at {code_line(file, line, folder=False)}"
 
 
 def describe(variant: Variant) -> str:
@@ -142,7 +144,7 @@ def describe(variant: Variant) -> str:
     return "\n".join(lines)
 
 
-def cause_lines(nearest: int, causes: tuple[Any, ...], indent: str) -> list[str]:
+def cause_lines(nearest: int, causes: Sequence[Cause], indent: str) -> list[str]:
     """Lines of text: the causes, then the remedy for each kind of cause."""
     if nearest and causes:
         lines = [f"{indent}unlike #{nearest}:"]

@@ -32,6 +32,7 @@ def read_values(reads: ReadSet | None) -> ReadValues:
     values: ReadValues = {}
     if reads is None:
         return values
+    # First the names by which code reads values, then what it asks of classes and functions themselves.
     for holder_ref, name in reads.names.bindings:
         holder: Any = _holder(holder_ref)
         kw_function = reads.names.keywords.get(id(holder_ref))
@@ -79,13 +80,13 @@ def read_values(reads: ReadSet | None) -> ReadValues:
     return values
 
 
-def changes(before: ReadValues, now: ReadValues) -> Iterator[Cause]:
+def changes(previous: ReadValues, current: ReadValues) -> Iterator[Cause]:
     """A cause for each name in both whose value differs."""
-    for name, (text, token) in before.items():
-        current = now.get(name)
-        if current is None or (text, token) == current:
+    for name, (text, token) in previous.items():
+        value = current.get(name)
+        if value is None or (text, token) == value:
             continue
-        yield Cause("read", name, text, current[0] if current[0] != text else f"another {text}")
+        yield Cause("read", name, text, value[0] if value[0] != text else f"another {text}")
 
 
 def _default(name: str, function: types.FunctionType) -> str:
@@ -105,7 +106,7 @@ def _holder(holder_ref: Any) -> Any:
     return None if function is None else function.__globals__
 
 
-def _read_value(value: Any) -> tuple[str, object]:
+def _read_value(value: object) -> tuple[str, object]:
     if value is MISSING:
         return "nothing", None
     if isinstance(value, _CONSTANTS):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from graftax import _core
+from graftax._base.errors import some
 from graftax._base.handles import HandleLayout
 from graftax._capture.read_set import ReadSet
 from graftax._explain.array_signature import ArraySignature, array_signatures
@@ -74,8 +75,7 @@ class Variant:
         """What there is to say of its trace, as lines."""
         notes = ["made before a call needed it: a test on a number may come out otherwise"] if self.is_ahead else []
         if self.changed:
-            more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
-            notes.append(f"traced twice: the first trace changed {', '.join(self.changed[:3])}{more}, an input now")
+            notes.append(f"traced twice: the first trace changed {some(self.changed, 3)}, an input now")
         return [*notes, *self.repeated]
 
     @property
@@ -91,10 +91,11 @@ class Variant:
         """Was it compiled under these settings, which are given as texts?"""
         return settings_texts(self.settings) == settings
 
-    def replaces(self, earlier: Variant) -> bool:
+    def replaces(self, previous: Variant) -> bool:
+        """Does it take the calls of a previous variant, since both are for the same entry, arrays and settings?"""
         entry = self.entry()
-        has_same_inputs = entry is not None and earlier.entry() is entry and earlier.signatures == self.signatures
-        return has_same_inputs and earlier.was_compiled_under(settings_texts(self.settings))
+        has_same_inputs = entry is not None and previous.entry() is entry and previous.signatures == self.signatures
+        return has_same_inputs and previous.was_compiled_under(settings_texts(self.settings))
 
     def set_entry(self, entry: _core.Entry) -> None:
         self.entry = weakref.ref(entry)
@@ -112,15 +113,15 @@ class Variant:
         """The running call, to be compared with variants. `entry`: its cache entry, whose weak GraphDef it shares."""
         weak, settings = entry.graphdef if entry else _core.weaken(graphdef), settings_of_traces()
         numbers = {i: leaf for i, leaf in enumerate(leaves) if type(leaf) in (int, float)}
-        parts = _packed_and_functions(graphdef, names)
-        return cls(
-            name, weak, names, *parts, array_signatures(leaves), numbers, settings, read_values(reads), call_site()
-        )
+        packed, functions = _packed_and_functions(graphdef, names)
+        signatures, values = array_signatures(leaves), read_values(reads)
+        return cls(name, weak, names, packed, functions, signatures, numbers, settings, values, call_site())
 
     def differences_to(self, call: Variant) -> list[Cause]:
         """All causes why this program does not serve `call`; empty if it would."""
         causes: dict[Any, Cause] = {}
         for cause in self._differences_to(call):
+            # Several names may be bound to one value that changed: its change is one cause.
             causes.setdefault((cause.before, cause.now) if cause.kind == "read" else cause, cause)
             if cause.kind == "code":  # a global that names this function differs as well: do not report both
                 causes.setdefault((cause.before, cause.now), cause)
@@ -205,9 +206,9 @@ class Variant:
     def _packed_differences(self, difference: Difference[str], call: Variant) -> Iterator[Cause]:
         """The causes inside packed state."""
         has_differences = False
-        for part in differences(self.packed[difference.path], call.packed[difference.path], ("",)):
+        for inner in differences(self.packed[difference.path], call.packed[difference.path], ("",)):
             has_differences = True
-            cause = cause_from_difference(part)
+            cause = cause_from_difference(inner)
             cause_kind = "packed number" if cause.kind == "number" else cause.kind
             yield cause._replace(kind=cause_kind, path=_without_layout(difference.path) + cause.path)
         if not has_differences:
