@@ -60,7 +60,7 @@ def memory(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory
     # Whatever jit has found out about the function's reads is among the roots by now.
     arguments, repeated_bytes = _arguments(compiled, jitted._record_call(args, kwargs))
     results = _results(compiled)
-    host = [f"host_{part}_size_in_bytes" for part in ("argument", "output", "temp", "generated_code")]
+    host = [f"host_{kind}_size_in_bytes" for kind in ("argument", "output", "temp", "generated_code")]
     return MemoryReport(
         name=name,
         devices=_device_count(compiled),
@@ -69,7 +69,7 @@ def memory(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory
         reused_bytes=analysis.alias_size_in_bytes,
         temporary_bytes=analysis.temp_size_in_bytes,
         code_bytes=analysis.generated_code_size_in_bytes,
-        host_bytes=sum(getattr(analysis, part) for part in host) - analysis.host_alias_size_in_bytes,
+        host_bytes=sum(getattr(analysis, field) for field in host) - analysis.host_alias_size_in_bytes,
         arguments=arguments,
         results=results,
         analysis=analysis,
@@ -85,6 +85,7 @@ def _arguments(compiled: Compiled[..., Any], call: RecordedCall) -> tuple[tuple[
     changes = {path for path, is_change in output_names(staging, stage) if is_change}
     rows: list[ArrayMemory] = []
     repeated_bytes = 0
+    # One array in several places is one row, and XLA counts it once for each input of the program that it is.
     for leaves in _leaves_by_array(call.recording.leaves):
         used = [i for i in leaves if shardings[i] is not None]  # None: the program does not read it
         info, sharding = infos[(used or leaves)[0]], shardings[(used or leaves)[0]]

@@ -7,6 +7,7 @@ import dataclasses
 import html
 from typing import Any
 
+from graftax._base.errors import some
 from graftax._base.size_text import short_bytes
 
 _LARGEST = 10
@@ -48,8 +49,7 @@ class ArrayMemory:
         words = {"donated": self.is_donated, "written back": self.is_written_back, "unused": self.is_unused}
         parts = [self.kind, *(word for word, is_true in words.items() if is_true)]
         if len(self.paths) > 1:
-            more = len(self.paths) - 2
-            parts.append(f"also {self.paths[1]}" + (f" and {more} more" if more else ""))
+            parts.append(f"also {some(self.paths[1:], 1)}")
         return ", ".join(parts)
 
 
@@ -85,8 +85,8 @@ class MemoryReport:
     @property
     def total_bytes(self) -> int:
         """What one device holds at the peak of a call: everything above, reused memory once."""
-        kept = self.argument_bytes + self.result_bytes - self.reused_bytes
-        return kept + self.temporary_bytes + self.code_bytes
+        arrays = self.argument_bytes + self.result_bytes - self.reused_bytes
+        return arrays + self.temporary_bytes + self.code_bytes
 
     def largest(self, count: int = _LARGEST) -> list[ArrayMemory]:
         """The largest arrays among arguments and results.

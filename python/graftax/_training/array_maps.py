@@ -169,6 +169,7 @@ def count(model: Any, where: Any = None) -> Count:
     """
     graph = Graph(model)
     numbers = _chosen_arrays("count", "array", graph, where, is_inexact if where is None else has_dtype, has_dtype)
+    # By identity: an array in several places counts once.
     arrays = {id(value): value for value in (graph.rows[number].value for number in numbers)}
     sizes = [(math.prod(value.shape), value.dtype.itemsize) for value in arrays.values()]
     return Count(sum(size for size, _ in sizes), sum(size * width for size, width in sizes), len(sizes))

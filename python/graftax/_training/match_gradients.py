@@ -57,6 +57,7 @@ def gradients_in(
     """
     gradients = _by_name(graph, numbers, grads, trained)
     shapes = {name: np.shape(graph.rows[numbers[name][0]].value) for name in gradients}
+    # Gradients of each example are for a transformation that reduces them; any other one refuses them itself.
     if not _has_rows(gradients, shapes):
         require_shapes(gradients, shapes)
     return gradients
@@ -83,11 +84,12 @@ def _has_rows(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
 
 def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: Collection[int]) -> dict[str, Any]:
     of_nnx = type(grads).__name__ == "State"  # what nnx.grad returns, also a Mapping
+    # Three forms: a dict by the names of the parameters, a list in their order, an object like the model.
     if not of_nnx and isinstance(grads, Mapping) and set(cast("Mapping[Any, Any]", grads)) == set(numbers):
         return {name: grads[name] for name in numbers}
     if type(grads) in (list, tuple) and not isinstance(graph.rows[0].value, (list, tuple)):
         values = cast("list[Any]", grads)
-        if len(values) == 1 and not has_dtype(values[0]):  # of one argument, as grad(wrt=[pattern]) returns it
+        if len(values) == 1 and not has_dtype(values[0]):  # what grad(wrt=[pattern]) returns, with one pattern
             return _by_name(graph, numbers, values[0], trained)
         if len(values) != len(numbers):
             hint = VALUE_FIRST if len(values) == 2 and np.shape(values[0]) == () else ""
@@ -148,6 +150,7 @@ def _children(graph: Graph, grads_graph: Graph, number: int, node: int) -> Itera
     if pairs is not None:
         yield from ((model_child, grads_child) for model_child, grads_child, _ in pairs)
         return
+    # The structures differ here: children correspond by their keys, or by what these mean, as `.w` and `['w']`.
     child_of = dict(model_children)
     for entry, grads_child in grads_children:
         model_child = child_of.get(entry)
@@ -157,6 +160,7 @@ def _children(graph: Graph, grads_graph: Graph, number: int, node: int) -> Itera
             )
         if model_child is not None:
             yield model_child, grads_child
+        # A difference without a gradient below it does not matter.
         elif any(
             grads_graph.rows[p].is_leaf and has_dtype(grads_graph.rows[p].value)
             for p in grads_graph.descendants([grads_child])

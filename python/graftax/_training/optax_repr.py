@@ -13,17 +13,18 @@ _DEPTH = 8  # of transformations in each other
 _WRAPPER = "with_extra_args_support"  # what Optax puts around others to pass arguments on
 
 
-def is_transformation(value: Any) -> bool:
+def is_transformation(value: object) -> bool:
     """Is this the pair of functions that Optax calls a GradientTransformation?"""
     return isinstance(value, tuple) and in_mro(type(value), "_fields") == ("init", "update")
 
 
-def transformation_text(tx: Any) -> str:
+def transformation_text(tx: object) -> str:
     """The steps of a transformation, in order: `clip(max_delta=1.0), scale(step_size=-0.1)`."""
     return ", ".join(_texts(tx, 0)) or type(tx).__name__
 
 
-def _texts(tx: Any, depth: int) -> Iterator[str]:
+def _texts(tx: object, depth: int) -> Iterator[str]:
+    # Optax has no class for each transformation: its name and its settings are those of the closure of `update`.
     update = tx if isinstance(tx, types.FunctionType) else getattr(tx, "update", None)
     if isinstance(update, types.FunctionType):
         name, values = _owner(update), _closure_values(update)
@@ -37,17 +38,17 @@ def _texts(tx: Any, depth: int) -> Iterator[str]:
         for inner in values["update_fns"]:
             yield from _texts(inner, depth + 1)
     else:
-        parts = [part for key, value in values.items() if (part := _part(key.lstrip("_"), value, name, depth))]
-        yield f"{name}({', '.join(parts)})" if parts else name
+        settings = [text for key, value in values.items() if (text := _setting(key.lstrip("_"), value, name, depth))]
+        yield f"{name}({', '.join(settings)})" if settings else name
 
 
-def _part(key: str, value: Any, name: str, depth: int) -> str | None:
+def _setting(key: str, value: object, name: str, depth: int) -> str | None:
     """One setting of a transformation as text. None for empty defaults and for the transformation's own functions."""
     if is_transformation(value):
         return f"{key}=[{', '.join(_texts(value, depth + 1))}]"
     if isinstance(value, Mapping):
-        items = [(k, _part(str(k), v, name, depth)) for k, v in cast("Mapping[Any, Any]", value).items()]
-        return ", ".join(part for _, part in items if part) or None
+        texts = [_setting(str(k), v, name, depth) for k, v in cast("Mapping[Any, Any]", value).items()]
+        return ", ".join(text for text in texts if text) or None
     if type(value) in (int, float, str) and value:
         return f"{key}={value!r}"
     if not isinstance(value, types.FunctionType):

@@ -170,18 +170,20 @@ class Optimizer:
         if is_handle(model):
             run_inside("Optimizer.update", model, lambda opened: self.update(opened, grads, **extra))
             return model
+        # What the transformation gets: gradients and parameters by name, each shared array once.
         graph, names = Graph(model), self._names
         numbers = names.numbers(graph)
         params = names.values(graph)
+        # Made inside a trace, the optimizer could not see ties, and has warned of that.
         if not names.is_apart:
             require_same_ties(graph, names.paths, numbers)
         gradients = gradients_in(graph, numbers, grads, names.trained(graph))
         extra = self._accepted(graph, numbers, extra)
-        together = params if self._form is None else self._form(fast=params, slow=self.slow)
+        formed = params if self._form is None else self._form(fast=params, slow=self.slow)
         shapes = {name: value.shape for name, value in params.items()}
         try:
             with use_for_labels(graph, numbers):
-                updates, state = self.tx.update(gradients, self.state, together, **extra)
+                updates, state = self.tx.update(gradients, self.state, formed, **extra)
         except (TypeError, ValueError) as error:
             require_shapes(gradients, shapes)  # rows of gradients, which few transformations take
             error.add_note(REFRESH_SHAPES)
@@ -190,6 +192,7 @@ class Optimizer:
         if any(np.shape(updates[name]) != shape for name, shape in shapes.items()):
             require_shapes(gradients, shapes)
             require_shapes(updates, shapes, "update of", " " + REFRESH_SHAPES)
+        # Nothing was changed so far: whatever does not fit has raised by now.
         if slow is not None:
             self.slow = {name: _add_update(value, slow[name]) for name, value in (self.slow or {}).items()}
         new_values = {name: _add_update(value, updates[name]) for name, value in params.items()}
@@ -359,12 +362,12 @@ class Names:
             )
         return number
 
-    def __deepcopy__(self, memo: Any) -> Names:
+    def __deepcopy__(self, memo: object) -> Names:
         return self
 
-    def __reduce__(self) -> Any:
-        # The hash of a text is another one in each process, and lambdas and local classes cannot be pickled.
-        # MISSING would be another object there.
+    def __reduce__(self) -> tuple[object, ...]:
+        # Made anew, since the hash of a text differs by process. A predicate or a type is left out, since it may not be
+        # picklable, and so is MISSING, which a pickle would copy.
         options: dict[str, Any] = {"frozen": self.frozen, "is_apart": self.is_apart}
         if self.wrt is None or type(self.wrt) is str:
             options["wrt"] = self.wrt
@@ -391,6 +394,7 @@ def _holders(graph: Graph, number: int) -> Iterator[Any]:
 
 
 def _inexact_arrays(graph: Graph) -> list[int]:
+    # A trace that a library keeps in an object of the user's holds arrays of JAX's own.
     numbers = [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
     return [number for number in numbers if not any(map(is_trace, _holders(graph, number)))]
 
@@ -425,9 +429,9 @@ def _names_of(graph: Graph, wrt: Any) -> Names:
 
 def _is_rule(wrt: Any) -> bool:
     """Does it say of any structure what is trained? A tree of bools belongs to one."""
-    several = list(cast("list[Any]", wrt)) if isinstance(wrt, (list, tuple)) else [wrt]
+    rules = list(cast("list[Any]", wrt)) if isinstance(wrt, (list, tuple)) else [wrt]
     return as_filter(wrt, allow_path_functions=True) is not None or all(
-        isinstance(part, (str, Path, *FUNCTIONS)) for part in several
+        isinstance(rule, (str, Path, *FUNCTIONS)) for rule in rules
     )
 
 
@@ -472,11 +476,11 @@ def _as_weak_as(old_array: Any, new_array: Any) -> Any:
     return as_weak(new_array) if is_weak and old_array.dtype == new_array.dtype else new_array
 
 
-def _type_text(value: Any) -> str:
+def _type_text(value: object) -> str:
     return f"the class {value.__qualname__}" if isinstance(value, type) else f"of type {type_name(value)}"
 
 
-def _hint(tx: Any, model: Any) -> str:
+def _hint(tx: object, model: object) -> str:
     if hasattr(model, "init") and hasattr(model, "update"):
         return " Did you swap the two arguments?"
     return f" Call it: {tx.__name__}(...)." if callable(tx) and hasattr(tx, "__name__") else ""
@@ -524,7 +528,7 @@ def _updated_state(old_state: Any, new_state: Any) -> Any:
     return state
 
 
-def _is_tuple(value: Any) -> bool:
+def _is_tuple(value: object) -> bool:
     return type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 

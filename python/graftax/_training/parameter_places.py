@@ -29,10 +29,11 @@ TIED = "{places} were several parameters when the optimizer was made, and are on
 def require_no_added(graph: Graph, added: Sequence[int]) -> None:
     """Raises StructureError if there are gradients of arrays that are no parameters; names their paths."""
     if added:
-        one = len(added) == 1
-        what = ADDED.format(places=_places(graph.path(number) for number in sorted(added)), are="is" if one else "are")
-        hint = NO_PARAMETER.format(it="it" if one else "one of them")
-        raise StructureError(CHANGED_MODEL.format(what=what, hint=hint))
+        is_single = len(added) == 1
+        places = _places(graph.path(number) for number in sorted(added))
+        change = ADDED.format(places=places, are="is" if is_single else "are")
+        hint = NO_PARAMETER.format(it="it" if is_single else "one of them")
+        raise StructureError(CHANGED_MODEL.format(what=change, hint=hint))
 
 
 def require_same_ties(graph: Graph, paths: Mapping[str, Sequence[Path]], numbers: Mapping[str, list[int]]) -> None:
@@ -50,14 +51,16 @@ def require_same_ties(graph: Graph, paths: Mapping[str, Sequence[Path]], numbers
     identity_of = dict(zip(rows, array_identities([graph.rows[number].value for number in rows]), strict=True))
     name_of: dict[Any, str] = {}
     for name, rows_of_parameter in numbers.items():
-        known = {identity_of[number] for number in rows_of_parameter} - {None}
-        if len(known) > 1:
-            what = UNTIED.format(places=_places(paths[name]))
-            raise StructureError(CHANGED_MODEL.format(what=what, hint=TIE_AGAIN))
-        for identity in (*known, *rows_of_parameter):
-            other = name_of.setdefault((identity in known, identity), name)
-            if other != name:
-                places = _places([paths[other][0], paths[name][0]])
+        # None: which array it is outside of all traces is not known.
+        identities = {identity_of[number] for number in rows_of_parameter} - {None}
+        if len(identities) > 1:
+            change = UNTIED.format(places=_places(paths[name]))
+            raise StructureError(CHANGED_MODEL.format(what=change, hint=TIE_AGAIN))
+        # Rows as well: a shared object has one row, whatever is known of its arrays.
+        for identity in (*identities, *rows_of_parameter):
+            first_name = name_of.setdefault((identity in identities, identity), name)
+            if first_name != name:
+                places = _places([paths[first_name][0], paths[name][0]])
                 raise StructureError(CHANGED_MODEL.format(what=TIED.format(places=places), hint=""))
 
 
@@ -78,5 +81,5 @@ def with_kept_parts(old_state: Any, new_state: Any) -> Any:
     return old_state if _array_type(old_state) == _array_type(new_state) is not None else new_state
 
 
-def _array_type(value: Any) -> Any:
+def _array_type(value: object) -> tuple[object, ...] | None:
     return (value.shape, value.dtype) if isinstance(value, (jax.Array, np.ndarray)) else None
