@@ -204,13 +204,13 @@ def _of_versions() -> Iterator[Finding]:
     if installed != graftax.__version__:
         yield Finding(False, f"the installed graftax is {installed}, and the imported one is {graftax.__version__}.")
     for match in filter(None, map(_NEEDED.match, needed)):
-        name, least = match[1], match[2]
-        if least and _numbers(_version(name)) < _numbers(least):
-            yield Finding(True, f"{name} {_version(name)} is older than {least}, which graftax needs: update it.")
+        name, minimum = match[1], match[2]
+        if minimum and _numbers(_version(name)) < _numbers(minimum):
+            yield Finding(True, f"{name} {_version(name)} is older than {minimum}, which graftax needs: update it.")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 # ---- does it work?

@@ -39,7 +39,7 @@ def replay(path: Path, plain: bool = False, where: bool = False) -> int:
     for note in recorded.notes:
         print(f"note: {note}")
     try:
-        return _where(recorded) if where else _run(recorded, plain)
+        return _print_origin(recorded) if where else _run(recorded, plain)
     except GraftaxError as error:
         print(f"graftax replay: {error}", file=sys.stderr)
         return 2
@@ -48,11 +48,12 @@ def replay(path: Path, plain: bool = False, where: bool = False) -> int:
 def minimize(path: Path, script: Path | None, fails: Any, tolerance: float | None, timeout: float) -> int:
     """Writes the smallest part of the last call of a file that fails; returns the exit status: 0, or 2 if none does."""
     try:
-        made = minimize_file(path, script, fails=fails, tolerance=tolerance, timeout=timeout)
+        minimized = minimize_file(path, script, fails=fails, tolerance=tolerance, timeout=timeout)
     except (GraftaxError, OSError, ValueError) as error:
         print(f"graftax minimize: {error}", file=sys.stderr)
         return 2
-    print(f"{made.path}: {', '.join(made.operations)}, of {made.equations} equations. {made.cause}")
+    operations = ", ".join(minimized.operations)
+    print(f"{minimized.path}: {operations}, of {minimized.equations} equations. {minimized.cause}")
     return 0
 
 
@@ -67,7 +68,7 @@ def _run(recorded: RecordedCalls, plain: bool) -> int:
     return status
 
 
-def _where(recorded: RecordedCalls) -> int:
+def _print_origin(recorded: RecordedCalls) -> int:
     try:
         print(recorded.where())
     except GraftaxError:

@@ -25,6 +25,7 @@ class _Call:
     """One call that is traced and not run: its arguments, and what it would return and write back."""
 
     def __init__(self, jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # The trace first: it may find further roots, such as a global that the function changes.
         traced = jitted.trace(*args, **kwargs)
         staging = traced._staging
         self.name, self.names, self.graphdef = staging.plan.name, staging.names, staging.graphdef
@@ -121,18 +122,13 @@ class _Call:
         old_value = children_before.get(entry)
         if row.op is Op.leaf:
             new_value = self.outputs[row.leaf]
-            is_same_type = (getattr(old_value, "shape", None), getattr(old_value, "dtype", None)) == (
-                new_value.shape,
-                new_value.dtype,
-            )
+            old_type = getattr(old_value, "shape", None), getattr(old_value, "dtype", None)
+            is_same_type = old_type == (new_value.shape, new_value.dtype)
             return WRITTEN if is_same_type else f"{WRITTEN} as {new_value.dtype}{list(new_value.shape)}"
         if row.op is Op.static:
             value = row.value
-            return (
-                None
-                if value is old_value or (type(value) is type(old_value) and value == old_value)
-                else f"becomes {value_text(value)}"
-            )
+            is_same = value is old_value or (type(value) is type(old_value) and value == old_value)
+            return None if is_same else f"becomes {value_text(value)}"
         if row.op is Op.input:
             return None if entry in children_before and self.nodes[row.track] is old_value else "replaced"
         if row.op is Op.forward:

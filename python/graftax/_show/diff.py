@@ -26,6 +26,7 @@ def diff_picture(left: Any, right: Any, options: dict[str, Any]) -> tuple[Pictur
         return Marks({}, {}, differ)
 
     picture = Picture(left, marks=marks)
+    # The rows that differ, with all rows above them.
     picture.shown_rows = set(differ)
     for number in differ:
         while number > 0:

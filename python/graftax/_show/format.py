@@ -38,7 +38,7 @@ def name_of_type(cls: type) -> str:
     return {"ArrayImpl": "Array", "NoneType": "None"}.get(name, name)
 
 
-def type_text(value: Any) -> str:
+def type_text(value: object) -> str:
     """What an object is: its class, its length, the name of a function."""
     name = name_of_type(type(value))
     if isinstance(value, types.FunctionType):
@@ -57,7 +57,7 @@ def _length(value: Any) -> int:
     return base.__len__(value)  # a subclass may have its own, which is the user's code
 
 
-def _callable_name(function: Any) -> str:
+def _callable_name(function: object) -> str:
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
     return name if isinstance(name, str) else name_of_type(type(function))
 
@@ -75,6 +75,7 @@ def value_text(value: Any) -> str:
     text = plain_text(value)
     if text is not None:
         return text
+    # The `repr` of other types is code of the user, or of a library, which may be slow or read arrays.
     if isinstance(value, _REPR_TYPES):
         return cut(repr(value))
     if isinstance(value, np.ndarray):
@@ -87,7 +88,7 @@ def value_text(value: Any) -> str:
 def plain_text(value: Any, depth: int = 3) -> str | None:
     """The `repr` of plain values and containers of them. None for anything else, whose `repr` is user code."""
     value = plain(value)
-    if type(value) in (str, bytes, bytearray):
+    if type(value) in (str, bytes, bytearray):  # the `repr` of megabytes would take long
         return cut(repr(value[:200]), _LONG)
     if type(value) in (int, float, complex, bool, type(None), type(...), range):
         return cut(repr(value)) if type(value) is not int or value.bit_length() < 1000 else "int of many digits"

@@ -50,7 +50,7 @@ class Picture:
         names: the labels of the root's items; the root is then a tuple of several roots.
         marks: computes the words beside rows.
         shapes: a `jax.ShapeDtypeStruct` is drawn as an array.
-        whole: what libraries keep for themselves is shown, too.
+        show_internals: shows fields that libraries keep for themselves, too.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Picture:
 
     def _ends(self) -> list[int]:
         end = list(range(1, len(self.rows) + 1))
+        # Backwards: a row comes after its parent, so its own end is final when it is passed on.
         for number in range(len(self.rows) - 1, 0, -1):
             parent = self.rows[number].parent
             end[parent] = max(end[parent], end[number])
@@ -180,9 +181,9 @@ class Picture:
         if row.category == "array":
             return array_text(row.value, self._values)
         if row.category in ("node", "ref"):
-            within = self._wrapped(number)
+            wrapped = self._wrapped(number)
             name = type_text(row.value)
-            return self.inline(number) or (name if within is None else f"{name} {self.text(within)}")
+            return self.inline(number) or (name if wrapped is None else f"{name} {self.text(wrapped)}")
         return array_type(row.value) if self._is_shape(row.value) else value_text(row.value)
 
     def style(self, number: int) -> str:
@@ -243,15 +244,16 @@ class Picture:
         """The words beside a row."""
         row, marks = self.rows[number], self._marks
         texts = list(marks.rows.get(number, ()))
+        # A cell has no row of its own in the picture: its content is shown, with the marks of both.
         if row.parent > 0 and isinstance(self.rows[row.parent].value, types.CellType):
             texts += marks.rows.get(row.parent, ())
         if row.category in ("array", "node"):
             texts += marks.objects.get(id(row.value), ())
-        within = self._wrapped(number) if row.category == "node" else None
-        if within is not None:
-            texts += [text for text in self.marks(within) if text not in texts]
+        wrapped = self._wrapped(number) if row.category == "node" else None
+        if wrapped is not None:
+            texts += [text for text in self.marks(wrapped) if text not in texts]
         if marks.children and row.parent >= 0:
-            self.graph.key_entries(row.parent)
+            self.graph.key_entries(row.parent)  # fills the entries of its children
             entry = self.graph._entry_of_row.get(number)  # pyright: ignore[reportPrivateUsage]
             texts += marks.children.get((id(self.rows[row.parent].value), entry), ())
         return texts

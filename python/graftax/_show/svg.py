@@ -150,8 +150,8 @@ def _lay_out(boxes: list[_Box]) -> tuple[float, float]:
     for level in sorted(widths):
         x_of_level[level] = x
         x += widths[level] + _COLUMN_GAP
-    free: dict[int, float] = {}
-    for box in boxes:  # in pre-order: none stands above the one that it is in
+    free: dict[int, float] = {}  # by level, where the next box of that column may begin
+    for box in boxes:  # in pre-order: no box is higher than the box that points to it
         top = max((y for level, y in free.items() if level >= box.level), default=float(_ROW_GAP))
         box.x, box.y = (
             x_of_level[box.level],

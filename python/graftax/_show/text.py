@@ -14,7 +14,7 @@ _MIN_RUN = 3  # similar siblings from which on only the first is shown
 _MAX_COMPARED = 200_000  # rows that are compared to find similar siblings
 _COLUMNS = 22  # of the sizes
 _NARROW = 64  # columns, below which sizes are left out
-_VALUES = -2
+_VALUES = -2  # in place of a row: several values on one line
 _VALUES_WIDTH = 60  # characters of values on one line
 _MAX_INDENT = 40  # levels that are indented; deeper levels share one indentation
 
@@ -35,8 +35,8 @@ class Lines:
 
     Args:
         picture: what there is.
-        depth: how many levels; None: as many as `most` lines allow.
-        most: lines; None: all of it, nothing left out.
+        depth: how many levels; None: as many as `max_lines` allow.
+        max_lines: of the text; None: all of it, nothing left out.
     """
 
     def __init__(self, picture: Picture, depth: int | None, max_lines: int | None) -> None:
@@ -49,6 +49,7 @@ class Lines:
         if depth is not None or self._max_lines is None:
             return list(self._lines_to(len(self._picture) if depth is None else depth))
         best: list[Line] = []
+        # One level more at a time, until there are too many lines.
         for level in range(1, len(self._picture) + 2):
             lines: list[Line] = []
             for line in self._lines_to(level):
@@ -75,6 +76,7 @@ class Lines:
                 continue
             yield Line(branches, label, number, note)
             children = self._siblings(number)
+            # Last child first: the stack gives them back in order.
             for i, (name, child, left_out) in reversed(list(enumerate(children))):
                 is_last = i == len(children) - 1
                 is_deep = level >= _MAX_INDENT
@@ -165,6 +167,7 @@ class Lines:
             return signature
         picture = self._picture
         end = picture.end[number]
+        # A budget for the whole picture, so that a graph of a million rows is not compared row by row.
         if end - number > self._alike_left:
             return None
         self._alike_left -= end - number

@@ -29,27 +29,27 @@ class LibraryFilter(NamedTuple):
     accepts: Callable[[tuple[Any, ...], Any], Any]  # takes (the plain keys of the path, the value)
 
 
-def library_filter(spec: Any) -> LibraryFilter | None:
+def library_filter(spec: object) -> LibraryFilter | None:
     """The filter in an object of an imported library. None if no adapter knows it."""
     return _first_answer("library_filter", spec)
 
 
-def path_filter(spec: Any) -> LibraryFilter | None:
+def path_filter(spec: object) -> LibraryFilter | None:
     """The filter that an imported library makes of a function of (path, value)."""
     return _first_answer("path_filter", spec)
 
 
-def choices(spec: Any) -> list[tuple[Any, Any]] | None:
+def choices(spec: object) -> list[tuple[Any, Any]] | None:
     """The (filter, entry) pairs of a library's object that gives options by filter, such as `nnx.StateAxes`."""
     return _first_answer("choices", spec)
 
 
-def differentiated(spec: Any) -> tuple[int, Any] | None:
+def differentiated(spec: object) -> tuple[int, Any] | None:
     """(argument number, filter) of a library's object that selects what is differentiated, such as `nnx.DiffState`."""
     return _first_answer("differentiated", spec)
 
 
-def axes(node: Any) -> Any:
+def axes(node: object) -> Any:
     """The `PartitionSpec` in a library's object that holds an array. None if it has none."""
     return _first_answer("axes", node)
 
@@ -61,23 +61,23 @@ NO_AXIS_NAMES = "transform_metadata={names!r} is for the Variables of Flax NNX, 
 UNSPOKEN: set[str] = set()
 
 
-def value_field(obj: Any) -> str | None:
+def value_field(obj: object) -> str | None:
     """The field of an object that holds its value, such as the array of a Variable."""
     return _first_answer("value_field", obj)
 
 
-def is_module(obj: Any) -> bool:
+def is_module(obj: object) -> bool:
     """Is this a module of an imported library, such as a layer or a model?"""
     return _first_answer("is_module", obj) is True
 
 
-def is_trained(holders: Iterable[Any]) -> bool:
+def is_trained(holders: Iterable[object]) -> bool:
     """Is an array in these objects, the innermost first, trained by default? A library may mark what is not."""
     answers = (_first_answer("is_trained", holder) for holder in holders)
     return next((answer for answer in answers if answer is not None), True)
 
 
-def items(obj: Any) -> list[Any] | None:
+def items(obj: object) -> list[Any] | None:
     """The items of a library's own list type. None for other objects."""
     return _first_answer("items", obj)
 
@@ -89,18 +89,18 @@ def refuse_around(name: str) -> None:
             refuse(name)
 
 
-def is_carry(spec: Any) -> bool:
+def is_carry(spec: object) -> bool:
     """Is this a library's own mark for the carry of a loop?"""
     return _first_answer("is_carry", spec) is True
 
 
-def none_for_empty(graph: Any) -> Any:
+def none_for_empty(graph: object) -> Any:
     """The graph with None in place of a library's array objects that are empty."""
     answer = _first_answer("none_for_empty", graph)
     return graph if answer is None else answer
 
 
-def prefix(spec: Any) -> Any:
+def prefix(spec: object) -> Any:
     """The graph of a library's own prefix object, with its entries in place of arrays."""
     return _first_answer("prefix", spec)
 
@@ -126,12 +126,12 @@ def describe(cls: type) -> Description | None:
     return _first_answer("describe", cls)
 
 
-def tree_fields(cls: type, flatten: Any, unflatten: Any) -> TreeDescription | None:
+def tree_fields(cls: type, flatten: object, unflatten: object) -> TreeDescription | None:
     """How to read and write a class registered with JAX by its fields, if that is equal to its flatten function."""
     return _first_answer("tree_fields", cls, flatten, unflatten)
 
 
-def _first_answer(name: str, *args: Any) -> Any:
+def _first_answer(name: str, *args: object) -> Any:
     """The first answer of an adapter that has this function."""
     for module in _adapters():
         function = getattr(module, name, None)
@@ -146,7 +146,7 @@ def have_errors() -> bool:
     return any(hasattr(module, "raises") for module in _adapters())
 
 
-def raises_its_own(host: Any) -> bool:
+def raises_its_own(host: object) -> bool:
     """Is this the host function by which a library raises its own errors when the computation runs?"""
     return any(module.raises(host) for module in _adapters() if hasattr(module, "raises"))
 
@@ -163,5 +163,5 @@ def _adapters() -> Iterator[ModuleType]:
             continue
         try:
             yield importlib.import_module(adapter, __name__)
-        except ImportError:
+        except ImportError:  # a version of the library without a name that the adapter imports
             continue

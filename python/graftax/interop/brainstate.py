@@ -9,7 +9,6 @@ those of that trace, and the caller's keep theirs.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from brainstate import ParamState, State
 from brainstate._state import TRACE_CONTEXT, source_info_util
@@ -59,21 +58,21 @@ def describe(cls: type) -> Description | None:
     return None
 
 
-def is_module(obj: Any) -> bool | None:
+def is_module(obj: object) -> bool | None:
     return isinstance(obj, Node) or None
 
 
-def value_field(obj: Any) -> str | None:
+def value_field(obj: object) -> str | None:
     return _VALUE if isinstance(obj, State) else None
 
 
-def is_trained(holder: Any) -> bool | None:
+def is_trained(holder: object) -> bool | None:
     """Only what a ParamState holds: an array in an attribute of a module is a constant to brainstate."""
     if isinstance(holder, Node):
         return False
     return isinstance(holder, ParamState) if isinstance(holder, State) else None
 
 
-def library_filter(spec: Any) -> LibraryFilter | None:
+def library_filter(spec: object) -> LibraryFilter | None:
     """A filter of brainstate, which tests States."""
     return LibraryFilter(State, spec) if isinstance(spec, _FILTERS) else None

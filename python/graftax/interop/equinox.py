@@ -35,11 +35,11 @@ def describe(cls: type[Any]) -> Description | None:
     return Description("node", static_fields=frozenset(static), order=tuple(fields), absent=_ABSENT)
 
 
-def is_module(obj: Any) -> bool | None:
+def is_module(obj: object) -> bool | None:
     return isinstance(obj, Module) or None
 
 
-def tree_fields(cls: type[Any], flatten: Any, unflatten: Any) -> TreeDescription | None:
+def tree_fields(cls: type[Any], flatten: Any, unflatten: object) -> TreeDescription | None:
     """The fields of a module, if JAX has the flatten functions that Equinox generates for it."""
     if _ABSENT is None or not issubclass(cls, Module) or getattr(unflatten, "args", None) != (cls,):
         return None
@@ -50,7 +50,7 @@ def tree_fields(cls: type[Any], flatten: Any, unflatten: Any) -> TreeDescription
     return TreeDescription("fields", flatten, unflatten, children, static_names, order, _ABSENT, len(fields))
 
 
-def raises(host: Any) -> bool:
+def raises(host: object) -> bool:
     """Is this the host function of `eqx.error_if`?"""
     return getattr(host, "__module__", None) == _ERRORS
 

@@ -34,7 +34,7 @@ def describe(cls: type[Any]) -> Description | None:
     return Description("node", frozen=False, by_name=not slots)
 
 
-def is_module(obj: Any) -> bool | None:
+def is_module(obj: object) -> bool | None:
     return isinstance(obj, Module) or None
 
 

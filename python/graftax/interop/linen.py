@@ -10,7 +10,7 @@ from flax.core.spmd import get_logical_axis_rules
 from jax.sharding import PartitionSpec
 
 
-def axes(node: Any) -> PartitionSpec | None:
+def axes(node: object) -> PartitionSpec | None:
     """The mesh axes named in the box of an array."""
     if not isinstance(node, Partitioned):
         return None

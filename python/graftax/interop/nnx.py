@@ -75,7 +75,7 @@ def describe(cls: type) -> Description | None:
     return None
 
 
-def is_module(obj: Any) -> bool | None:
+def is_module(obj: object) -> bool | None:
     return isinstance(obj, Module) or None
 
 
@@ -83,11 +83,11 @@ def items(obj: Any) -> list[Any] | None:
     return list(obj) if _List is not None and isinstance(obj, _List) else None
 
 
-def value_field(obj: Any) -> str | None:
+def value_field(obj: object) -> str | None:
     return _VALUE if isinstance(obj, Variable) else None
 
 
-def is_trained(holder: Any) -> bool | None:
+def is_trained(holder: object) -> bool | None:
     return isinstance(holder, Param) if isinstance(holder, Variable) else None
 
 
@@ -121,7 +121,7 @@ def path_filter(spec: Any) -> LibraryFilter:
     return LibraryFilter(Variable, spec)
 
 
-def choices(spec: Any) -> list[tuple[Any, Any]] | None:
+def choices(spec: object) -> list[tuple[Any, Any]] | None:
     """The (filter, entry) pairs of `nnx.StateAxes` or `nnx.StateSharding`."""
     if type(spec).__module__.partition(".")[0] != "flax":
         return None
@@ -143,7 +143,7 @@ def none_for_empty(graph: Any) -> Any:
     return jax.tree.map(shown, graph, is_leaf=is_variable)
 
 
-def axes(node: Any) -> PartitionSpec | Sharding | None:
+def axes(node: object) -> PartitionSpec | Sharding | None:
     """The mesh axes named in a Variable. Flax before 0.12 calls them `sharding`."""
     if not isinstance(node, Variable):
         return None
@@ -154,7 +154,7 @@ def axes(node: Any) -> PartitionSpec | Sharding | None:
     return mesh_axes(names, (*metadata.get("sharding_rules", ()), *(get_logical_axis_rules() or ())))
 
 
-def is_carry(spec: Any) -> bool | None:
+def is_carry(spec: object) -> bool | None:
     """`nnx.Carry`, as `nnx.scan` takes it."""
     return True if spec is Carry else None
 
@@ -163,7 +163,7 @@ def prefix(spec: Any) -> Any:
     """The graph of `nnx.prefix`, or those of several with common parts."""
     if TreeState is None:
         return None
-    if type(spec) in (tuple, list) and any(type(part) is TreeState for part in spec):
+    if type(spec) in (tuple, list) and any(type(item) is TreeState for item in spec):
         return type(spec)(extract.from_tree2(list(spec)))
     if type(spec) is not TreeState:
         return None
@@ -171,7 +171,7 @@ def prefix(spec: Any) -> Any:
     return merge(state.graphdef, state.state)
 
 
-def differentiated(spec: Any) -> tuple[int, Any] | None:
+def differentiated(spec: object) -> tuple[int, Any] | None:
     """(argument number, filter) of `nnx.DiffState`."""
     return (spec.argnum, filterlib.All(spec.filter)) if isinstance(spec, DiffState) else None
 
@@ -205,6 +205,7 @@ def _with_axes(graph: Any, axes: Any) -> list[tuple[Any, int]]:
 
 
 def _axis_at(axes: Any, path: Sequence[Any], variable: Any) -> int | None:
+    # Down the axes along the path, as far as they are containers; a filter decides for all below it.
     for i, name in enumerate(path):
         if (pairs := choices(axes)) is not None:
             axes_chosen = (

@@ -83,8 +83,8 @@ class TreeCalls:
         if event != "call" or "flatten" not in frame.f_code.co_name:
             return
         file, name = frame.f_code.co_filename.replace("\\", "/"), frame.f_code.co_name
-        for part, (flattens, unflattens) in NODE_FUNCTIONS.items():
-            if part in file:
+        for path, (flattens, unflattens) in NODE_FUNCTIONS.items():
+            if path in file:
                 self.flattens += name in flattens
                 self.unflattens += name in unflattens
 

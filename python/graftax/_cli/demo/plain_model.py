@@ -163,9 +163,9 @@ def as_flarejax() -> Step:
     FlareJax rebuilds no namedtuple, so the optimizer state travels as a list.
     """
     network, optimizer = start()
-    for part in (network, *network.blocks, *network.layers()):
-        module: Any = type(type(part).__name__, (type(part), flarejax.Module), {})
-        part.__class__ = module
+    for obj in (network, *network.blocks, *network.layers()):
+        module: Any = type(type(obj).__name__, (type(obj), flarejax.Module), {})
+        obj.__class__ = module
     state, treedef = jax.tree.flatten(optimizer.state)
 
     @flarejax.filter_jit

@@ -76,13 +76,13 @@ class Parameters:
         return tuple([(name, f"static {_short(named[name])}") for name in named if name in self.static])
 
 
-def cause(call: CompiledCall | None, earlier: Sequence[CompiledCall], made_anew: bool) -> str:
-    """Why a call was compiled: the differences to the most similar earlier call. None: there was an equal one."""
-    if not earlier:
+def cause(call: CompiledCall | None, previous: Sequence[CompiledCall], made_anew: bool) -> str:
+    """Why a call was compiled: how it differs from the nearest previous call. None: a call equal to one of these."""
+    if not previous:
         return "the first call"
-    if call is None or any(call.signature == other.signature for other in earlier):
+    if call is None or any(call.signature == known_call.signature for known_call in previous):
         return MADE_ANEW if made_anew else NOTHING
-    nearest = max(earlier, key=lambda other: len(call.texts.items() & other.texts.items()))
+    nearest = max(previous, key=lambda candidate: len(call.texts.items() & candidate.texts.items()))
     changed = [
         f"{path} was {nearest.texts[path]}, is {text}"
         for path, text in call.texts.items()
@@ -97,7 +97,7 @@ def _path(path: Sequence[Any]) -> str:
     return f"{getattr(path[0], 'key', path[0])}{jax.tree_util.keystr(tuple(path[1:]))}"
 
 
-def _facts(leaf: Any, numbers_are_traced: bool) -> Any:
+def _facts(leaf: object, numbers_are_traced: bool) -> Any:
     """What is compared of a leaf: the dtype, the shape and the weak type of an array, or a text."""
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         return leaf.dtype, leaf.shape, getattr(leaf, "weak_type", False)
@@ -113,7 +113,7 @@ def _text(facts: Any) -> str:
     return f"{dtype}{list(shape)}{' weak' if is_weak else ''}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     try:
         text = repr(value)
     except Exception:  # a `__repr__` of the user's

@@ -154,6 +154,7 @@ class Watched(StandsForCompiled):
         """Compares the arrays of a result with those of the arguments."""
         named_parts = {f"result[{i}]": x for i, x in enumerate(result)} if type(result) is tuple else {"result": result}
         parts = {name: jax.tree_util.tree_flatten(part) for name, part in named_parts.items()}
+        # A result can take over an argument of the same shape and dtype, if nobody holds that by the next call.
         free_results = Counter(
             _aval(leaf) for leaves, _ in parts.values() for leaf in leaves if isinstance(leaf, jax.Array)
         )
@@ -161,6 +162,7 @@ class Watched(StandsForCompiled):
             if name in self._parameters.static:
                 continue
             leaves, structure = jax.tree_util.tree_flatten(value)
+            # One array in several places: is it still one array in a result of the same structure?
             if len(set(map(id, leaves))) < len(leaves):
                 for path, (result_leaves, result_structure) in parts.items():
                     if result_structure == structure:
