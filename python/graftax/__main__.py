@@ -47,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     smaller = commands.add_parser("minimize", help="write the smallest part of a recorded call that fails as a script")
     smaller.add_argument("file", type=Path)
-    for fails, what in (
+    for fails, text in (
         ("wrong", "look for a result that differs from that of the same operations one by one"),
         ("crash", "look for what ends the process or raises, in other processes"),
         ("hang", "look for what takes longer than the time limit, in other processes"),
     ):
-        smaller.add_argument(f"--{fails}", dest="fails", action="store_const", const=fails, help=what)
+        smaller.add_argument(f"--{fails}", dest="fails", action="store_const", const=fails, help=text)
     smaller.add_argument(
         "--tolerance",
         type=float,
@@ -61,15 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     smaller.add_argument("--timeout", type=float, default=60, help="seconds for each part, with --crash and --hang")
     smaller.add_argument("--out", type=Path, help="the script; by default beside the file, as .py")
 
-    options, rest = parser.parse_known_args(argv)
+    # What follows a script's name, or the command of the benchmarks, is for them.
+    options, further = parser.parse_known_args(argv)
     if options.command == "run":
         from graftax._cli.run import run as run_script
 
-        return run_script(options.script, [*options.arguments, *rest], options.watch, options.report)
+        return run_script(options.script, [*options.arguments, *further], options.watch, options.report)
     if options.command == "bench":
-        return bench(rest)
-    if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        return bench(further)
+    if further:
+        parser.error(f"unrecognized arguments: {' '.join(further)}")
     if options.command == "doctor":
         from graftax._cli.doctor import doctor
 
@@ -106,8 +107,8 @@ def explain_logs(logs: list[Path], out: Path | None) -> int:
 
 def bench(argv: list[str]) -> int:
     """Run `benchmarks/run.py`, which is part of a checkout and not of the installed package."""
-    here = Path(__file__).resolve()
-    for root in (Path.cwd(), *Path.cwd().parents, *here.parents):
+    file = Path(__file__).resolve()
+    for root in (Path.cwd(), *Path.cwd().parents, *file.parents):
         if (root / "benchmarks" / "run.py").is_file() and (root / "python" / "graftax").is_dir():
             break
     else:

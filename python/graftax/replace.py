@@ -37,7 +37,7 @@ _NUMBERS = (int, float, complex)
 # What stood at the names.
 _patched: list[tuple[types.ModuleType, str, Any]] = []
 _counts = {True: 0, False: 0}  # of replaced functions: were they refused?
-_told: set[str] = set()  # lines
+_printed: set[str] = set()  # lines
 
 
 class StandsForCompiled:
@@ -77,7 +77,7 @@ class Replacement(StandsForCompiled):
     ) -> None:
         functools.update_wrapper(self, function)
         self._name, self._original, self.refusal = name, original, ""
-        original(function)
+        original(function)  # raises for options that the original refuses
         _counts[False] += 1
         try:
             self._compiled = replaced(function)
@@ -85,6 +85,7 @@ class Replacement(StandsForCompiled):
             self._fall_back(error)
 
     def _fall_back(self, error: Exception) -> None:
+        """Uses the original `jit` from now on."""
         _counts[False] -= 1
         _counts[True] += 1
         self.refusal = _first_line(error)
@@ -96,8 +97,8 @@ class Replacement(StandsForCompiled):
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
         name = getattr(self.__wrapped__, "__name__", repr(self.__wrapped__))
         line = f"graftax: {name}{place} stays with {self._name}: {reason}"
-        if line not in _told:  # of a local function that is made again, or in a trace that begins anew
-            _told.add(line)
+        if line not in _printed:  # of a local function that is made again, or in a trace that begins anew
+            _printed.add(line)
             print(line, file=sys.stderr)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -243,12 +244,15 @@ def _replace(
             function = options.pop("fun")
         if function is None:
             return functools.partial(jit, *args, **options)
+        # Called by a library for itself: only what the program compiles is replaced.
         caller = f"{sys._getframe(1).f_globals.get('__name__')}."
         if any(caller.startswith(f"{module}.") for module in _KEEP_THEIR_OWN):
             return original(function, *args, **options)
-        kept = {key: value for key, value in options.items() if value is not None and key not in drop}
+        # None stands for the default of an option; what says only how nnx splits graphs has no meaning here.
+        supported = {key: value for key, value in options.items() if value is not None and key not in drop}
         as_written = functools.partial(_decorate, original, args, options)
-        return wrap(function, Request(name, as_written, functools.partial(_decorate, replacement, args, kept), options))
+        by_graftax = functools.partial(_decorate, replacement, args, supported)
+        return wrap(function, Request(name, as_written, by_graftax, options))
 
     return jit
 
@@ -292,7 +296,7 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in _LIBRARIES or self._finding:
             return None
-        self._finding = True
+        self._finding = True  # `find_spec` asks this finder, too
         try:
             spec = importlib.util.find_spec(fullname)
         finally:

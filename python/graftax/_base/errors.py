@@ -6,7 +6,6 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Sequence
-from typing import Any
 
 
 class GraftaxError(Exception):
@@ -77,21 +76,21 @@ class UnknownInterpreterWarning(RuntimeWarning):
     """graftax does not know this interpreter, so compiled functions do not notice all changes to what they read."""
 
 
-def type_name(value: Any) -> str:
+def type_name(value: object) -> str:
     """The name of a value's type, for messages."""
     name = type(value).__qualname__
     return "Array" if name == "ArrayImpl" else name
 
 
-def a_type(value: Any) -> str:
+def a_type(value: object) -> str:
     """The type name with its article: `a list`, `an Array`."""
     name = type_name(value)
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
-def some(texts: Sequence[str], most: int = 6, total: int | None = None) -> str:
-    """The first few texts, joined, and the number of the others."""
-    shown, total = texts[:most], len(texts) if total is None else total
+def some(texts: Sequence[str], max_shown: int = 6, total: int | None = None) -> str:
+    """The first few texts, joined, and the number of those that are left out."""
+    shown, total = texts[:max_shown], len(texts) if total is None else total
     return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
 
 

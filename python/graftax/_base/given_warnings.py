@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many warnings the traces in this thread have given. Who runs a finished program without a trace gives none."""
+"""Counts the warnings of the traces in this thread: a program that warned is traced in each process, to warn there."""
 
 from __future__ import annotations
 

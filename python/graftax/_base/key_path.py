@@ -126,6 +126,7 @@ class KeyPath(Sequence[Any]):
             path = path._prefix
 
 
+# Pickles have this function by its name.
 def _below(prefix: KeyPath, tail: tuple[Any, ...]) -> KeyPath:
     return prefix + tail
 

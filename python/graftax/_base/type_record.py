@@ -49,9 +49,8 @@ class TreeDescription:
     unflatten: Any = None  # a named tuple: True where its class makes instances as `collections.namedtuple` does
     children: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    order: tuple[
-        int, ...
-    ] = ()  # in which to assign, as numbers of children and then others; empty: unflatten makes instances
+    # In which to assign, as numbers of children and then others. Empty: unflatten makes instances.
+    order: tuple[int, ...] = ()
     absent: Any = None  # stands for a field that is not there
     size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
     with_keys: Callable[[Any], Any] | None = None  # names the children; None where JAX has to be asked

@@ -36,6 +36,7 @@ def replacing(path: str, mode: int | None = None) -> Generator[IO[bytes]]:
     temporary = os.path.join(folder, f".{os.path.basename(path)[:100]}.{secrets.token_hex(6)}.tmp")
     mode = permissions(path) if mode is None else mode
 
+    # From the beginning as private as it will be: nobody else opens it before its permissions are set.
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags, 0o666 if mode is None else mode & 0o666)
 
@@ -52,15 +53,15 @@ def replacing(path: str, mode: int | None = None) -> Generator[IO[bytes]]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_folder(folder)
+    _sync_folder(folder)  # otherwise the new name may be lost with the power, and the old file be back
 
 
 @contextlib.contextmanager
 def alone_in(folder: str, seconds: float | None = None) -> Generator[None]:
-    """While entered, no other process or thread is, for this folder. Without effect where there are no locks.
+    """In the block, no other process or thread is in such a block for this folder. Without effect where no locks exist.
 
     Args:
-        seconds: how long to wait for the others, which may have been stopped; None: for as long as it takes.
+        seconds: how long to wait for the holder of the lock, which may be stopped; None: for as long as it takes.
     """
     descriptor = -1
     if fcntl is not None:
@@ -76,6 +77,7 @@ def alone_in(folder: str, seconds: float | None = None) -> Generator[None]:
 
 def _lock(descriptor: int, seconds: float | None) -> None:
     assert fcntl is not None
+    # `flock` cannot wait for a limited time, so it is tried again and again. After that the block runs without it.
     end = None if seconds is None else time.monotonic() + seconds
     while end is not None and time.monotonic() < end:
         try:

@@ -113,11 +113,8 @@ def settings_tokens() -> dict[str, str]:
 
 def signature_token(signature: ArraySignature) -> Token | None:
     """The signature of a leaf as plain data. None if its sharding cannot be described in another process."""
-    return (
-        (tuple(signature.shape), str(signature.dtype), signature.weak, _placement(signature))
-        if _placement(signature) is not None
-        else None
-    )
+    placement = _placement(signature)
+    return None if placement is None else (tuple(signature.shape), str(signature.dtype), signature.weak, placement)
 
 
 def _placement(signature: ArraySignature) -> Any:

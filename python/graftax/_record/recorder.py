@@ -109,14 +109,9 @@ class History:
 
     # ---- what the core asks and tells
 
-    def copies(self, leaves: list[Any]) -> list[Any]:
-        return copies_of(leaves)
-
-    def is_true(self, scalar: Any) -> bool:
-        return is_true(scalar)
-
-    def copy_to_host(self, scalar: Any) -> None:
-        copy_to_host(scalar)
+    copies = staticmethod(copies_of)
+    is_true = staticmethod(is_true)
+    copy_to_host = staticmethod(copy_to_host)
 
     def draws(self, call: _core.KeptCall) -> dict[str, Random]:
         state = {"call": random_state()}
