@@ -8,7 +8,8 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from graftax._jax.tracers import Producer, carry_of_scan, is_literal, producer_of
+from graftax._jax.equations import scan_parts
+from graftax._jax.tracers import Producer, is_literal, producer_of
 
 _MAX_DEPTH = 12  # equations between an array and what it became
 _ADDS = ("add", "sub", "add_any")
@@ -106,7 +107,10 @@ def _inner_programs(producer: Producer) -> Iterator[tuple[Any, list[Any], int | 
     params, operands = producer.params, producer.operands
     carry: int | None = None
     if producer.name == "scan":
-        carry, count = carry_of_scan(params)
+        try:
+            carry, count = scan_parts(params, len(operands))
+        except (KeyError, AttributeError):  # another JAX: nothing is known of what the loop does
+            return
         programs, operands = [params["jaxpr"]], operands[: carry + count]
     elif producer.name == "while":
         programs, carry = [params["body_jaxpr"]], params["body_nconsts"]

@@ -85,12 +85,19 @@ def closed(jaxpr: Any) -> Any:
     return jax.extend.core.ClosedJaxpr(jaxpr, ())  # pyright: ignore[reportPrivateImportUsage]
 
 
-def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
-    """(how many operands of a scan are constants, how many are carried). JAX 0.12 says it with trees."""
-    params = equation.params
+def scan_parts(params: dict[str, Any], count: int) -> tuple[int, int]:
+    """(how many of the operands of a scan are constants, how many are carried). JAX 0.12 says it with trees.
+
+    Args:
+        params: of the equation.
+        count: how many operands it has.
+
+    Raises:
+        KeyError, AttributeError: if this JAX says it otherwise.
+    """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
-    constants, carried, _ = params["ft_in"].update(list(range(len(equation.invars)))).unpack()
+    constants, carried, _ = params["ft_in"].update(list(range(count))).unpack()
     return len(list(constants)), len(list(carried))
 
 

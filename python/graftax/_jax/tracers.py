@@ -129,17 +129,6 @@ def is_literal(value: object) -> bool:
     return isinstance(getattr(value, "val", None) if isinstance(value, Tracer) else value, Literal)
 
 
-def carry_of_scan(params: dict[str, Any]) -> tuple[int, int]:
-    """(number of constants, number of carries) among the operands of a scan; zeros if this JAX hides them.
-
-    Until JAX 0.11 these are two parameters.
-    """
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    parts = getattr(params.get("ft_in"), "elts", ())
-    return (len(parts[0]), len(parts[1])) if len(parts) == 3 else (0, 0)
-
-
 def traced_for(trace: object) -> str:
     """What a trace makes a program for, such as "jit" or "scan"; the name of its class if it makes none."""
     about = getattr(getattr(trace, "frame", None), "debug_info", None)

@@ -183,7 +183,7 @@ class Interpreter:
 
     def _scan(self, jaxpr: Jaxpr, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
         params = equation.params
-        constants, carried = scan_parts(equation)
+        constants, carried = scan_parts(params, len(inputs))
         fixed, carry = inputs[:constants], inputs[constants : constants + carried]
         columns = inputs[constants + carried :]
         iteration = self._iteration(jaxpr, equation, params["jaxpr"])

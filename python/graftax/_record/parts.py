@@ -175,7 +175,7 @@ def iterations(equation: JaxprEqn, operands: Sequence[Any], run: RunEquation | N
     """
     params = equation.params
     if equation.primitive.name == "scan":
-        constants, carried = scan_parts(equation)
+        constants, carried = scan_parts(params, len(operands))
         fixed, carry = list(operands[:constants]), list(operands[constants : constants + carried])
         columns, body, order = operands[constants + carried :], params["jaxpr"], range(params["length"])
         run_body = _runner(body, run)
@@ -212,7 +212,9 @@ def run_one_by_one(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
     outputs = [] if has_refs else [i.outputs for i in iterations(equation, operands, run_one_by_one)]
     if not outputs:  # no loop, a loop over a Ref, or one without iterations
         return run_equation(equation, operands)
-    carried = scan_parts(equation)[1] if equation.primitive.name == "scan" else len(equation.outvars)
+    carried = (
+        scan_parts(equation.params, len(operands))[1] if equation.primitive.name == "scan" else len(equation.outvars)
+    )
     in_order = reversed(outputs) if equation.params.get("reverse") else outputs
     rows = [row[carried:] for row in in_order]
     return [*outputs[-1][:carried], *map(jnp.stack, zip(*rows, strict=True))]
