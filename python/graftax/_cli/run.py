@@ -15,10 +15,10 @@ def run(script: str, arguments: Sequence[str], watch: bool = False, report: Path
     """Runs a script with its arguments. Returns the exit status of the command; the script's own exits pass.
 
     Args:
-        script: the file.
-        arguments: of the script.
-        watch: leave all as it is, and say what was seen.
-        report: write a page of it.
+        script: its file.
+        arguments: its arguments.
+        watch: replaces nothing, and prints what graftax would change.
+        report: a file for the page of it; implies `watch`.
     """
     if not Path(script).is_file():
         print(f"graftax run: there is no file {script}", file=sys.stderr)

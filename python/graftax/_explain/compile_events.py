@@ -161,6 +161,7 @@ def _on_stage(event: str, seconds: float, **metadata: Any) -> None:
         _thread.pending = pending
     seconds_of = pending.variant.seconds
     seconds_of[stage] = seconds_of.get(stage, 0.0) + seconds
+    # The last stage: the variant is complete. Before it, a frozen function refuses the program.
     if stage == "compiled":
         pending.variant.was_retrieved = was_retrieved
         _add(pending)
@@ -179,6 +180,7 @@ def _recompiled_call(name: str) -> _Pending | None:
     caller, roots, outcomes = call
     table: Any = caller._table
     plan = getattr(caller, "_plan", None)  # a loop that is compiled eagerly has none
+    # During a call JAX also compiles other programs, such as single operations.
     if plan is None or plan.name != name:
         return None
     entry = table.entry_of(outcomes)

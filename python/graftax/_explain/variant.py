@@ -58,7 +58,7 @@ class Variant:
     entry: Callable[[], _core.Entry | None] = lambda: None
     dropped: str = ""  # the reason why the cache dropped it
     was_retrieved: bool = False  # JAX has read its executable from its own cache
-    on_disk: str = ""  # what the cache on disk had of it, and whether it has it now
+    on_disk: str = ""  # whether the cache on disk had it, and whether it was written there
     repeated: tuple[str, ...] = ()  # which calls in it share a program, and which do not
     changed: tuple[str, ...] = ()  # numbers that its first trace changed: a second one has them as inputs
     is_reused: bool = False  # its trace came to a program that was compiled already
@@ -88,7 +88,7 @@ class Variant:
         return self.entry() is not None and not self.dropped
 
     def was_compiled_under(self, settings: dict[str, str]) -> bool:
-        """Was it compiled under these settings, which are given as texts?"""
+        """Was it compiled under these settings, whose values are texts?"""
         return settings_texts(self.settings) == settings
 
     def replaces(self, previous: Variant) -> bool:

@@ -40,7 +40,7 @@ class _Noted(NamedTuple):
 
 
 class ConstantReads(ReadSet):
-    """Notes what the traces of a function by value read, with the values of then. None of it is a root."""
+    """Notes what the traces of a function by value read, with its values during the trace. None of it is a root."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ConstantReads(ReadSet):
 
     @synchronized
     def begin_trace(self) -> None:
-        """What is known has the values of now."""
+        """Takes the present values of all names that are known from earlier traces."""
         self._noted.clear()
         self._looked_at.clear()
         self._note_values()

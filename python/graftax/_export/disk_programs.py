@@ -108,6 +108,7 @@ class FunctionPrograms:
             self._expect_numbers(table, path.stem)
 
     def _expect_numbers(self, table: Any, key: str) -> None:
+        """Numbers that are symbolic in a program of this read set are symbolic from the first call on."""
         for path in self._paths(PROGRAM, key):
             with contextlib.suppress(OSError, ValueError):
                 table.numbers.expect(frozenset(read_header(path).get("numbers", ())))

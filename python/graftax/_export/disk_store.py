@@ -87,7 +87,7 @@ class DiskStore:
         if entry.compiled.has_program(recording.leaves):
             return False  # it is lowered, and not called
         if not caller._options.captured:
-            on_disk.adopt(caller)  # constants have the values of now
+            on_disk.adopt(caller)  # compares its constants with the present values
         saved = on_disk.find(recording, _core.settings_now()[0], name, None, outcomes)
         if saved is None or saved.guards != LeafGuards.of(entry):
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes files of programs to a cache on disk in a thread of its own, and drops those that were used longest ago."""
+"""Writes files of programs to a cache on disk, in a separate thread, and removes the least recently used ones."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Writer:
             warnings.warn(CANNOT_WRITE.format(folder=self._folder, error=error), RecompileWarning, stacklevel=1)
 
     def _evict(self, newest: Path) -> None:
-        """Removes the programs that were used longest ago, until the rest is small enough."""
+        """Removes the least recently used programs, until those that remain are small enough."""
         current_time, total = time.time(), 0
         programs: list[tuple[float, int, Path]] = []
         for path, status in _files(self._folder):

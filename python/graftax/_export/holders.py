@@ -76,6 +76,7 @@ def holder_of(target: Any, bound_names: dict[int, tuple[Holder, Any]], modules: 
         modules: searched last, name by name.
     """
     module, name = target.__module__, target.__qualname__
+    # The own name first. It may lead to a decorated function, which has this one inside.
     try:
         start = resolve((module, name))
     except (ImportError, AttributeError, KeyError, TypeError):

@@ -56,7 +56,7 @@ def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str
 
 
 def _merge(data: dict[str, Any], unheard: dict[str, Any]) -> None:
-    """Adds what code reads that has not run. The program has no input for it: what it holds is compared as it is."""
+    """Adds what code reads that has not run. The program has no input for these origins: their values are compared."""
     for holder, key, _ in unheard.pop("origins"):
         owner = resolve(holder)
         if key is None:
@@ -159,7 +159,7 @@ def modules_of(data: dict[str, Any]) -> set[str]:
 
 
 def key_of_data(data: dict[str, Any]) -> str:
-    """Equal for equal read sets, in whatever order their parts were met. That of the roots counts."""
+    """The same text for equal read sets, whatever the order in which names were met. The order of the roots counts."""
     texts = [f"{name} {value if name == 'origins' else _sorted_text(value)}" for name, value in sorted(data.items())]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
@@ -200,7 +200,7 @@ def version_of(package: str) -> str | None:
 
 
 class _LocalReads(NamedTuple):
-    """What saved data names, as it is in this process, each with what was saved of it."""
+    """The objects of this process that saved data names, each with the token or text that was saved for it."""
 
     origins: list[Origin]
     bindings: list[tuple[Any, str, str]]

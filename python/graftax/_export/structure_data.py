@@ -51,6 +51,7 @@ def bind_sentinels(
 
     Sharing is compared. An object that code finds by name (one of `named`) is not a placeholder.
     """
+    # Once with any object as a sentinel, to find those of the roots. At the end with these, and with those that have a name.
     walk = _core.walk(graphdef, roots, any_sentinel=True)
     if walk is None:
         return None
@@ -59,7 +60,7 @@ def bind_sentinels(
     if any(id(value) in named for value in instances.values()):
         return None
     bound_graphdef = graphdef_from_state(_with_sentinels(state, instances))
-    return bound_graphdef if _core.walk(bound_graphdef, roots) is not None else None  # those with a name are compared
+    return bound_graphdef if _core.walk(bound_graphdef, roots) is not None else None
 
 
 def _with_sentinels(state: tuple[Any, ...], instances: dict[int, Any]) -> tuple[Any, ...]:

@@ -73,16 +73,20 @@ def names_function(flatten: Any) -> Any:
 
 
 def open_first(flatten: object, tree: object) -> tuple[Any, Any]:
-    """What `one_level_with_keys` says of a node, and who names the children of its class.
+    """Opens a node with `one_level_with_keys`, and finds out who names the children of its class.
 
-    What else was registered with `flatten` cannot be read. So it is seen here what JAX calls: where that is `flatten`,
-    nobody names them and JAX numbers them (False); where it is the method that `register_pytree_with_keys_class` takes,
-    that one. Otherwise JAX has to be asked for each object (True). None: this one tells nothing.
+    JAX does not show a function with keys that was registered beside `flatten`. So a profiler sees which code runs:
+
+    - `flatten`: JAX numbers the children itself (False);
+    - the method that `register_pytree_with_keys_class` takes: that method;
+    - other code: JAX has to be asked for each object (True).
+
+    None if this node does not tell: it has no children, or a profiler of the user's runs.
     """
     entered: list[types.CodeType] = []
 
     def note(frame: types.FrameType, event: str, arg: Any) -> None:  # unmeasured: in an event
-        if event == "call":
+        if event == "call":  # the first call is the one that JAX makes; what it calls does not matter
             sys.setprofile(None)
             entered.append(frame.f_code)
 

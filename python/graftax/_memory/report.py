@@ -65,7 +65,7 @@ class MemoryReport:
         reused_bytes: the part of `result_bytes` that lies in donated arguments.
         temporary_bytes: what else is needed at the peak.
         code_bytes: the program itself, if the backend reports it.
-        host_bytes: what lies in the host's memory by a memory kind of the arrays; not part of the others.
+        host_bytes: arrays whose memory kind is one of the host; not part of the other numbers.
         arguments, results: an `ArrayMemory` for each array.
         analysis: XLA's own numbers, as `jax.stages.Compiled.memory_analysis` returns them.
     """

@@ -42,7 +42,7 @@ class Failure(abc.ABC):
     run_equation: RunEquation = staticmethod(run_equation)
 
     def shows(self, part: Part) -> bool:
-        """Does the part fail? A part that is no program of its own, or not for arrays of its shapes, does not."""
+        """Does the part fail? One that cannot run by itself, or not with arrays of these shapes, does not."""
         try:
             return self.fails(part)
         except Exception:

@@ -51,7 +51,7 @@ def _all_finite(x: Any) -> Any:
     return jnp.isfinite(x).all()
 
 
-_ON_HOST = 1 << 20  # bytes; below it, an array is copied rather than reduced where it is
+_ON_HOST = 1 << 20  # bytes; a smaller array is copied to the host, a larger one reduced on its device
 
 
 def are_finite(x: Any) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a program that ran: some of its equations, with the values of what they take from the others."""
+"""Parts of a program that ran: some of its equations, with the values that they take from the rest of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Some equations of a program, with the values of what they take from the others.
+    """Some equations of a program, with the values that they take from the rest of it.
 
     Attributes:
         steps: the equations, in order.

@@ -191,7 +191,7 @@ class History:
         warnings.warn(message, RecordedCallWarning, caller_level())
 
     def save(self, path: str, until: _core.KeptCall | None = None, event: str = "saved by hand") -> None:
-        """Writes the calls that are kept and over, up to one of them."""
+        """Writes those kept calls that have ended, up to and including `until`."""
         calls = self._complete_calls()
         if until is not None:
             calls = calls[: calls.index(until) + 1] if until in calls else [until]

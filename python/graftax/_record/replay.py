@@ -100,7 +100,7 @@ class Prepared:
         self.jitted, self.plain, self.args, self.kwargs = jitted, plain, args, kwargs
         self.current: Callable[[], tuple[Any, ...]] = tuple  # the roots as they are now
         self.undo = contextlib.ExitStack()  # gives the names that the code reads their own values again
-        self.random_in_call: Random | None = None  # what the call begins with after a trace with states of its own
+        self.random_in_call: Random | None = None  # the states for the call, if its trace has other ones
 
     def trace_as_recorded(self) -> None:
         """Makes the constants of a hit, whose trace drew its random numbers in an earlier call."""

@@ -74,7 +74,7 @@ class Snapshot:
         after, after_names, after_leaves: the result, and the inputs as the call left them.
         raised: the class and a line of what the call raised.
         line: of the script's statement that made the call.
-        draws: the random states that the call or its trace began with, where one of them draws from these.
+        draws: the random states that the call (`call`) or its trace (`trace`) began with, if one of them draws numbers.
     """
 
     target: Target

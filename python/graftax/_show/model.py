@@ -71,7 +71,7 @@ class Picture:
         self.end = self._ends()
         self.first_rows, self.tags = self._shared()
         self._marks = marks(self.graph) if marks is not None else Marks({}, {}, {})
-        self.shown_rows: set[int] | None = None  # what is drawn, where that is not all
+        self.shown_rows: set[int] | None = None  # the rows that are drawn; None for all
         self._children_of: dict[int, list[tuple[str, int]]] = {}
         self._texts: dict[int, str] = {}
 

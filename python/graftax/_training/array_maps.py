@@ -46,6 +46,7 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
         >>> model["first"], model["second"] is model["first"]
         ({'w': Array([0.5, 0.5], dtype=float32), 'name': 'tied'}, True)
     """
+    # The graphs are walked together, so that each array has its partners by the number of its row.
     base = Graph(graph)
     partners: list[dict[int, Any]] = []
     for source in graphs:

@@ -54,6 +54,7 @@ class Labels:
     def _covered(
         self, params: Mapping[str, Any], rule: Any, labelled: tuple[Graph, dict[str, list[int]]] | None
     ) -> set[str]:
+        # Outside of an optimizer there is no model, and the names of the parameters are taken for their key paths.
         if labelled is None:
             if not isinstance(rule, str):
                 raise TypeError(ONLY_PATTERNS.format(rule=rule))

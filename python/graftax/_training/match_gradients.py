@@ -66,7 +66,7 @@ def gradients_in(
 def require_shapes(
     values: Mapping[str, Any], shapes: Mapping[str, Any], noun: str = "gradient of", hint: str = ""
 ) -> None:
-    """Raises StructureError if what is given for a parameter has another shape than it."""
+    """Raises StructureError if the value for a parameter has another shape than the parameter."""
     for name, expected in shapes.items():
         value = values[name]
         if np.shape(value) != expected:

@@ -313,8 +313,8 @@ class Names:
     Args:
         paths: by name; an array that occurs several times has several.
         frozen: the paths of the other floating arrays.
-        wrt: what is trained, as `graftax.optimizer` was told. It decides only what is an error. MISSING if it says
-            nothing of a model of another structure.
+        wrt: the argument of `graftax.optimizer`. It decides only what is an error. MISSING if it says nothing of models
+            of another structure.
         is_apart: they were found in a trace, with one array outside as several parameters.
     """
 

@@ -69,7 +69,7 @@ def _places(paths: Iterable[Path]) -> str:
 
 
 def with_kept_parts(old_state: Any, new_state: Any) -> Any:
-    """A new state, with the arrays of the old one where that has one of the same shape and dtype in the same place."""
+    """The new state, with an array of the old state wherever that has one of the same shape and dtype."""
     if isinstance(new_state, dict) and isinstance(old_state, dict):
         old, new = cast("dict[Any, Any]", old_state), cast("dict[Any, Any]", new_state)
         return {key: with_kept_parts(old[key], value) if key in old else value for key, value in new.items()}
