@@ -147,6 +147,7 @@ class History:
             if values[-1] != cause.now:
                 values.append(cause.now)
             self._streak[key] = self._streak.get(key, 0) + 1
+            # Of several causes any may have been enough, so they count only while one call after another compiles.
             if cause.kind in _SINGLE and (is_only_cause or in_a_row):
                 self._counts[key] += 1
             if max(self._counts[key], self._streak[key] * in_a_row) >= _MAX_COMPILATIONS and key not in self._warned:

@@ -199,7 +199,7 @@ class Shipped:
         return None if program is None else program.stage
 
     def program_of(self, leaves: Sequence[Any], donated: tuple[int, ...] | None) -> tuple[Any, int] | None:
-        """For a `Donor`: (stage, number of its Outcome) for leaves like these, one that donates `donated` if that is given."""
+        """For a `Donor`: (stage, number of its Outcome) for leaves like these. None: it may donate anything."""
         for program in all_fitting(self.programs, leaves):
             if donated is None or (program.donating is not None and program.donating[0] == donated):
                 return program.stage, program.outcome

@@ -51,7 +51,7 @@ def bind_sentinels(
 
     Sharing is compared. An object that code finds by name (one of `named`) is not a placeholder.
     """
-    # Once with any object as a sentinel, to find those of the roots. At the end with these, and with those that have a name.
+    # Once with any object as a sentinel, to find those of the roots; at the end with these, and with the named ones.
     walk = _core.walk(graphdef, roots, any_sentinel=True)
     if walk is None:
         return None

@@ -247,6 +247,7 @@ def _ring(hosts: Sequence[tuple[Any, ...]], stage: Any) -> tuple[Any, ...] | Non
         (the results that are small enough to be kept until then, the best first; for each place: for each leaf an
         array and its address; of each leaf: is it floating, bytes of an element, elements).
     """
+    # Only the CPU reads the host's memory in place, and only if JAX has a name for asking that.
     device_put, in_place = _device_put()[0], getattr(type(_device_put()[1]), "ZERO_COPY", None)
     if not hosts or in_place is None or any(devices[0].platform != "cpu" for *_, devices in hosts):
         return None

@@ -116,6 +116,7 @@ def are_equal_jaxprs(first: Any, second: Any, for_running: bool = False) -> bool
             return equation.params
         return {name: value for name, value in equation.params.items() if name not in _RULES}
 
+    # Variables correspond as they are bound: inputs, constants, and then the outputs of each equation.
     if first.effects or second.effects or not all_pairs(bound, first.invars, second.invars):
         return False
     if not all_pairs(bound, first.constvars, second.constvars) or len(first.eqns) != len(second.eqns):

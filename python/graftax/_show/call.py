@@ -103,6 +103,7 @@ class _Call:
         structure = Structure(self.outcome)
         _, _, written = self.outcome.inputs()
         self.counts[WRITTEN] = len(written)
+        # Behind the result, the Outcome has a root for each object that it writes to, with its children after the call.
         for root, track in zip(structure.roots[1:], written, strict=True):
             node = self.nodes[track]
             children_before = dict(_core.children_with_keys(node))

@@ -101,6 +101,7 @@ def drawing(picture: Picture) -> str:
     right: dict[int, float] = {}
     for box in boxes.values():
         right[box.level] = max(right.get(box.level, 0), box.x + box.width)
+    # An arrow to the next column is a curve. Any other runs around all boxes, in a lane below them.
     parts: list[str] = []
     lanes = 0
     for box in boxes.values():

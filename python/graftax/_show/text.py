@@ -86,6 +86,7 @@ class Lines:
 
     def _siblings(self, number: int) -> list[tuple[str, int, str]]:
         """(label, row, note) of the children that are shown; the row -1 says how many are left out."""
+        # Of a difference only the rows that differ; without a limit all; otherwise what is alike is left out.
         children = self._picture.children(number)
         shown_rows = self._picture.shown_rows
         if shown_rows is not None:

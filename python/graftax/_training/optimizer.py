@@ -415,6 +415,7 @@ def _names_of(graph: Graph, wrt: Any) -> Names:
         selection_text = "this model" if wrt is None else f"what wrt={wrt!r} means"
         arrays = nearest("", (_name(graph.path(number)) for number in array_numbers(graph)))
         raise TypeError(NO_PARAMETERS.format(where=selection_text, arrays=arrays or "no array at all"))
+    # One name for all places of an array, except in a trace, where each place has a tracer.
     is_apart = _warn_of_ties(graph, [graph.number(paths[0]) for paths in paths_of.values()])
     names: dict[str, tuple[Path, ...]] = {}
     for paths in paths_of.values():
@@ -514,6 +515,7 @@ def _updated_state(old_state: Any, new_state: Any) -> Any:
         fits = (is_dict and old_part.keys() == new_part.keys()) or (
             type(new_part) is list and len(old_part) == len(new_part)
         )
+        # A container that is in the state twice is kept for its first place, since the new parts may differ.
         if not fits or id(old_part) in reused:
             return _own_containers(new_part)
         reused.add(id(old_part))

@@ -44,6 +44,7 @@ class Snapshot:
                 leaves_now, graphdef_now = _core.flatten(values[name])
             except Exception:
                 continue
+            # Another structure, or another static value; with an equal structure, leaves are compared by identity.
             if graphdef != graphdef_now:
                 text = differences_text(graphdef, graphdef_now, (name,), limit=_MAX_DIFFERENCES)
                 lines += [re.sub(r": expected (.*), given ", r" was \1, is ", x.strip()) for x in text.splitlines()]

@@ -74,6 +74,7 @@ class Watch:
 
     def _on_stage(self, event: str, seconds: float, **metadata: Any) -> None:
         stage = compile_stage(event, metadata)
+        # A stage during a trace is of a function that the traced one calls, and part of its time.
         if self._is_running and stage is not None and self.thread.running and not self.thread.traces:
             stages = self.thread.running[-1].stages
             stages[stage[0]] = stages.get(stage[0], 0.0) + seconds
@@ -213,6 +214,7 @@ def _walk(value: Any) -> int:
 def _probe(watch: Watch, function: Callable[..., Any], record: Record, jit: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
+        # What a trace changes is changed once, and not by later calls. nnx.jit gives changes of its arguments back.
         read = {**captured(function), **({} if jit == "flax.nnx.jit" else _by_name(function, args, kwargs))}
         snapshot = Snapshot(read)
         watch.thread.traces += 1
