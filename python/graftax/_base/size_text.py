@@ -13,17 +13,17 @@ def count_text(count: int, noun: str) -> str:
 
 def short_number(count: int) -> str:
     """1,234,567 as 1.23 M."""
-    return _scaled(float(count), 1000, "") if count >= 10_000 else f"{count:,}"
+    return _scaled(float(count), "") if count >= 10_000 else f"{count:,}"
 
 
 def short_bytes(count: int) -> str:
     """1,234,567 as 1.23 MB."""
-    return _scaled(float(count), 1000, "B") if count >= 1000 else f"{count} B"
+    return _scaled(float(count), "B") if count >= 1000 else f"{count} B"
 
 
-def _scaled(count: float, factor: int, unit: str) -> str:
+def _scaled(count: float, unit: str) -> str:
     for prefix in _UNITS[:-1]:
         if count < 999.5:
             return f"{count:.3g} {prefix}{unit}"
-        count /= factor
+        count /= 1000
     return f"{count:.3g} {_UNITS[-1]}{unit}"
