@@ -3,6 +3,7 @@
 
 import functools
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -276,6 +277,41 @@ def reads_more(x):
 def counts_more(x):
     TOTAL["n"] += 1  # which is a counter: the finished trace does not fit, and the body runs again
     return x * RATE["k"]
+
+
+class Rates:
+    rate = 1.0
+
+
+rates = types.ModuleType("rates")
+
+
+def sets_class():
+    Rates.rate = 5.0
+
+
+def sets_module():
+    rates.rate = 5.0
+
+
+def sets_by_text():
+    setattr(Rates, "rate", 5.0)  # noqa: B010 - what is tried
+
+
+@pytest.mark.parametrize("change", [sets_class, sets_module, sets_by_text])
+def test_a_cache_is_not_filled_with_what_was_before_a_change(change):
+    Rates.rate = rates.rate = 1.0
+
+    @functools.cache
+    def rated(n):
+        return n * Rates.rate * rates.rate
+
+    @graftax.jit
+    def f(x):
+        change()
+        return x * rated(2)
+
+    assert f(jnp.ones(())) == 10 and rated(2) == 10 and f(jnp.ones(())) == 10
 
 
 @pytest.mark.parametrize("helper", [reads_more, counts_more])

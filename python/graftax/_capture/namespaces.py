@@ -497,8 +497,9 @@ class Views:
             self._note_made()
 
     def _has_changed(self) -> bool:
-        """Has the trace changed an object or a global by now?"""
-        return self._rebuilt.has_changed() or next(self._set_names(), None) is not None
+        """Has the trace changed an object, a global or an attribute of a class by now?"""
+        has_set = any(attribute.current() is not attribute.value for attribute in self._classes.values())
+        return has_set or self._rebuilt.has_changed() or next(self._set_names(), None) is not None
 
     def _set_names(self) -> Iterator[Origin]:
         """The globals whose value in what frames see is not the one with which they began."""

@@ -114,7 +114,7 @@ class ReadSet(CodeReads):
             if (error := self.cached.take_error(function, first)) is not None:
                 return error
             # Its result is to outlive the trace, so it is computed in plain Python. That must not see half of a change.
-            if not self._now.has_changed() and self.cached.fills(function, first):
+            if not self._has_changed() and self.cached.fills(function, first):
                 with self.lock:  # a program on disk depends on its code
                     self._meet(present, code, scope, function, first)
                 return self.signals.give()
@@ -287,6 +287,11 @@ class ReadSet(CodeReads):
             else:
                 self.names.assign(origin)
         return bool(changed) or self._size != size_before
+
+    def _has_changed(self) -> bool:
+        """Has the trace changed anything so far?"""
+        set_names = self._now.set_names(self.attributes.sets, self.names.left)
+        return self._now.has_changed() or next(set_names, None) is not None
 
     def hide_inner(self, code: types.CodeType) -> bool:
         """As `HostCaptures.hide_inner`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from graftax import _core
@@ -88,14 +88,15 @@ class Now(threading.local):
         held = self._held.get(id(origin.holder))
         return held is not None and held[1].get(origin.name, MISSING) is not origin.value()
 
-    def end(self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]) -> list[Origin]:
-        """Puts back what the trace has set, and gives the origins of that.
+    def set_names(
+        self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]
+    ) -> Iterator[tuple[Origin, object]]:
+        """What the trace has set in modules and classes before it was a root, with what was there.
 
         Args:
             sets: does code of the trace set attributes of this name?
             left: the keys of what the trace may leave as it has set it.
         """
-        changed: list[tuple[Origin, object]] = []
         for holder, original in self._held.values():
             current = dict(names_in(holder))
             for name in current.keys() | original.keys():
@@ -104,7 +105,11 @@ class Now(threading.local):
                     continue
                 # Another thread may have set it. If no code of the trace seems to have, only a tracer tells.
                 if sets(name) or holds_tracer(new, self.trace):
-                    changed.append((Origin(holder, name, True), old))
+                    yield Origin(holder, name, True), old
+
+    def end(self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]) -> list[Origin]:
+        """Puts back what the trace has set, and gives the origins of that. The arguments are those of `set_names`."""
+        changed = list(self.set_names(sets, left))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
         self.shown, self.trace, self.take_in, self._held, self._states = None, None, None, {}, {}
         self.has_changed, self.copied = lambda: False, lambda obj: None
