@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`id()` in a traced function is that of the caller's object: state that is kept by it is found, and kept."""
 
+import copy
+
 import jax.numpy as jnp
 import pytest
 
@@ -64,6 +66,37 @@ def test_a_registry_by_id_is_read():
             assert f(layer, x).tolist() == (layer.w * layer.rate()).tolist()
     REGISTRY[id(one)] = 7.0
     assert f(one, x).tolist() == [7, 7] and f(other, x).tolist() == [5, 5]
+
+
+class Linked:
+    def __init__(self, w):
+        self.w, self.other = w, self
+
+    def __deepcopy__(self, memo):
+        memo[id(self)] = twin = Linked(self.w)
+        twin.other = copy.deepcopy(self.other, memo)
+        return twin
+
+
+def pair():
+    one, other = Linked(jnp.ones(2)), Linked(jnp.zeros(2))
+    one.other, other.other = other, one
+    return one
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda one: (one.other, (twin := copy.deepcopy(one)), twin.other.other is twin),
+        lambda one: (one, copy.deepcopy([one], {id(one): one})[0] is one),
+        lambda one: (one, copy.deepcopy(one, memo := {}), memo[id(one)] is not one),
+    ],
+    ids=["method", "kept", "asked"],
+)
+def test_a_copy_finds_by_id_what_the_code_has_put_there(f):
+    for _ in range(2):
+        one, also = pair(), pair()
+        assert graftax.equal(graftax.jit(f)(one), f(also))
 
 
 def test_objects_are_compared_and_counted_by_id():

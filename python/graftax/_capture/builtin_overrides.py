@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import types
@@ -67,7 +68,11 @@ class StoodIn:
     ) -> None:
         """Notes the builtins that code names: `id` and `vars` only in the user's code, the others in any."""
         if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
-            self.of_ids.setdefault(id(scope), scope)
+            for asking in (
+                scope,
+                copy.deepcopy.__globals__,
+            ):  # `deepcopy` and the user's code find each other's objects by id
+                self.of_ids.setdefault(id(asking), asking)
         if users and "vars" in names.loaded and "vars" not in scope:
             self.of_vars.setdefault(id(scope), scope)
         if users and not self._asks_in_c:
