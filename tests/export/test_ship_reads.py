@@ -165,6 +165,28 @@ def test_classes_registered_with_an_abstract_one_are_compared(module, tmp_path):
         assert saved_and_loaded(plain, registered, tmp_path / "x")[:3] == (0, 2, 2)
 
 
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        ("def __bool__(self): return False", "(2 if one else 3)"),
+        ("def __eq__(self, other): return True", "(2 if one == 3 else 3)"),
+        (
+            "def __getattribute__(self, name): return {'k': 5.0}.get(name) or object.__getattribute__(self, name)",
+            "one.k",
+        ),
+    ],
+    ids=["bool", "eq", "getattribute"],
+)
+def test_a_special_method_that_a_class_gets_is_compared(method, call, module, tmp_path):
+    source = HEAD + "class One:\n    k = 2.0\n    {}\none = One()" + CALL + call
+    before, after = (functools.partial(module, source.format(text)) for text in ("", method))
+    assert saved_and_loaded(before, before, tmp_path / "same")[3] == 0
+    with pytest.warns(graftax.RecompileWarning, match="class attribute One.__dict__ is different"):
+        loaded, found, plain, _ = saved_and_loaded(before, after, tmp_path / "other")
+    assert loaded == 0 and found == plain
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [({"a": 1}, {"a": 2}), ((1, [2]), (1, [3])), (1, True), (jnp.ones(2), jnp.zeros(2)), (slice(1), slice(2))],

@@ -238,7 +238,7 @@ class AttributeReads:
         for base in filter(is_users_class, cls.__mro__):
             yield NameRead(base, OF_NAMES, MISSING, False)
             for name in in_class(base, OF_NAMES)[1]:
-                if name == "_abc_impl":  # the interpreter's own notes on an abstract class
+                if name.startswith("__"):  # what the interpreter looks up counts anyway
                     continue
                 value = _core.class_attribute(base, name)
                 is_root = not is_bound_by(value) and not is_constant(value)

@@ -143,11 +143,11 @@ def cells_of(function: object) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in pairs if not is_empty(cell)}
 
 
-# Special names that the interpreter, `abc` or `typing` sets in classes by itself.
+# Names that the interpreter, `abc` or `typing` sets in classes by itself.
 _OF_PYTHON = frozenset(
     ["__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__annotate__"]
     + ["__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__orig_bases__"]
-    + ["__abstractmethods__", "__parameters__", "__type_params__", "__slotnames__", "__signature__", "__hash__"]
+    + ["__abstractmethods__", "__parameters__", "__type_params__", "__slotnames__", "__signature__", "_abc_impl"]
 )
 OF_NAMES = "__dict__"  # as a binding of a class: which names it has
 OF_KEYS = "*"  # as a binding of a dict: which keys it has
@@ -158,7 +158,7 @@ PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a fun
 def in_class(cls: type, name: str) -> tuple[type | None, Any]:
     """(the class in the MRO that has this name, its value there); of `OF_NAMES`, all names of the class itself."""
     if name == OF_NAMES:
-        return None, tuple(sorted(attribute for attribute in _core.class_names(cls) if not attribute.startswith("__")))
+        return None, tuple(sorted(set(_core.class_names(cls)) - _OF_PYTHON))
     # The core reads past the stand-in that a running trace may have put into the class.
     for base in cls.__mro__:
         value = _core.class_attribute(base, name)
@@ -183,7 +183,7 @@ def is_looked_up(cls: type, name: str, value: object) -> bool:
     """
     if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)) and is_constant(value):
         return True
-    is_special = name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON
+    is_special = name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON and name != "__hash__"
     return is_special and is_users_class(cls) and (is_constant(value) or callable(value) or is_bound_by(value))
 
 
