@@ -185,7 +185,7 @@ class NumpyWatch:
         return next((i for i, (_, leaf) in enumerate(self.arguments) if leaf is array), None)
 
     def end(self, values: Sequence[object], names: tuple[str, ...], result: object) -> None:
-        """Raises MutationError for what still holds a changed array, and warns of changed arguments. The trace has ended.
+        """Raises MutationError for what still holds a changed array, and warns of changed arguments, after the trace.
 
         Args:
             values: the rebuilt roots.
