@@ -80,7 +80,7 @@ def flat_function(
                 outcome, outputs = finished.outcome, finished.repeat(leaves)
             else:
                 call = TracedCall(plan, caller, roots, recording, layout, leaves, donated, by_value)
-                outcome, outputs = trace_new(call, computed)
+                outcome, outputs = _trace(call, outcomes, shapes, numbers, computed, grows)
         caller._table.has_warned |= count_warnings() != warnings_before
         number = add_outcome(outcomes, outcome)
         if not shapes:
@@ -92,28 +92,37 @@ def flat_function(
         are_finite = () if check is None else check.result(outcome, outputs)
         return tuple(outputs[:n]), tuple(outputs[n:]), (*encode(number), *are_finite)
 
-    def trace_new(call: TracedCall, computed: tuple[Any, ...] | None) -> tuple[_core.Outcome, list[Any]]:
-        table = call.caller._table
-        # A counter that this trace changes would make the next call trace again. So the trace begins anew with symbols,
-        # unless it runs within another one, or must not run twice.
-        if not (shapes or plan.options.check or running_traces()):
-            call = call._replace(on_outcome=check_of_counters(plan, call.caller, call.recording, outcomes, numbers))
-        if numbers is not None:
-            return numbers.run(
-                table.reads,
-                call.recording,
-                call.leaves,
-                computed,
-                lambda values: trace_call(call._replace(leaves=values, has_symbols=True)),
-            )
-        if grows and not running_traces() and Growth.is_possible(plan, table):
-            growth = Growth(plan, table, call.roots, call.recording, layout, call.leaves, donated, shapes)
-            call = call._replace(growth=growth)
-        return trace_call(call)
-
     flat.__name__ = flat.__qualname__ = plan.name
     flat.__wrapped__ = plan.definition  # type: ignore[attr-defined]  # JAX shows the file and line of this one
     return flat
+
+
+def _trace(
+    call: TracedCall,
+    outcomes: list[_core.Outcome],
+    shapes: bool,
+    numbers: SymbolicNumbers | None,
+    computed: tuple[Any, ...] | None,
+    grows: bool,
+) -> tuple[_core.Outcome, list[Any]]:
+    """Traces a call, with the arguments of its flat function. `computed`: what the host has computed of the numbers."""
+    plan, table = call.plan, call.caller._table
+    # A counter that this trace changes would make the next call trace again. So the trace begins anew with symbols,
+    # unless it runs within another one, or must not run twice.
+    if not (shapes or plan.options.check or running_traces()):
+        call = call._replace(on_outcome=check_of_counters(plan, call.caller, call.recording, outcomes, numbers))
+    if numbers is not None:
+        return numbers.run(
+            table.reads,
+            call.recording,
+            call.leaves,
+            computed,
+            lambda values: trace_call(call._replace(leaves=values, has_symbols=True)),
+        )
+    if grows and not running_traces() and Growth.is_possible(plan, table):
+        growth = Growth(plan, table, call.roots, call.recording, call.layout, call.leaves, call.donated, shapes)
+        call = call._replace(growth=growth)
+    return trace_call(call)
 
 
 def add_outcome(outcomes: list[_core.Outcome], outcome: _core.Outcome) -> int:

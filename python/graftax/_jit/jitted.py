@@ -717,5 +717,5 @@ def _bind_to(jitted: Jitted[P, R], instance: object) -> Jitted[Any, R]:
 def _on_trace(name: str, options: Options, table: FunctionTable, lost: list[str]) -> None:
     table.traces += 1
     if lost and options.warn_lost:
-        note_warning()  # a trace that has warned is not repeated for its counters
+        note_warning()  # the cache on disk takes no program whose trace has warned
         warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

@@ -50,7 +50,7 @@ from graftax._jit.leaf_names import output_path
 from graftax._jit.lost_sharing import warn_of_lost_sharing
 from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.repeated_parts import RepeatedParts
-from graftax._jit.running_trace import enter_trace, leave_trace
+from graftax._jit.running_trace import RunningTrace, enter_trace, leave_trace
 from graftax._jit.trace_effects import refuse_trace_effects
 from graftax._jit.trace_growth import Growth, TraceFinished, keep
 from graftax.interop import have_errors, raises_its_own
@@ -351,8 +351,10 @@ def _see_to_hosts(
     trace: tuple[tuple[Any, ...], list[Any]],
     start: int,
 ) -> None:
-    """Host functions outlive the trace: their captures become the caller's objects again. A warning names those that
-    seem to change what the trace reads."""
+    """Gives host functions, which outlive the trace, the caller's objects as captures again.
+
+    Warns of those that seem to change what the trace reads.
+    """
     roots = set[tuple[int, str | None]]()
     if graph is not None and (graph.cells or graph.scopes):
         written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
@@ -421,12 +423,7 @@ def run_trace(
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
                 outcome, outputs, changed, lost = in_context(tracing.finish, result, *finish_options)
-            # Refuse tracers that would outlive the trace: in the Outcome, in classes, in texts, in caches.
-            path = functools.partial(output_path, running.recording or recording, outcome.inputs()[2])
-            refuse_ended(name, outcome, outputs, path, running.inner)
-            refuse_tracers_in_classes(name, outcome)
-            refuse_text(name, running.recording or recording, outcome, path)
-            refuse_cached(name)
+            _refuse_kept_tracers(name, running.recording or recording, outcome, outputs, running)
             _see_to_hosts(name, graph, running.recording or recording, outcome, (roots, values), equations_before)
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
@@ -437,10 +434,7 @@ def run_trace(
                 leak_error = ended_among(name, values, recording.names)
                 if leak_error is not None:
                     raise leak_error from error
-            # JAX's errors are of these classes. The text of any other one is made by the user's code.
-            if isinstance(error, TypeError | ValueError | IndexError) and is_concretization_error(error):
-                rename_leaves(error, tracing.leaf_names())
-            clarify(error, running.leaves, tracing.leaf_names)
+            _name_leaves(error, tracing, running)
             raise
         finally:
             # Nodes that were handed over as themselves were changed in place: undo that, on success as well.
@@ -465,8 +459,27 @@ def run_trace(
         tracing.close()
 
 
+def _refuse_kept_tracers(
+    name: str, recording: _core.Recording, outcome: _core.Outcome, outputs: list[Any], running: RunningTrace
+) -> None:
+    """Raises if a tracer would outlive the trace: in the Outcome, in a class, in a text, in a cache."""
+    path = functools.partial(output_path, recording, outcome.inputs()[2])
+    refuse_ended(name, outcome, outputs, path, running.inner)
+    refuse_tracers_in_classes(name, outcome)
+    refuse_text(name, recording, outcome, path)
+    refuse_cached(name)
+
+
+def _name_leaves(error: Exception, tracing: _core.Trace, running: RunningTrace) -> None:
+    """Puts key paths into an error about tracers, in place of JAX's names of flat arguments and as notes."""
+    # JAX's errors are of these classes. The text of any other one is made by the user's code.
+    if isinstance(error, TypeError | ValueError | IndexError) and is_concretization_error(error):
+        rename_leaves(error, tracing.leaf_names())
+    clarify(error, running.leaves, tracing.leaf_names)
+
+
 def context_of(recording: _core.Recording) -> Callable[..., Any]:
-    """Calls a function in a context of the trace: there its context variables are set, and the caller's stay."""
+    """`run(function, *args)` in a context of the trace: what it sets in context variables does not reach the caller."""
     if contextvars.ContextVar in recording.named:
         return contextvars.copy_context().run
     return _call
