@@ -55,8 +55,9 @@ class Plan:
         ]
         self.finite_patterns = [argument_pattern(text, name, "nonfinite=") for text in options.finite or ()]
         self.ignoring = IgnoreOption(options.ignore, name)
+        # (names, flags) of the roots, by layout and by the roots that have their default.
         self._layouts: dict[tuple[Layout, frozenset[int]], tuple[tuple[str, ...], list[int]]] = {}
-        self._defaults: frozenset[int] | None = None
+        self._defaults: frozenset[int] | None = None  # fixed for all calls: see `without_objects`
 
     def without_objects(self, roots: tuple[object, ...], layout: Layout) -> Plan:
         """The plan for a program that other functions run too: it does not hold what this one captures.

@@ -138,6 +138,7 @@ def _alias_pairs(recording: _core.Recording) -> Iterator[AliasPair]:
     """All pairs of key paths below one root that lead to one floating array or to one object that holds it."""
     leaves, graphdef = recording.leaves, recording.graphdef
     ids = [id(leaf) for leaf in leaves]
+    # One array at two paths. Below different arguments, it is passed twice by the caller and not shared by an object.
     if len(set(ids)) < len(ids):
         paths = graphdef.leaf_places()
         shared: dict[int, list[int]] = defaultdict(list)
@@ -148,6 +149,7 @@ def _alias_pairs(recording: _core.Recording) -> Iterator[AliasPair]:
             for i, j in itertools.combinations(aliases, 2):
                 if paths[i][0] == paths[j][0]:
                     yield AliasPair((i, j), (paths[i], paths[j]), False)
+    # One object at two paths.
     if graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         for leaf, aliases in _shared_objects(leaves, Structure(graphdef)):
             for pair in itertools.combinations(aliases, 2):

@@ -70,6 +70,7 @@ class CrossHostCheck:
 
         `program()` gives the digest and the text of the program, or None if it runs on this host only.
         """
+        # Within another trace nothing runs yet.
         key = tuple(map(_signature_of, leaves))
         if key not in self._checked and not has_tracer(leaves):
             description = program()

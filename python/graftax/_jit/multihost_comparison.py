@@ -102,6 +102,8 @@ def pack_description(lines: list[Line], program: str) -> bytes:
 class HostComparison:
     """One comparison. All hosts make the same comparisons in the same order, so a counter identifies each.
 
+    Host 0 collects what the others publish, judges, and publishes its verdict, for which they wait.
+
     Args:
         store: the key-value store.
         subject: the name of what is compared, for messages.

@@ -328,6 +328,8 @@ class _StateAfterCall:
 
     @functools.cached_property
     def _roots_and_result(self) -> tuple[tuple[Any, ...], Any]:
+        # The Outcome writes to a copy of the arguments, so the caller's objects stay as they are until the call has
+        # run.
         roots = _core.unflatten_roots(self._graphdef, list(self._leaves))
         walked = _core.walk(self._graphdef, roots)
         assert walked is not None
@@ -342,10 +344,10 @@ class _StateAfterCall:
 
 
 def _copy_function(function: Any) -> Any:
-    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
-    copy.__qualname__ = function.__qualname__  # JAX names it in errors; a new function has that of its code
-    vars(copy).update(vars(function))
-    return copy
+    twin = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
+    twin.__qualname__ = function.__qualname__  # JAX names it in errors; a new function has that of its code
+    vars(twin).update(vars(function))
+    return twin
 
 
 def _output_of_leaf(outcome: _core.Outcome) -> dict[int, int]:
@@ -361,20 +363,20 @@ def _ties_with_one_sharding(
     output_of, groups = _output_of_leaf(outcome), dict[int, list[int]]()
     for leaf, source in outcome.ties:
         groups.setdefault(source, [source]).append(leaf)
+    # The paths of one array fall into sets with compatible requests. Each set stays one array, under its first path.
     ties: list[tuple[int, int]] = []
     for group in groups.values():
-        leaders: list[int] = []
+        first_leaves: list[int] = []
         for leaf in group:
             sharding, ndim = requested[output_of[leaf]], arrays[output_of[leaf]].ndim
-            lead = next(
-                (candidate for candidate in leaders if _compatible(requested[output_of[candidate]], sharding, ndim)),
-                None,
-            )
-            if lead is None:
-                leaders.append(leaf)
+            fitting = (first for first in first_leaves if _compatible(requested[output_of[first]], sharding, ndim))
+            first = next(fitting, None)
+            if first is None:
+                first_leaves.append(leaf)
                 continue
-            ties.append((leaf, lead))
-            requested[output_of[lead]] = sharding if requested[output_of[lead]] is None else requested[output_of[lead]]
+            ties.append((leaf, first))
+            if requested[output_of[first]] is None:
+                requested[output_of[first]] = sharding
     return sorted(ties)
 
 
@@ -396,7 +398,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def may_use_mesh(recording: _core.Recording) -> bool:
     """Can a leaf be on a mesh, now or in a later call with this entry?"""
-    if jax.device_count() > 1:
+    if jax.device_count() > 1:  # an array of a later call may be on several
         return True
     kinds = recording.kinds_of_shardings()
     return NamedSharding in (kinds_of_shardings(recording.leaves) if kinds is None else kinds)
@@ -413,8 +415,9 @@ def _if_on_auto_mesh(sharding: object) -> Any:
         return None
     if not isinstance(sharding.mesh, Mesh):
         return None
-    usual = is_in_default_memory(sharding)
-    return sharding if usual and AxisType.Explicit not in sharding.mesh.axis_types else None
+    # With explicit axes the sharding is part of an array's type, so JAX gives results theirs.
+    has_explicit_axes = AxisType.Explicit in sharding.mesh.axis_types
+    return sharding if is_in_default_memory(sharding) and not has_explicit_axes else None
 
 
 def _replicate_scalar(leaf: Any, mesh: Mesh) -> Any:
