@@ -106,8 +106,8 @@ void keep_places(Numbers& places, const Numbers& now, int32_t more) {
 template <typename NumbersNow>
 Numbers places_for(PyObject* array, PyObject* another, PyObject* alias, NumbersNow numbers_now) {
   Numbers out = numbers_now();
-  OwnedList made;
-  auto make = [&](PyObject* of) { made.push_stolen(own(PyObject_CallOneArg(alias, of))); };
+  OwnedList aliases;
+  auto make = [&](PyObject* shared) { aliases.push_stolen(own(PyObject_CallOneArg(alias, shared))); };
   make(another);  // what arrays of other buffers share with this one, such as its type, does not count
   keep_places(out, numbers_now(), 0);
   // One more for each array that shares the buffer, and as before once they are gone.
@@ -115,7 +115,7 @@ Numbers places_for(PyObject* array, PyObject* another, PyObject* alias, NumbersN
     make(array);
     keep_places(out, numbers_now(), more);
   }
-  made.clear();
+  aliases.clear();
   keep_places(out, numbers_now(), 0);
   return out;
 }
@@ -175,8 +175,8 @@ std::vector<BufferUsers::MeshPlaces> BufferUsers::places_on_mesh(PyTypeObject* t
                      users};
         bool is_spaced = std::get<1>(second) > std::get<1>(first);
         for (size_t i = 1; i < of_shards.size() && is_spaced; ++i) {
-          auto found = of_shards[i].find({p.buffers, p.first + i * p.stride, p.count});
-          is_spaced = found != of_shards[i].end() && found->second == users;
+          auto place_of_shard = of_shards[i].find({p.buffers, p.first + i * p.stride, p.count});
+          is_spaced = place_of_shard != of_shards[i].end() && place_of_shard->second == users;
         }
         if (is_spaced && std::find(out.begin(), out.end(), p) == out.end()) out.push_back(p);
       }

@@ -136,16 +136,16 @@ OwnedList Entry::vectors(PyObject* host_values) const {
 }
 
 Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values, const Shared<SettingsNow>& now,
-                                  Shared<Direct>& seen, std::vector<LeafLook>* looks) {
+                                  Shared<Direct>& to_remember, std::vector<LeafLook>* looks) {
   Shared<Direct> out;
   if (pause > 0 && --pause > 0) return nullptr;
   try {
     if (!now->direct || !gate_is_open()) return nullptr;
     TraceContext trace_context = trace_context_now(now);
     out = fitting_direct(*this, leaves, host_values, trace_context);
-    if (!out && !refused) seen = Direct::look(leaves, std::move(trace_context), looks);
-    if (seen) seen->after_looks = remembered;  // see `remember`
-  } catch (nb::python_error& e) {              // something of JAX is not as it was when it was probed
+    if (!out && !refused) to_remember = Direct::look(leaves, std::move(trace_context), looks);
+    if (to_remember) to_remember->after_looks = remembered;  // see `remember`
+  } catch (nb::python_error& e) {                            // something of JAX is not as it was when it was probed
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
     refused = true;
   }
@@ -153,7 +153,7 @@ Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values
   if (miss_balance > most_misses) {
     miss_balance = 0;
     pause = pause_calls;
-    seen = nullptr;
+    to_remember = nullptr;
   }
   if (refused || pause > 0) forget_directs(*this);
   if (out && !out->ready()) out = nullptr;

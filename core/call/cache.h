@@ -72,10 +72,10 @@ struct Entry {
   OwnedList vectors(PyObject* host_values) const;
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const;
-  // The direct call that fits, ready to run; null where jax.jit has to run, and then `seen` is what to remember once that has run.
+  // The direct call that fits, ready to run. Null where jax.jit has to run: `remember` takes `to_remember` after that.
   // `looks` are those of the leaves, where they are known.
   Shared<Direct> find_direct(const OwnedList& leaves, PyObject* host_values, const Shared<SettingsNow>& now,
-                             Shared<Direct>& seen, std::vector<LeafLook>* looks);
+                             Shared<Direct>& to_remember, std::vector<LeafLook>* looks);
   void remember(Shared<Direct> direct);
   // Reads the Outcomes of new traces: which sets do they change?
   void note_traces();

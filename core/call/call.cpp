@@ -283,18 +283,19 @@ Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, co
     for (size_t i = 0; i < vectors.size(); ++i) with_host.push(vectors[i]);
   }
   const OwnedList& leaves = entry.host ? with_host : walk.has_numpy ? copies : walk.leaves;
-  Owned one = entry.tupled ? tuple_of(leaves) : Owned();
-  return Owned::steal(one ? PyObject_CallOneArg(compiled, one.get())
-                          : PyObject_Vectorcall(compiled, leaves.data(), leaves.size(), nullptr));
+  Owned leaves_as_one = entry.tupled ? tuple_of(leaves) : Owned();
+  return Owned::steal(leaves_as_one ? PyObject_CallOneArg(compiled, leaves_as_one.get())
+                                    : PyObject_Vectorcall(compiled, leaves.data(), leaves.size(), nullptr));
 }
 
 // With `donate="auto"`: lets the Direct of this call choose a program, which may be compiled here. A first call is traced
 // here, so that one program is compiled and not two. False with the error set.
 bool choose_program(const Entry& entry, const OwnedList& leaves, PyObject* host, const CallReferences& references,
-                    Shared<Direct>& direct, const Shared<Direct>& seen) {
+                    Shared<Direct>& direct, const Shared<Direct>& to_remember) {
   try {
     if (direct) direct->prepare_donation(entry, leaves, host, references);
-    else if (seen && !host && Shared<Direct>(seen)->prepare_donation(entry, leaves, host, references)) direct = seen;
+    else if (to_remember && !host && Shared<Direct>(to_remember)->prepare_donation(entry, leaves, host, references))
+      direct = to_remember;
     return true;
   } catch (nb::python_error& e) {
     e.restore();
@@ -350,7 +351,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
                               recording, host, is_counted);
   Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
-  Shared<Direct> direct, seen;
+  Shared<Direct> direct, to_remember;
   Owned flat_result;
   std::optional<HostLock> lock;
   bool failed = false, donated = false;
@@ -362,7 +363,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
     const OwnedList& leaves = host ? numberless : walk.leaves;
     // Is there an executable for such leaves? What the host has computed has to be what its Outcome takes.
     if (!entry.refused && direct_takes(leaves.size() + (host ? 2 : 0)))
-      direct = entry.find_direct(leaves, host.get(), now, seen,
+      direct = entry.find_direct(leaves, host.get(), now, to_remember,
                                  recording && !host ? &nb::inst_ptr<Recording>(recording.get())->looks : nullptr);
     if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
     // graftax.record notes what the call is given before anything is donated.
@@ -376,7 +377,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
         references.arguments = args;
         references.argument_count = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
       }
-      failed = !choose_program(entry, leaves, host.get(), references, direct, seen);
+      failed = !choose_program(entry, leaves, host.get(), references, direct, to_remember);
     }
     if (direct && !failed) {
       flat_result =
@@ -424,7 +425,7 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
   if (flat_result && entry.waits)
     flat_result = Owned::steal(PyObject_CallOneArg(hooks::block_until_ready.get(), flat_result.get()));
   if (!flat_result) raise_explained(self, roots, traced ? held.get() : Py_None);
-  if (seen) entry.remember(std::move(seen));
+  if (to_remember) entry.remember(std::move(to_remember));
   // The result, and what changes in the caller's objects.
   Owned result;
   try {

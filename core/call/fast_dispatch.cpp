@@ -190,10 +190,11 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
   if (Py_TYPE(array.get()) != runtime.array_type) return false;
   // The fields of the array say at once that it has these very objects; otherwise its getters are asked, and objects
   // that are equal will do.
-  bool seen = array_parts.are(array.get(), look->aval.get(), guard.sharding.get(), look->committed.get() == Py_True);
-  if (seen && !look->asks_layout && !look->impl) return true;
-  Owned aval = seen ? look->aval : read(jax.aval, array.get());
-  Owned sharding = seen ? guard.sharding : read(jax.sharding, array.get()), layout;
+  bool has_same_fields =
+      array_parts.are(array.get(), look->aval.get(), guard.sharding.get(), look->committed.get() == Py_True);
+  if (has_same_fields && !look->asks_layout && !look->impl) return true;
+  Owned aval = has_same_fields ? look->aval : read(jax.aval, array.get());
+  Owned sharding = has_same_fields ? guard.sharding : read(jax.sharding, array.get()), layout;
   bool same_aval = aval.get() == look->aval.get();
   if (!same_aval && !same(aval.get(), look->aval.get())) return false;
   if (sharding.get() != guard.sharding.get()) {
@@ -201,7 +202,7 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
     if (!same(sharding.get(), before.get())) return false;
     guard.sharding = std::move(sharding);  // the next one is likely to have the same
   }
-  if (!seen && read(jax.committed, array.get()).get() != look->committed.get()) return false;
+  if (!has_same_fields && read(jax.committed, array.get()).get() != look->committed.get()) return false;
   if (look->asks_layout) {
     layout = read(jax.layout, array.get());
     if (!same(layout.get(), look->layout.get())) return false;

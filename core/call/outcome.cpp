@@ -67,13 +67,13 @@ void tie(const Outcome& outcome, PyObject* const* in_leaves, std::vector<PyObjec
     }
     // Inside of a trace the inputs are tracers: which arrays are one is known in the call of that trace.
     if (Py_TYPE(out_leaves[group[0].first]) == runtime.array_type) continue;
-    nb::list made;
+    nb::list outputs;
     for (const auto& [leaf, inputs] : group) {
       nb::list operands;
       for (uint32_t input : inputs) operands.append(nb::borrow(in_leaves[input]));
-      made.append(nb::make_tuple(nb::tuple(operands), nb::borrow(out_leaves[leaf])));
+      outputs.append(nb::make_tuple(nb::tuple(operands), nb::borrow(out_leaves[leaf])));
     }
-    hooks::record_alias_sources(made.ptr());
+    hooks::record_alias_sources(outputs.ptr());
   }
 }
 
@@ -82,12 +82,12 @@ void read_again(const Outcome& outcome, Builder& builder) {
   const Program& p = outcome.program;
   // From below: an outer instance reads the inner ones, which have to be right by then.
   for (auto pc = outcome.readers.rbegin(); pc != outcome.readers.rend(); ++pc) {
-    Owned made = Owned::borrow(builder.built()[*pc]);
-    if (!made || Py_TYPE(made.get()) != p.code[*pc].node->type) continue;
-    Owned again = builder.made_again(*pc);
-    if (Py_TYPE(again.get()) != p.code[*pc].node->type || again.get() == made.get()) continue;
+    Owned instance = Owned::borrow(builder.built()[*pc]);
+    if (!instance || Py_TYPE(instance.get()) != p.code[*pc].node->type) continue;
+    Owned fresh = builder.made_again(*pc);
+    if (Py_TYPE(fresh.get()) != p.code[*pc].node->type || fresh.get() == instance.get()) continue;
     Commit commit;
-    commit.move_fields(again.get(), made.get(), *p.code[*pc].node->kind);
+    commit.move_fields(fresh.get(), instance.get(), *p.code[*pc].node->kind);
     commit.run();
   }
 }
@@ -125,7 +125,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
             uint32_t seen_only) {
   const Program& p = outcome.program;
   // First the output leaves that are one object: ties, arrays of equal inputs, new Refs.
-  OwnedList made;
+  OwnedList new_refs;
   std::vector<PyObject*> shared;
   if (!outcome.refs.empty() || !outcome.ties.empty() || !outcome.alike.empty()) {
     shared.assign(out_leaves, out_leaves + p.leaves);
@@ -133,8 +133,8 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     tie(outcome, in_leaves, shared);
     for (auto [leaf, first] : outcome.refs) {
       // A Ref that the function made is made again for each call, once for all its places.
-      if (leaf == first) made.push_stolen(hooks::new_ref(out_leaves[leaf]));
-      shared[leaf] = leaf == first ? made.back() : shared[first];
+      if (leaf == first) new_refs.push_stolen(hooks::new_ref(out_leaves[leaf]));
+      shared[leaf] = leaf == first ? new_refs.back() : shared[first];
     }
     out_leaves = shared.data();
   }

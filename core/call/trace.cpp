@@ -206,10 +206,10 @@ bool Trace::has_changed() {
 }
 
 nb::object Trace::as_begun(nb::handle f) {
-  std::vector<std::unique_ptr<Commit>> done;
+  std::vector<std::unique_ptr<Commit>> commits;
   auto take_back = [&] {
     // In reverse, as a later commit found what an earlier one had written.
-    for (; !done.empty(); done.pop_back()) done.back()->take_back();
+    for (; !commits.empty(); commits.pop_back()) commits.back()->take_back();
   };
   bool can_set_aside = true;
   try {
@@ -221,7 +221,7 @@ nb::object Trace::as_begun(nb::handle f) {
       auto commit = std::make_unique<Commit>();
       restore_node(pc, *commit);
       commit->run();
-      done.push_back(std::move(commit));
+      commits.push_back(std::move(commit));
     });
     nb::object out = can_set_aside ? nb::steal(check(PyObject_CallNoArgs(f.ptr()))) : nb::none();
     take_back();
@@ -416,25 +416,25 @@ bool Trace::verify(nb::tuple roots) {
   for (nb::handle h : roots) values.push_back(h.ptr());
   if (!replay(p, values.data(), values.size(), walk)) return false;
   // What a registered flatten returns may be new objects each time: below it, values are compared.
-  std::vector<uint32_t> made;  // leaves that are other objects now
-  uint32_t made_until = 0, code = static_cast<uint32_t>(p.code.size());
+  std::vector<uint32_t> recomputed;  // leaves that are other objects now
+  uint32_t recomputed_until = 0, code = static_cast<uint32_t>(p.code.size());
   for (uint32_t pc = 0; pc < code; ++pc) {
     const Instr& n = p.code[pc];
-    bool below = pc < made_until;
+    bool below = pc < recomputed_until;
     if (n.op == Op::leaf && !(n.flags & ALIAS) && walk.leaves[n.arg] != recording_->leaves[n.arg] &&
         !std::binary_search(recording_->assumed.begin(), recording_->assumed.end(), n.arg)) {
       if (!below) return false;
-      made.push_back(n.arg);
+      recomputed.push_back(n.arg);
     }
     if (n.op != Op::node) continue;
     PyObject* now = n.node->track == NONE ? nullptr : walk.nodes[n.node->track];
     if (!below && now && now != recording_->live[pc] && !n.node->kind->node->is_ignored) return false;
-    if (n.node->kind->node->is_registered) made_until = std::max(made_until, n.node->next);
+    if (n.node->kind->node->is_registered) recomputed_until = std::max(recomputed_until, n.node->next);
   }
-  if (made.empty()) return true;
+  if (recomputed.empty()) return true;
   // One that is the same object the next time is kept somewhere, where another stood when the trace began.
   if (!replay(p, values.data(), values.size(), second)) return false;
-  return std::all_of(made.begin(), made.end(), [&](uint32_t i) {
+  return std::all_of(recomputed.begin(), recomputed.end(), [&](uint32_t i) {
     return second.leaves[i] != walk.leaves[i] &&
            hooks::equal_leaves(recording_->leaves[i], walk.leaves[i]).get() == Py_True;
   });

@@ -300,10 +300,10 @@ bool holds_the_same(PyObject* before, PyObject* now) {
   return true;
 }
 
-bool flattens_alike(const Cursor& one, const Cursor& other) {
-  if (one.items() != other.items() || !equal(one.extra(), other.extra())) return false;
-  PyObject **items = PySequence_Fast_ITEMS(one.materialised()), **others = PySequence_Fast_ITEMS(other.materialised());
-  return std::equal(items, items + one.items(), others);
+bool flattens_alike(const Cursor& a, const Cursor& b) {
+  if (a.items() != b.items() || !equal(a.extra(), b.extra())) return false;
+  PyObject **items = PySequence_Fast_ITEMS(a.materialised()), **others = PySequence_Fast_ITEMS(b.materialised());
+  return std::equal(items, items + a.items(), others);
 }
 
 }  // namespace
@@ -484,9 +484,10 @@ nb::dict Trace::left_out_of(uint32_t track) {
   // Most nodes have one such attribute, and it shows: what they were made of tells without their class.
   const bool shows = changed.size() == 1 && flattens_otherwise(pc, Cursor(obj, kind, &opened_));
   for (size_t i = 0; i < changed.size() && !shows; ++i) {
-    Owned one = own(PyDict_New());
-    check(PyDict_SetItem(one.get(), changed[i], Py_None));
-    if (flattens_alike(Cursor(obj, kind, &opened_), opened_with(pc, one.get()))) out[nb::handle(changed[i])] = false;
+    Owned name_alone = own(PyDict_New());
+    check(PyDict_SetItem(name_alone.get(), changed[i], Py_None));
+    if (flattens_alike(Cursor(obj, kind, &opened_), opened_with(pc, name_alone.get())))
+      out[nb::handle(changed[i])] = false;
   }
   name = attribute_with_changed_contents(track);
   if (name && !flattens_otherwise(pc, is_as_before ? Cursor(obj, kind, &opened_) : opened_with(pc, before)))

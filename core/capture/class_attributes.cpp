@@ -58,22 +58,22 @@ PyGetSetDef dict_with_shown;                // the same, while traces show somet
 
 // The names of a class with what this thread finds there; null where no trace shows anything in the class.
 Owned seen_dict(PyObject* cls) {
-  Owned seen, id = own(PyLong_FromVoidPtr(cls));
+  Owned names, id = own(PyLong_FromVoidPtr(cls));
   PyObject *key, *value;
   for (Py_ssize_t at = 0; PyDict_Next(shown, &at, &key, &value);) {
     PyObject* name = PyTuple_GET_ITEM(key, 1);
     if (!equal(PyTuple_GET_ITEM(key, 0), id.get()) || in_class(cls, name) != value) continue;
-    if (!seen) seen = own(PyDict_Copy(scope_of(cls).get()));
+    if (!names) names = own(PyDict_Copy(scope_of(cls).get()));
     Owned attribute_seen = is_of_this_thread(value) ? own(attribute(value, "value")) : original_of(value);
-    check(PyDict_SetItem(seen.get(), name, attribute_seen.get()));
+    check(PyDict_SetItem(names.get(), name, attribute_seen.get()));
   }
-  return seen;
+  return names;
 }
 
 PyObject* get_dict(PyObject* cls, void* closure) {
   try {
-    Owned seen = seen_dict(cls);
-    return seen ? PyDictProxy_New(seen.get()) : dict_of_type->get(cls, closure);
+    Owned names = seen_dict(cls);
+    return names ? PyDictProxy_New(names.get()) : dict_of_type->get(cls, closure);
   } catch (nb::python_error& e) {
     e.restore();
     return nullptr;

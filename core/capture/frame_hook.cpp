@@ -226,9 +226,9 @@ bool may_be_answered(Session& session, PyObject* code) {
 
 // Runs a frame that begins, unless its call is answered. Then the frame is given an exception at once, with which the
 // interpreter itself puts it away, and the answer takes the place of that.
-PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool asked) {
+PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool answerable) {
   auto* frame = reinterpret_cast<Frame*>(raw);
-  if (!asked || !session.answer || !frame->function()) return evaluate(state, raw, 0);
+  if (!answerable || !session.answer || !frame->function()) return evaluate(state, raw, 0);
   if (session.unanswered_code == frame->code()) {
     session.unanswered_code = nullptr;
     return evaluate(state, raw, 0);
@@ -259,16 +259,16 @@ PyObject* run_or_answer(Session& session, PyThreadState* state, struct _PyInterp
   return Py_NewRef(PyTuple_GET_ITEM(answer.get(), 0));
 }
 
-PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool asked) {
+PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw, bool answerable) {
   auto* frame = reinterpret_cast<Frame*>(raw);
   PyObject* self = frame->variable(0);
-  if (!self || self == session.method_self) return run_or_answer(session, state, raw, asked);
+  if (!self || self == session.method_self) return run_or_answer(session, state, raw, answerable);
   // What runs in the place of a call that was asked about has the scope of that call already.
   bool is_named = session.unanswered_code == frame->code();
   Owned scope = is_named ? Owned() : scope_of(session, state, self);
   if (!scope && PyErr_Occurred()) return evaluate(state, raw, 1);
   PyObject* around = scope || is_named ? std::exchange(session.method_self, self) : session.method_self;
-  Owned result = Owned::steal(run_or_answer(session, state, raw, asked));
+  Owned result = Owned::steal(run_or_answer(session, state, raw, answerable));
   session.method_self = around;
   if (!scope) return result.release();
   Busy busy(session.busy);
@@ -311,14 +311,14 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
   }
   if (met->replaced && frame->function()) replace_function(*session, *frame, !thrown);
   PyObject *own_globals = frame->globals(), *shadow = met->shadow;
-  bool method = met->method && !thrown, asked = met->answerable && !thrown;
+  bool method = met->method && !thrown, answerable = met->answerable && !thrown;
   if (session->noted && !thrown && !unobserved_code().count(frame->code())) session->note(frame->code());
   // Globals without a rebuilt value. Below JAX's own frames that run nobody else's code the hook is off.
   if (shadow == own_globals) {
     int inside = met->inner && !thrown && is_only_thread(state) ? stays_inside(*session, *frame) : 0;
     if (inside < 0) return evaluate(state, raw, 1);
-    if (inside == 0 && method) return run_method(*session, state, raw, asked);
-    if (inside == 0) return asked ? run_or_answer(*session, state, raw, asked) : evaluate(state, raw, thrown);
+    if (inside == 0 && method) return run_method(*session, state, raw, answerable);
+    if (inside == 0) return answerable ? run_or_answer(*session, state, raw, answerable) : evaluate(state, raw, thrown);
     Busy made_by_jax(session->inside_jax);
     Unhooked off;
     return evaluate(state, raw, thrown);
@@ -327,9 +327,9 @@ PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterprete
   // The frame sees the rebuilt globals. It is borrowed memory: nothing of it is read after it has run, unless it stays.
   Owned hold = Owned::borrow(frame->code());
   frame->set_globals(shadow);
-  PyObject* result = method  ? run_method(*session, state, raw, asked)
-                     : asked ? run_or_answer(*session, state, raw, asked)
-                             : evaluate(state, raw, thrown);
+  PyObject* result = method       ? run_method(*session, state, raw, answerable)
+                     : answerable ? run_or_answer(*session, state, raw, answerable)
+                                  : evaluate(state, raw, thrown);
   if (stays) frame->set_globals(own_globals);
   return result;
 }

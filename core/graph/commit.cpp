@@ -177,17 +177,17 @@ void Commit::insert_keys() {
 }
 
 void Commit::run() {
-  size_t done = 0;
+  size_t steps_done = 0;
   try {
     // First what may fail, and can be taken back: steps, contents of unknown layout (as steps of their own), new keys.
-    for (; done < steps_.size(); ++done) steps_[done].go();
+    for (; steps_done < steps_.size(); ++steps_done) steps_[steps_done].go();
     // All are asked before the first is written: one that refuses, such as an exported buffer, ends the commit.
     for (Exchange& e : exchanges_) e.by_api = !e.kind->can_exchange(e.node.get());
     for (Exchange& e : exchanges_) {
       if (!e.by_api) continue;
       step([] {}, [node = e.node, before = e.kind->copy_items(e.node.get()),
                    kind = e.kind] { kind->replace_items(node.get(), before.get()); });
-      ++done;
+      ++steps_done;
       e.kind->replace_items(e.node.get(), e.fresh.get());
     }
     for (const Item& i : items_)
@@ -195,7 +195,7 @@ void Commit::run() {
         raise_graftax("ConcurrentChangeError", "a list became shorter while its items were written");
     insert_keys();
   } catch (...) {
-    while (done-- > 0) steps_[done].back();
+    while (steps_done-- > 0) steps_[steps_done].back();
     throw;
   }
   // From here on nothing can fail.

@@ -30,7 +30,7 @@ enum class How : uint8_t {
   tuple,     // only for dict keys and set elements: element by element
   reduce,    // by the plain value that the registry's function makes of it
   equal,     // by the type's own == (called here, guarded)
-  contents,  // only for dict keys and set elements: an object by what it is made of, and by pointer unless it defines ==
+  contents,  // only for dict keys and set elements: by what it is made of (and by pointer, unless it defines ==)
   copied,    // Outcome only: a NumPy array, copied for each call
   function,  // a function without its children: its code, globals and names
   input,     // Outcome only: a key that is one of the caller's nodes (`first` is its tracked index)

@@ -16,8 +16,8 @@ constexpr size_t max_below_object = 100000;  // nodes below one object of an unr
 
 }  // namespace
 
-// By instruction: is there an array below this node? Upwards from the leaves, and through references. A context value counts
-// as an array: inside the trace the caller's would be wrong. So does what is ignored.
+// By instruction: is there an array below this node? Upwards from the leaves, and through references. A context value
+// counts as an array: inside the trace the caller's would be wrong. So does what is ignored.
 std::vector<bool> Recorder::find_arrays_below() const {
   const Program& p = out_.program;
   auto n = static_cast<uint32_t>(p.code.size());

@@ -205,13 +205,13 @@ Owned set_of_table(const Program& p, const Instr& n, const SetTable& table) {
     elements.push_stolen(static_object(p.statics[p.keys[n.node->keys + i]]));
     if (!elements.back()) return {};
   }
-  Owned made = table.make(elements.data()), distinct = own(PySet_New(list_of(elements.data(), n.arg).get()));
+  Owned set = table.make(elements.data()), distinct = own(PySet_New(list_of(elements.data(), n.arg).get()));
   // Elements that are equal, or that are not found where the table has them, would make a set that Python never makes.
-  if (!made || PySet_GET_SIZE(distinct.get()) != static_cast<Py_ssize_t>(n.arg)) return {};
+  if (!set || PySet_GET_SIZE(distinct.get()) != static_cast<Py_ssize_t>(n.arg)) return {};
   for (uint32_t i = 0; i < n.arg; ++i)
-    if (!PySet_Contains(made.get(), elements[i])) return {};
+    if (!PySet_Contains(set.get(), elements[i])) return {};
   if (PyErr_Occurred()) raise_python();
-  return made;
+  return set;
 }
 
 void read_tables(Program& p, nb::handle state) {
@@ -228,14 +228,14 @@ void read_tables(Program& p, nb::handle state) {
     if (pc >= p.code.size() || p.code[pc].op != Op::node || p.code[pc].node->kind->node->keys != Keys::elements ||
         (!p.set_tables.empty() && p.set_tables.back().first >= pc) || !may_be_of(p.code[pc], table))
       malformed_state("a set's table");
-    Owned made;  // a set without a table is rebuilt by adding: right, though its order may be another
+    Owned set;  // a set without a table is rebuilt by adding: right, though its order may be another
     try {
-      made = set_of_table(p, p.code[pc], table);
+      set = set_of_table(p, p.code[pc], table);
     } catch (nb::python_error& e) {
       if (!e.matches(PyExc_Exception)) throw;
     }
-    if (!made) continue;
-    SetTable& read = p.set_tables.emplace_back(pc, SetTable::of(made.get())).second;
+    if (!set) continue;
+    SetTable& read = p.set_tables.emplace_back(pc, SetTable::of(set.get())).second;
     read.is_frozen = p.code[pc].node->kind->solid == &PyFrozenSet_Type;
     read.is_changed = table.is_changed;
   }

@@ -246,8 +246,8 @@ void Recorder::visit(PyObject* obj, Below below) {
   open(obj, kind, below, true);
 }
 
-// Was it met before? Then an input, a reference or an equal value is written, and nothing is opened. An immutable node with
-// arrays has no identity, and is recorded once more (`repeated`).
+// Was it met before? Then an input, a reference or an equal value is written, and nothing is opened. An immutable node
+// with arrays has no identity, and is recorded once more (`repeated`).
 bool Recorder::refer_to_known(PyObject* obj, bool& repeated) {
   Program& p = out_.program;
   if (options_.inputs) {
@@ -428,7 +428,7 @@ void Recorder::close() {
   if (!stack_.empty() && !frame.closed) stack_.back().closed = false;
 }
 
-// Is this closed node a tuple of values that can never change? It is kept as a whole: the same tuple costs one comparison
+// Is this closed node a tuple of values that can never change? It is kept as a whole: the same one costs a comparison
 // of pointers.
 bool Recorder::is_constant(uint32_t pc) const {
   const Program& p = out_.program;
@@ -479,7 +479,7 @@ bool Recorder::is_same_value(uint32_t pc, uint32_t other) const {
   return true;
 }
 
-// The instructions and live objects of the node at `pc`, the last one, go, and those of an equal value met first stand for
+// The instructions and live objects of the node at `pc`, the last one, go: those of an equal value met first stand for
 // both. Its statics stay in the pool, unused.
 void Recorder::refer_to_value(uint32_t pc, uint32_t other) {
   Program& p = out_.program;

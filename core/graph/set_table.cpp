@@ -56,16 +56,16 @@ SetTable SetTable::of(PyObject* set) {
 }
 
 bool SetTable::is_of(PyObject* set) const {
-  const PySetObject* of = as_set(set);
-  if (of->mask != mask || of->finger != finger || of->used != static_cast<Py_ssize_t>(slots.size()) ||
-      of->fill != of->used + static_cast<Py_ssize_t>(removed.size()))
+  const PySetObject* live = as_set(set);
+  if (live->mask != mask || live->finger != finger || live->used != static_cast<Py_ssize_t>(slots.size()) ||
+      live->fill != live->used + static_cast<Py_ssize_t>(removed.size()))
     return false;
   PyObject* mark = mark_of_removed();
   for (size_t i = 0; i < slots.size(); ++i) {
-    const setentry& entry = of->table[slots[i]];
+    const setentry& entry = live->table[slots[i]];
     if (entry.hash != hashes[i] || !entry.key || entry.key == mark) return false;
   }
-  return std::all_of(removed.begin(), removed.end(), [&](uint32_t slot) { return of->table[slot].key == mark; });
+  return std::all_of(removed.begin(), removed.end(), [&](uint32_t slot) { return live->table[slot].key == mark; });
 }
 
 Owned SetTable::make(PyObject* const* elements) const {

@@ -17,23 +17,23 @@ class TypeTable {
   // Null when nothing is known yet. Runs no Python code; two loads on a hit.
   static const T* find(PyTypeObject* type) {
     Front& f = front_[slot(type)];
-    if (f.type == type) return f.known;
+    if (f.type == type) return f.value;
     auto it = records().find(type);
     if (it == records().end()) return nullptr;
-    f = {type, it->second.known.get()};
-    return f.known;
+    f = {type, it->second.value.get()};
+    return f.value;
   }
 
   // Keeps what was found out, unless code that ran meanwhile was faster.
-  static const T& remember(PyTypeObject* type, std::shared_ptr<T> known) {
+  static const T& remember(PyTypeObject* type, std::shared_ptr<T> value) {
     // First, as making a weak reference may run the collector, and so code that asks about this type.
     Owned watcher = watch(type);
     if (const T* before = find(type)) return *before;
     Record& record = records()[type];
-    record.known = std::move(known);
+    record.value = std::move(value);
     if (!record.watcher) record.watcher = std::move(watcher);
-    front_[slot(type)] = {type, record.known.get()};
-    return *record.known;
+    front_[slot(type)] = {type, record.value.get()};
+    return *record.value;
   }
 
   static void forget(PyTypeObject* type) {
@@ -43,7 +43,7 @@ class TypeTable {
     // Out of the table before it is released: releasing a record may run code that looks types up.
     Record gone = std::move(it->second);
     records().erase(it);
-    if (holds_) retired().push_back(std::move(gone.known));
+    if (holds_) retired().push_back(std::move(gone.value));
   }
 
   static void forget_all() {
@@ -51,7 +51,7 @@ class TypeTable {
     gone.swap(records());
     front_ = {};
     if (holds_)
-      for (auto& [type, record] : gone) retired().push_back(std::move(record.known));
+      for (auto& [type, record] : gone) retired().push_back(std::move(record.value));
   }
 
   // What is forgotten while one lives goes with the last of them.
@@ -69,14 +69,14 @@ class TypeTable {
 
  private:
   struct Record {
-    std::shared_ptr<T> known;  // a recorded structure that names it holds it too
+    std::shared_ptr<T> value;  // a recorded structure that names it holds it too
     Owned watcher;             // weak reference whose callback drops this record
   };
 
   // A direct-mapped front of the table.
   struct Front {
     PyTypeObject* type;
-    const T* known;
+    const T* value;
   };
 
   static size_t slot(PyTypeObject* type) { return (reinterpret_cast<uintptr_t>(type) >> 4) % fronts; }

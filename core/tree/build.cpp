@@ -69,7 +69,7 @@ Owned build_tree_node(const TreeNode& n, PyObject* const* items) {
     case Role::fields: return build_fields(n, items);
     case Role::registered: {
       if (n.kind->schemas)
-        if (Owned made = build_by_schema(*n.kind, n.data, items, n.arity)) return made;
+        if (Owned instance = build_by_schema(*n.kind, n.data, items, n.arity)) return instance;
       Owned children = tuple_of(items, n.arity);
       return own(PyObject_CallFunctionObjArgs(n.kind->unflatten.get(), n.data, children.get(), nullptr));
     }

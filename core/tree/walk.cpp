@@ -84,8 +84,8 @@ Owned open_fields(PyObject* obj, const TreeKind& kind, Sink& children) {
   // An instance with other attributes than its fields is opened by the class's own function.
   if (kind.size >= 0 && (!reader.dict() || PyDict_GET_SIZE(reader.dict()) != kind.size))
     return call_flatten(obj, kind, children);
-  size_t done = reader.read_in_step(kind.children, [&](PyObject* value) { children.push(value); });
-  for (; done < kind.children.size(); ++done) children.push_stolen(reader.read(kind.children[done]));
+  size_t count = reader.read_in_step(kind.children, [&](PyObject* value) { children.push(value); });
+  for (; count < kind.children.size(); ++count) children.push_stolen(reader.read(kind.children[count]));
   if (kind.no_data) return Owned::borrow(kind.no_data.get());
   Py_ssize_t first = kind.absent ? 1 : 0;
   Owned data = own(PyTuple_New(first + static_cast<Py_ssize_t>(kind.others.size())));

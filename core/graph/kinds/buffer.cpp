@@ -43,8 +43,8 @@ struct ResizableKind : BufferKind {
   // Content of the same size is written into the memory, where views of it see the change, as in plain Python.
   // Otherwise the memory is exchanged, which an exported view forbids.
   void write(Commit& commit, const Content& c, PyObject* node, const Touched&) const override {
-    Owned made = new_items(c);
-    if (size_of(made.get()) != size_of(node)) return commit.exchange(*this, node, std::move(made));
+    Owned content = new_items(c);
+    if (size_of(content.get()) != size_of(node)) return commit.exchange(*this, node, std::move(content));
     Owned before = own(PyBytes_FromObject(node));
     auto copy = [node = Owned::borrow(node)](PyObject* source) {
       Py_buffer to, from;
@@ -57,7 +57,7 @@ struct ResizableKind : BufferKind {
       PyBuffer_Release(&to);
       PyBuffer_Release(&from);
     };
-    commit.step([copy, made] { copy(made.get()); }, [copy, before] { copy(before.get()); });
+    commit.step([copy, content] { copy(content.get()); }, [copy, before] { copy(before.get()); });
   }
 
   static Py_ssize_t size_of(PyObject* obj) {

@@ -98,26 +98,26 @@ struct SetKind : NodeKind {
   }
 
   void fill(const Content& c, PyObject* shell) const override {
-    Owned made = as_recorded(c);
-    if (made) exchange_sets(shell, made.get());
+    Owned content = as_recorded(c);
+    if (content) exchange_sets(shell, content.get());
     else add_all(c, shell);
   }
   void write(Commit& commit, const Content& c, PyObject* set, const Touched&) const override {
-    Owned made = as_recorded(c, set);
+    Owned content = as_recorded(c, set);
     // Where the recorded table cannot be had: the elements that went are discarded, and the others added.
-    if (!made) {
+    if (!content) {
       Owned wanted = new_items(c), before = list_items(set, &PySet_Type);
-      made = SetTable::of(set).make(PySequence_Fast_ITEMS(before.get()));
-      if (!made) made = own(PySet_New(set));
+      content = SetTable::of(set).make(PySequence_Fast_ITEMS(before.get()));
+      if (!content) content = own(PySet_New(set));
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(before.get()); ++i) {
         PyObject* element = PyList_GET_ITEM(before.get(), i);
         int stays = PySet_Contains(wanted.get(), element);
         check(stays);
-        if (!stays) check(PySet_Discard(made.get(), element));
+        if (!stays) check(PySet_Discard(content.get(), element));
       }
-      add_all(c, made.get());
+      add_all(c, content.get());
     }
-    commit.exchange(*this, set, std::move(made));
+    commit.exchange(*this, set, std::move(content));
   }
   Owned new_items(const Content& c) const override {
     Owned out = own(PySet_New(nullptr));
@@ -137,8 +137,8 @@ struct FrozenSetKind final : SetKind {
     for (uint32_t i = 0; i < c.n.arg; ++i) elements.push_stolen(c.key(i));
     Owned args = own(PyTuple_Pack(1, list_of(elements.data(), c.n.arg).get()));
     Owned out = own(PyFrozenSet_Type.tp_new(c.n.node->type, args.get(), nullptr));
-    Owned made = c.n.arg ? as_recorded(c) : Owned();  // an empty one may be shared
-    if (made) exchange_sets(out.get(), made.get());
+    Owned content = c.n.arg ? as_recorded(c) : Owned();  // an empty one may be shared
+    if (content) exchange_sets(out.get(), content.get());
     return out;
   }
   void fill(const Content&, PyObject*) const override {}
