@@ -185,7 +185,7 @@ class NumpyWatch:
         return next((i for i, (_, leaf) in enumerate(self.arguments) if leaf is array), None)
 
     def end(self, values: Sequence[object], names: tuple[str, ...], result: object) -> None:
-        """Raises MutationError for what still holds a changed array, and warns of changed arguments, after the trace.
+        """Raises MutationError for what still holds a changed array at the end, and warns of changed arguments.
 
         Args:
             values: the rebuilt roots.

@@ -13,11 +13,12 @@ import numpy as np
 
 _PREFIXES = {"neg": "-", "pos": "+", "invert": "~", "not": "not "}
 _COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
-# An operation with a step between its operand and the number of the caller that takes each value once.
+# With a constant, these have another result for each number: who asks for the result asks for the number itself.
 _ONE_TO_ONE = ("+", "-", "*", "/", "neg", "pos")
-_MOST = 3.4028235677973366e38  # what is not below it is infinite in 32 bits
+_MOST = 3.4028235677973366e38  # halfway from the largest float of 32 bits to 2**128: from here on, JAX has infinity
 _CAPACITY = 16  # inputs of one type; a trace that needs more begins anew with more
 _SKIPPED = object()  # the value of an operation that is not computed
+# Operations whose results may have far more digits than their operands.
 _GROWING = frozenset(("*", "**", "<<", "pow", "math.comb", "math.factorial", "math.perm"))
 _MOST_BITS = 1 << 12  # of a result that is computed for numbers which no call has
 _LONGEST = 60  # characters of an operation in an explanation
@@ -31,12 +32,12 @@ def _spelled(name: str, operands: Sequence[str]) -> str:
 
 
 def total(*numbers: float) -> float:
-    """As `sum` adds them, which is not as `+` does."""
+    """Adds numbers as `sum` does: from Python 3.12 on, more exactly than `+`."""
     return sum(numbers[1:], numbers[0])
 
 
 def as_jax(value: float) -> float:
-    """What JAX makes of a number, with the settings of now: beyond 32 bits it is infinite, without a warning here."""
+    """The number that JAX makes an input of. With the settings of now it may be infinite, without NumPy's warning."""
     too_large = not -_MOST < value < _MOST and not jax.config.jax_enable_x64
     return math.copysign(math.inf, value) if too_large and value == value else value
 
@@ -48,10 +49,11 @@ def item(scalar: Any) -> Any:
 
 def is_long(name: str, operands: Sequence[Any]) -> bool:
     """May the result of an operation of these numbers have more digits than fit anywhere, and take for ever?"""
+    # `pow` with three operands stays below the last one.
     if name not in _GROWING or not all(isinstance(operand, int) for operand in operands) or len(operands) > 2:
         return False
-    first, *others = operands
-    last = abs(others[-1]) if others else abs(first)
+    # An upper bound of the bits: those of `a**n` are n times those of a, and n! is below n**n.
+    first, last = operands[0], abs(operands[-1])
     bits = {"*": first.bit_length() + last.bit_length(), "<<": first.bit_length() + last}
     return bits.get(name, first.bit_length() * last) > _MOST_BITS
 
@@ -65,13 +67,14 @@ _KNOWN = {"__name__": __name__, "math": math, "np": np, "total": total, "item": 
 
 
 def _keep(error: BaseException) -> None:
-    """A program of another process was compiled there."""
+    """A saved program was compiled in another process: nothing begins anew without symbols."""
 
 
 class HostProgram:
-    """Nodes of arithmetic over the symbolic numbers of one entry, which all its traces share.
+    """The arithmetic over the symbolic numbers of one entry, as nodes that all its traces share.
 
-    A node is a number: the first ones are the numbers of the call. Equal operations on equal nodes are one node.
+    Nodes are known by their index. The first ones are the numbers of the call. Equal operations on equal nodes are one
+    node.
 
     Args:
         kinds: `int` or `float`, of each symbolic number.
@@ -83,16 +86,18 @@ class HostProgram:
         self.capacity = {kind: max(_CAPACITY, (capacity or {}).get(kind, 0)) for kind in (int, float)}
         self.guards: dict[tuple[int, str], Any] = {}  # (node, what is compared) -> what it was
         self.asked: dict[int, str] = {}  # node -> the line that asks for its value
-        self.leaves: list[int] = []  # which leaves of a call its numbers are
+        self.leaves: list[int] = []  # which leaves of a call the numbers are
         self.inputs: dict[type, dict[int, int]] = {int: {}, float: {}}  # node -> which input it is
-        self.outputs: dict[int, int] = {}
+        self.outputs: dict[int, int] = {}  # node -> which output it is
         self.scalars: set[int] = set()  # nodes that are NumPy scalars
+        # ("number", index), ("constant", type, key, value) or (name of an operation, nodes of its operands...)
         self._nodes: list[tuple[Any, ...]] = [("number", i) for i in range(len(kinds))]
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}  # of nodes; a constant goes by its type and key
         self.lock = threading.RLock()  # held by a call that may trace: it alone writes
         self.give_up: Callable[[BaseException], None] = _keep  # raises where the call begins anew without symbols
 
     def __getstate__(self) -> dict[str, Any]:
+        # Saved programs hold the attributes by their names: renaming one makes older files unreadable.
         return {name: value for name, value in vars(self).items() if name not in ("lock", "give_up")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -110,7 +115,8 @@ class HostProgram:
     # ---- written while a function is traced
 
     def constant(self, value: object) -> int:
-        key: Any = value
+        """The node of a constant."""
+        key: object = value
         if isinstance(value, np.generic):
             key = value.tobytes()
         elif isinstance(value, float | tuple):  # -0.0 is not 0.0
@@ -118,19 +124,22 @@ class HostProgram:
         return self._node("constant", type(value), key, value)
 
     def operation(self, name: str, *operands: int) -> int:
+        """The node of an operation, which is an operator or a function that `_KNOWN` leads to."""
         return self._node(name, *operands)
 
     def _node(self, *node: object) -> int:
         key = node[:3] if node[0] == "constant" else node
-        number = self._numbers.setdefault(key, len(self._nodes))
-        if number == len(self._nodes):
+        index = self._numbers.setdefault(key, len(self._nodes))
+        if index == len(self._nodes):
             self._nodes.append(node)
-        return number
+        return index
 
     def guard(self, node: int, aspect: str, expected: object, line: str = "") -> None:
-        """From now on the entry serves only calls in which this node is as it was: 'value', 'is' (a bool, a type).
+        """From now on the entry serves only calls in which this node is as `expected`.
 
-        `line` is where the code asks for it.
+        Args:
+            aspect: "value", or "is" for a bool or a type.
+            line: where the code asks for it.
         """
         self.asked.setdefault(node, line)
         self.guards.setdefault((node, aspect), expected)
@@ -144,22 +153,22 @@ class HostProgram:
     # ---- read afterwards
 
     def pinned(self) -> set[int]:
-        """The numbers of the call that the traces have asked for the value of, as good as by themselves."""
+        """The numbers of the call whose value is fixed by a guard: its own, or that of a one-to-one operation on it."""
         pinned: set[int] = set()
         for node, aspect in self.guards:
             if aspect == "value":
-                number: Any = node
-                while self._nodes[number][0] in _ONE_TO_ONE:
-                    free = [n for n in self._nodes[number][1:] if self._nodes[n][0] != "constant"]
+                current: int = node
+                while self._nodes[current][0] in _ONE_TO_ONE:
+                    free = [n for n in self._nodes[current][1:] if self._nodes[n][0] != "constant"]
                     if len(free) != 1:
                         break
-                    number = free[0]
-                if self._nodes[number][0] == "number":
-                    pinned.add(number)
+                    current = free[0]
+                if self._nodes[current][0] == "number":
+                    pinned.add(current)
         return pinned
 
     def numbers_in(self, nodes: Iterable[int]) -> set[int]:
-        """The numbers of the call that these are computed from."""
+        """The numbers of the call from which these nodes are computed."""
         visited: set[int] = set()
         waiting = list(nodes)
         while waiting:
@@ -170,15 +179,15 @@ class HostProgram:
         return {node for node in visited if self._nodes[node][0] == "number"}
 
     def compiled(self, outcomes: int) -> Callable[..., Any]:
-        """What computes, of the numbers of a call, (integer inputs, floating inputs, outcomes, output, ...).
+        """A function from the numbers of a call to (integer inputs, floating inputs, outcomes, output, ...).
 
-        It returns None where a guard fails. `outcomes` says how many traces it knows of.
+        It returns None if a guard fails. `outcomes` says how many traces it knows of.
         """
         with self.lock:
             return _Source(self).function(outcomes)
 
     def decisions(self) -> Callable[..., tuple[bool, ...]]:
-        """What computes, of the numbers of a call, how each comparison and test of its code comes out."""
+        """A function from the numbers of a call to how each comparison and test of the code comes out."""
         with self.lock:
             return _Source(self).decisions()
 
@@ -195,6 +204,7 @@ class HostProgram:
         Args:
             names: of the numbers, for the text.
         """
+        # Node by node, in the order of the code, up to where it goes another way.
         texts, values, broken = self._texts(names), list[Any](), list[tuple[str, str, str, str]]()
         guards, stops = self.guards_by_node(), False
         for node in range(len(self._nodes)):
@@ -204,6 +214,7 @@ class HostProgram:
                 if type(value) is not type(expected) or repr(value) != repr(expected):
                     broken.append((texts[node], repr(expected), repr(value), self.asked.get(node, "")))
             stops = stops or bool(broken) or isinstance(value, Exception)
+        # JAX cannot take every number as an input.
         for kind, nodes in self.inputs.items():
             for node in nodes:
                 value = values[node]
@@ -219,10 +230,10 @@ class HostProgram:
         return guards
 
     def _value(self, node: int, values: Sequence[Any], numbers: Sequence[int | float], stops: bool) -> Any:
-        """Of a node, with those of the nodes before it; where the arithmetic raises, the error.
+        """The value of a node, from those of the nodes before it; the error where its arithmetic raises one.
 
-        Behind the first error, or the first guard that does not hold, it `stops`: the code goes another way for these
-        numbers, and `2**n` may take for ever.
+        After the first error, or the first guard that does not hold, nothing more is computed (`stops`): the code goes
+        another way for these numbers, and `2**n` may take for ever.
         """
         name, *operands = self._nodes[node]
         if name in ("number", "constant"):
@@ -232,7 +243,7 @@ class HostProgram:
         return _SKIPPED if stops else _computed(name, [values[operand] for operand in operands])
 
     def _texts(self, names: Sequence[str]) -> list[str]:
-        """Each node as Python code. What is long is cut: one of a shared node is as long as its paths are many."""
+        """Each node as Python code, cut to a length: with shared nodes, the whole text may be exponentially long."""
         spellings: list[str] = []
         for name, *operands in self._nodes:
             if name == "number":
@@ -261,7 +272,7 @@ def _computed(name: str, operands: Sequence[object]) -> Any:
 
 
 class _Source:
-    """The text of a HostProgram, as a Python function."""
+    """Compiles a HostProgram to Python functions. In their text, node i is `n{i}`."""
 
     def __init__(self, program: HostProgram) -> None:
         self._program, self._nodes = program, program._nodes  # pyright: ignore[reportPrivateUsage]
@@ -269,21 +280,23 @@ class _Source:
         self._lines: list[str] = []
 
     def function(self, outcomes: int) -> Callable[..., Any]:
+        """As `HostProgram.compiled`."""
         guards = self._program.guards_by_node()
-        for number, node in enumerate(self._nodes):  # all: what nobody needs may raise, in plain Python too
-            self._compute(number, node)
-            for aspect, expected in guards.get(number, ()):
-                self._guard(number, aspect, expected)
+        for index, node in enumerate(self._nodes):  # all: what nobody needs may raise, in plain Python too
+            self._compute(index, node)
+            for aspect, expected in guards.get(index, ()):
+                self._guard(index, aspect, expected)
         results = [self._inputs(int), self._inputs(float), str(outcomes)]
         results += [f"n{node}" for node in self._program.outputs]
         return self._compiled(results)
 
     def decisions(self) -> Callable[..., tuple[bool, ...]]:
+        """As `HostProgram.decisions`. It is called with numbers that no call has, so it refuses long results."""
         self._scope["refuse_long"] = refuse_long
-        for number, (name, *operands) in enumerate(self._nodes):
+        for index, (name, *operands) in enumerate(self._nodes):
             if name in _GROWING:
                 self._lines.append(f"refuse_long({name!r}, {', '.join(f'n{operand}' for operand in operands)})")
-            self._compute(number, (name, *operands))
+            self._compute(index, (name, *operands))
         guards = self._program.guards.items()
         return self._compiled([f"n{node}" for (node, _), expected in guards if type(expected) is bool])
 
@@ -295,16 +308,17 @@ class _Source:
         exec(text, self._scope)
         return self._scope["compute"]
 
-    def _compute(self, number: int, node: tuple[Any, ...]) -> None:
+    def _compute(self, index: int, node: tuple[Any, ...]) -> None:
         if node[0] == "constant":
-            self._scope[f"n{number}"] = node[-1]
+            self._scope[f"n{index}"] = node[-1]
         elif node[0] != "number":
-            self._lines.append(f"n{number} = " + _spelled(node[0], [f"n{operand}" for operand in node[1:]]))
+            self._lines.append(f"n{index} = " + _spelled(node[0], [f"n{operand}" for operand in node[1:]]))
 
-    def _guard(self, number: int, aspect: str, expected: object) -> None:
-        name, constant = f"n{number}", f"g{number}_{aspect}"
+    def _guard(self, index: int, aspect: str, expected: object) -> None:
+        name, constant = f"n{index}", f"g{index}_{aspect}"
         self._scope[constant] = expected
         differs = f"{name} is not {constant}"
+        # A nan equals no number, and 0.0 equals -0.0, from which code may compute something else.
         if aspect == "value":
             differs = f"{name} != {constant}"
             if expected != expected:
@@ -321,6 +335,7 @@ class _Source:
             if node in self._program.scalars:
                 self._lines.append(f"i{node} = {kind.__name__}({value})")
                 value = f"i{node}"
+            # An int that JAX cannot take is not for this entry; a float may have to become infinite.
             if kind is int:
                 self._lines.append(f"if not {-(1 << 31)} <= {value} < {1 << 31} and not is_wide({value}): return None")
             else:
@@ -330,6 +345,7 @@ class _Source:
 
 
 def _is_wide(value: int) -> bool:
+    """Does JAX have 64 bits now, and does this integer fit into them?"""
     return jax.config.jax_enable_x64 and -(1 << 63) <= value < 1 << 63
 
 

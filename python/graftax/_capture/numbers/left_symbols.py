@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symbols that something still holds when their trace has ended: the numbers are put in their places."""
+"""Symbols that something still holds when their trace has ended: they are replaced by the numbers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any, cast
 
 from graftax._base.class_lookup import in_mro
 
-_DEPTH = 4  # immutable values within each other
+_DEPTH = 4  # levels of immutable values
 
 
 def put_in_place(symbols: list[Any], numbers: Sequence[object]) -> None:
-    """Puts each number in the place of its symbol, in all that the collector knows to hold it and that can be changed.
+    """Replaces each symbol by its number, in all that the garbage collector knows to hold it and that can be changed.
 
-    A tuple or a slice is made anew, and is put in the place of the old one in the same way.
+    A tuple or a slice with a symbol is made again, and the old one is replaced in the same way.
     """
     swap = _Swap(symbols, numbers)
+    # Holders level by level: those of the symbols, then those of the tuples and slices that hold them.
     level, holders = symbols, list[Any]()
     for _ in range(_DEPTH):
         values = tuple(level)
@@ -31,75 +32,80 @@ def put_in_place(symbols: list[Any], numbers: Sequence[object]) -> None:
         del referrers, values
         if not level:
             break
-    swap.make_anew()
+    swap.rebuild_immutable()
     for holder in holders:
-        swap.within(holder)
+        swap.replace_in(holder)
 
 
 def _is_immutable(holder: object) -> bool:
+    """Is it a tuple, a slice, or a named tuple without attributes of its own?"""
     of_fields = issubclass(type(holder), tuple) and in_mro(type(holder), "_fields") is not None
     return type(holder) in (tuple, slice) or (of_fields and not hasattr(holder, "__dict__"))
 
 
 class _Swap:
-    """One value for another, by identity. No code of the user's runs for it, but what hashes a key."""
+    """Replaces values by others, by identity. It runs no code of the user's, except what hashes a key."""
 
     def __init__(self, symbols: Sequence[object], numbers: Sequence[object]) -> None:
-        self.pairs = {id(symbol): number for symbol, number in zip(symbols, numbers, strict=True)}
-        self.immutable: dict[int, Any] = {}  # by id: what is to be made anew
+        # By the id of what is replaced: at first the symbols, then also tuples and slices that hold them.
+        self.replacements = {id(symbol): number for symbol, number in zip(symbols, numbers, strict=True)}
+        self.immutable: dict[int, Any] = {}  # by id: tuples and slices that are to be rebuilt
 
-    def _of(self, value: object) -> Any:
-        return self.pairs.get(id(value), value)
+    def _replacement(self, value: object) -> Any:
+        return self.replacements.get(id(value), value)
 
-    def make_anew(self) -> None:
+    def rebuild_immutable(self) -> None:
         for holder in list(self.immutable.values()):
-            self._anew(holder)
+            self._rebuilt(holder)
 
-    def _anew(self, value: Any) -> Any:
-        if id(value) in self.immutable and id(value) not in self.pairs:
+    def _rebuilt(self, value: Any) -> Any:
+        """The replacement of a value, which is rebuilt if it is a tuple or slice to be rebuilt."""
+        if id(value) in self.immutable and id(value) not in self.replacements:
             if type(value) is slice:
-                self.pairs[id(value)] = slice(*map(self._anew, (value.start, value.stop, value.step)))
+                self.replacements[id(value)] = slice(*map(self._rebuilt, (value.start, value.stop, value.step)))
             else:
-                self.pairs[id(value)] = tuple.__new__(type(value), map(self._anew, value))
-        return self._of(value)
+                self.replacements[id(value)] = tuple.__new__(type(value), map(self._rebuilt, value))
+        return self._replacement(value)
 
-    def within(self, holder: object) -> None:
-        """Changes what it holds."""
+    def replace_in(self, holder: object) -> None:
+        """Replaces what an object holds."""
         if isinstance(holder, list | collections.deque):
             items = cast("list[Any]", holder)
             for i, item in enumerate(items):
-                if id(item) in self.pairs:
-                    items[i] = self._of(item)
+                if id(item) in self.replacements:
+                    items[i] = self._replacement(item)
         elif isinstance(holder, set):
             self._in_set(cast("set[Any]", holder))
         elif isinstance(holder, dict):
             self._in_dict(cast("dict[Any, Any]", holder))
         elif isinstance(holder, types.CellType):
-            holder.cell_contents = self._of(holder.cell_contents)
+            holder.cell_contents = self._replacement(holder.cell_contents)
         elif isinstance(holder, types.FunctionType) and holder.__defaults__ is not None:
-            holder.__defaults__ = self._of(holder.__defaults__)
+            holder.__defaults__ = self._replacement(holder.__defaults__)
         if not isinstance(holder, type):
             self._in_attributes(holder)
 
     def _in_set(self, items: set[Any]) -> None:
-        for item in [item for item in items if id(item) in self.pairs]:
+        for item in [item for item in items if id(item) in self.replacements]:
             items.discard(item)
-            items.add(self._of(item))
+            items.add(self._replacement(item))
 
     def _in_dict(self, mapping: dict[Any, Any]) -> None:
+        # Keys are replaced by filling the dict again, so that its order stays.
         owner = _class_with(mapping)
         for key, value in list(mapping.items()):
-            if id(value) in self.pairs:
+            if id(value) in self.replacements:
                 if owner is not None:
-                    type.__setattr__(owner, key, self._of(value))
+                    type.__setattr__(owner, key, self._replacement(value))
                 else:
-                    dict.__setitem__(mapping, key, self._of(value))
-        if any(id(key) in self.pairs for key in mapping):
-            items = [(self._of(key), value) for key, value in mapping.items()]
+                    dict.__setitem__(mapping, key, self._replacement(value))
+        if any(id(key) in self.replacements for key in mapping):
+            items = [(self._replacement(key), value) for key, value in mapping.items()]
             dict.clear(mapping)
             dict.update(mapping, items)
 
     def _in_attributes(self, holder: object) -> None:
+        # Past whatever the class of the holder says of attributes.
         try:
             attributes = object.__getattribute__(holder, "__dict__")
         except AttributeError:
@@ -114,14 +120,14 @@ class _Swap:
     def _in_slot(self, holder: Any, slot: Any) -> None:
         try:
             value = slot.__get__(holder)
-            if id(value) in self.pairs:
-                slot.__set__(holder, self._of(value))
+            if id(value) in self.replacements:
+                slot.__set__(holder, self._replacement(value))
         except (AttributeError, TypeError):  # empty, or one of C that cannot be set
             pass
 
 
 def _class_with(attributes: dict[Any, Any]) -> type | None:
-    """The class of which these are the attributes: its caches have to hear of a change."""
+    """The class whose attributes these are: the interpreter's caches have to be told when one changes."""
     if "__module__" not in attributes:
         return None
     classes = [holder for holder in gc.get_referrers(attributes) if isinstance(holder, type)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What code of a trace with symbols finds under the names of Python's own functions of numbers.
 
-`float(x)`, `int(x)` and `math.cos(x)` ask a number for its value, in C; `type(x)` looks at its class. For the time of a
-trace with symbols the globals of code that calls them on one lead to these, which keep it a symbol.
+`float(x)`, `int(x)` and `math.cos(x)` ask a number for its value, in C; `type(x)` looks at its class. During a trace
+with symbols, the globals of code that calls them on a symbol lead to these, which keep it a symbol.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _FUNCTIONS = (
 
 
 def _on_symbols(name: str, f: Callable[..., object]) -> Callable[..., Any]:
+    """The function `f` for symbols, too. `name` is what a HostProgram calls it."""
+
     def function(*args: object, **kwargs: object) -> Any:
         if kwargs or not any(map(is_symbol, args)):
             return f(*args, **kwargs)
@@ -38,7 +40,7 @@ def _on_symbols(name: str, f: Callable[..., object]) -> Callable[..., Any]:
 
 
 class _ClassStandIn:
-    """Stands for a builtin class. Whatever is asked of it but a call is answered by that class."""
+    """Stands for a builtin class, which answers all that it is asked except a call."""
 
     def __init__(self, cls: Any, call: Callable[..., object]) -> None:
         self.__dict__.update({"_cls": cls, "_call": call})
@@ -63,14 +65,14 @@ class _ClassStandIn:
     def __getitem__(self, item: object) -> Any:
         return self._cls[item]
 
-    def __or__(self, other: object) -> Any:
-        return self._cls | other
+    def __or__(self, operand: object) -> Any:
+        return self._cls | operand
 
-    def __ror__(self, other: object) -> Any:
-        return other | self._cls
+    def __ror__(self, operand: object) -> Any:
+        return operand | self._cls
 
-    def __eq__(self, other: object) -> bool:
-        return other is self or other is self._cls
+    def __eq__(self, value: object) -> bool:
+        return value is self or value is self._cls
 
     def __hash__(self) -> int:
         return hash(self._cls)
@@ -80,18 +82,19 @@ class _ClassStandIn:
 
 
 class _Math(types.ModuleType):
-    """The module `math` for symbols."""
+    """The module `math` for symbols. What it does not have comes from `math`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(math, name)
 
 
 def _class_of(*args: object, **kwargs: object) -> Any:
+    """`type`, for which the class of a symbol is that of its number."""
     return args[0].__class__ if len(args) == 1 and is_symbol(args[0]) and not kwargs else type(*args, **kwargs)
 
 
 def power(base: Any, exp: Any, mod: Any = None) -> Any:
-    """`pow`, which asks neither its second nor its third operand where there are three."""
+    """`pow`, which with three operands asks only the first one for its method, and a symbol may be another."""
     if mod is None or not any(map(is_symbol, (base, exp, mod))):
         return pow(base, exp, mod)
     result = operation("pow", pow, base, exp, mod)
@@ -99,27 +102,28 @@ def power(base: Any, exp: Any, mod: Any = None) -> Any:
 
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
+    """`sum`, which asks symbols for their values in C."""
     items = [start, *iterable]
     if not any(map(is_symbol, items)):
         return sum(items[1:], start)
-    first_other = next(
-        (i for i, item in enumerate(items) if not is_symbol(item) and type(item) not in (int, float, bool)), None
-    )
-    result = operation("total", total, *items[:first_other]) if first_other != 0 else items[0]
-    for item in items[max(first_other, 1) :] if first_other is not None else ():
+    # As `sum` does it: numbers up to the first item that is none are added exactly, the others by `+`.
+    is_number = [is_symbol(item) or type(item) in (int, float, bool) for item in items]
+    count = is_number.index(False) if False in is_number else len(items)
+    result = operation("total", total, *items[:count]) if count else items[0]
+    for item in items[max(count, 1) :]:
         result = result + item
     return result
 
 
 class _Numpy(types.ModuleType):
-    """The module `numpy` for symbols: some of its classes are called otherwise."""
+    """The module `numpy` for symbols: its classes of scalars can be called with them."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
 
 
 def numpy_for(passed: Set[str]) -> Any:
-    """`numpy` for code that does more with these names of it than to call them."""
+    """The module `numpy` for code that passes on what these names of it lead to: these stay NumPy's own."""
     module = _Numpy("numpy")
     vars(module).update({name: stand_in for name, stand_in in _SCALARS.items() if name not in passed})
     return module
@@ -140,11 +144,10 @@ OF_NUMBERS: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH
 
 
 def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> dict[str, Any]:
-    """What stands in these globals for `math`, its functions, `numpy`, and for these builtins among `float`, `int` and
-    `sum`.
+    """What replaces `math`, its functions, `numpy` and these of the builtins `float`, `int` and `sum` in globals.
 
     Args:
-        passed: what code does more with than to call it: globals, and attributes of `numpy`.
+        passed: what code passes on instead of calling it: globals, and attributes of `numpy`. These are not replaced.
     """
     replacements = {name: OF_NUMBERS[id(value)] for name, value in scope.items() if id(value) in OF_NUMBERS}
     replacements.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() - passed if name not in scope})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For which numbers does code decide otherwise? Found by trying, since what it compares may be any arithmetic."""
+"""Numbers for which code decides otherwise. They are found by trying, since what it compares may be any arithmetic."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from graftax._capture.numbers.host_program import HostProgram
 
 _NEIGHBORS = 64  # integers that are tried one by one: `n % 10 == 0` holds for one in ten
-_BITS = 31  # integers beyond these are not tried
+_BITS = 31  # bits of the integers that are tried
 
 Number = int | float
 Numbers = tuple[Number, ...]
 
 
 def other_answers(program: HostProgram, numbers: Sequence[Number], ways: Sequence[int]) -> list[Numbers]:
-    """Numbers that differ in one from those given, and for which a decision comes out otherwise.
+    """Sets of numbers, each with one number changed, for which a decision comes out otherwise.
 
     Args:
         program: what the code does with the numbers.
@@ -27,14 +27,14 @@ def other_answers(program: HostProgram, numbers: Sequence[Number], ways: Sequenc
     search = _Search(program, tuple(numbers))
     if not search.answers(search.numbers):
         return []
-    found: dict[Numbers, None] = {}
+    turning_points: dict[Numbers, None] = {}
     for i in range(len(numbers)):
         wanted = set(search.decisions)
         for sign in (ways[i],) if ways[i] else (1, -1):
-            for decision, others in list(search.turns(i, sign, wanted)):
+            for decision, changed_numbers in list(search.turns(i, sign, wanted)):
                 wanted.discard(decision)
-                found[others] = None
-    return list(found)
+                turning_points[changed_numbers] = None
+    return list(turning_points)
 
 
 class _Search:
@@ -43,8 +43,8 @@ class _Search:
     def __init__(self, program: HostProgram, numbers: Numbers) -> None:
         self.numbers = numbers
         self._decide = program.decisions()
-        self._now = self.answers(numbers)
-        self.decisions = range(len(self._now))
+        self._current_answers = self.answers(numbers)
+        self.decisions = range(len(self._current_answers))
         self._constants = [constant for constant in program.constants() if type(constant) in (int, float)]
 
     def answers(self, numbers: Numbers) -> tuple[bool, ...]:
@@ -61,13 +61,14 @@ class _Search:
             answers = self.answers(self._with(i, value))
             if not answers or not waiting:
                 return
-            for decision in [k for k in waiting if answers[k] != self._now[k]]:
+            for decision in [k for k in waiting if answers[k] != self._current_answers[k]]:
                 waiting.discard(decision)
                 yield decision, self._with(i, self._nearest(decision, i, last, value))
             last = value
 
     def _candidates(self, i: int, sign: int) -> list[Number]:
         """What to try in the place of number `i`, the nearest first."""
+        # Around each constant of the code; for an integer, also its neighbours, and steps that double.
         number, near = self.numbers[i], list[Number]()
         for constant in self._constants:
             if type(number) is int and math.isfinite(constant):
@@ -80,16 +81,17 @@ class _Search:
             near = [value for value in near if -(1 << _BITS) <= value < 1 << _BITS]
         return sorted({value for value in near if sign * value > sign * number}, reverse=sign < 0)
 
-    def _nearest(self, decision: int, i: int, same: Number, other: Number) -> Number:
-        """Between a number for which the decision is the same and one for which it is not: the first of these."""
-        while type(same) is int and type(other) is int and abs(other - same) > 1:
-            middle = (same + other) // 2
+    def _nearest(self, decision: int, i: int, near: Number, far: Number) -> Number:
+        """Bisects integers between one for which the decision is the same and one for which it is not."""
+        while type(near) is int and type(far) is int and abs(far - near) > 1:
+            middle = (near + far) // 2
             answers = self.answers(self._with(i, middle))
-            if answers and answers[decision] == self._now[decision]:
-                same = middle
+            if answers and answers[decision] == self._current_answers[decision]:
+                near = middle
             else:
-                other = middle
-        return other
+                far = middle
+        return far
 
     def _with(self, i: int, value: Number) -> Numbers:
+        """The numbers of the call, with another value for number `i`."""
         return *self.numbers[:i], value, *self.numbers[i + 1 :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls of NumPy with a symbol the host repeats, and under which names: those that make a scalar of scalars."""
+"""The calls of NumPy with a symbol that the host repeats, and their names: those that make a scalar of scalars."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ _KINDS = "biuf"
 
 
 def is_scalar(value: object) -> bool:
-    """Is it a NumPy scalar that is a truth, an integer or a float?"""
+    """Is it a NumPy scalar: a bool, an integer or a float of at most 64 bits?"""
     return isinstance(value, np.generic) and value.dtype.kind in _KINDS and value.itemsize <= 8
 
 
 def name_of_ufunc(ufunc: Any, method: str, options: Any, frame: types.FrameType) -> str | None:
-    """How the host repeats it; None where it does not.
+    """The name under which the host repeats a call of a ufunc; None if it does not.
 
-    An operator of NumPy scalars comes here too. It is spelled as one: `np.power` need not round as `**` does.
+    An operator of NumPy scalars comes here, too. It gets the name of the operator: `np.power` may round otherwise than
+    `**` does.
     """
     if method != "__call__" or options or ufunc.nout != 1:
         return None
@@ -66,7 +67,7 @@ def type_may_change(operands: list[Any], value: object) -> bool:
 
 
 class Points(tuple[float, ...]):
-    """The points of `np.interp`, which no symbol is among."""
+    """The points of `np.interp`, none of which is a symbol."""
 
     __slots__ = ()
 
