@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for Python numbers in a trace: they compute on the host, and are inputs where they meet arrays."""
+"""Stand-ins for Python numbers in a trace: they compute on the host, and become inputs where they meet arrays."""
 
 from __future__ import annotations
 
@@ -60,13 +60,14 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_OF_INT = tuple(  # its arithmetic and comparisons
+# The methods of `int` that do its arithmetic and comparisons.
+_OF_INT = tuple(
     name
     for name, method in vars(int).items()
     if isinstance(method, types.WrapperDescriptorType) and name not in ("__repr__", "__hash__", "__getattribute__")
 )
 _BINARY_OP = dis.opmap["BINARY_OP"]
-_ALIKE = frozenset({"shape", "ndim", "size", "itemsize", "nbytes"})  # of all NumPy scalars of a type
+_ALIKE = frozenset({"shape", "ndim", "size", "itemsize", "nbytes"})  # equal for all NumPy scalars of a type
 OF_INTEGERS = frozenset({"comb", "factorial", "gcd", "isqrt", "lcm", "perm"})  # of `math`
 _OF_SCALARS: dict[Any, Any] = {np.shape: (), np.ndim: 0, np.size: 1}  # the same for every number
 
@@ -78,10 +79,10 @@ class SymbolTrace:
         program: of the entry that is traced.
         values: the numbers of this call.
         vectors: by type, the tracer of its inputs.
-        arrays: by type, what this call gives for that tracer once it runs: it is filled in here.
-        reads: a ReadSet, which may find another way for code that asks for a value.
-        assumed: which of the values no call has. What asks for one of them is for that one alone, and may need it to
-            make a large array, or to go around a loop as often: it is left to the call that has it.
+        arrays: by type, the array that this call passes for that tracer when it runs. The trace fills it.
+        reads: a ReadSet, which may give code that asks for a value a function that does not.
+        assumed: which of the values no call has. A trace that asks for one ends: its program would serve that value
+            alone, and the value may be the length of a large array, or of a loop.
     """
 
     def __init__(
@@ -96,16 +97,16 @@ class SymbolTrace:
         self.program, self._assumed = program, assumed
         self.is_open = True
         Symbolic.running += 1
-        self._refused: set[int] = set()
-        self.lacks: set[type] = set()  # types that have more inputs than the executable
+        self._refused: set[int] = set()  # nodes that code has met which takes no symbol
+        self.lacks: set[type] = set()  # types for which the executable has too few inputs
         self._vectors, self._arrays, self._reads = vectors, arrays, reads
-        self._errors, self._is_wide = np.geterr(), jax.config.jax_enable_x64
-        self._pinned: set[int] = set()
+        self._errors, self._is_wide = np.geterr(), jax.config.jax_enable_x64  # when the trace began
+        self._pinned: set[int] = set()  # nodes whose value was asked for
         self._alive: list[weakref.ref[Symbol]] = []
         self.roots = [self.symbol(i, value) for i, value in enumerate(values)]
 
     def symbol(self, node: int, value: object) -> Any:
-        """The number, as a symbol where something can still be different in another call."""
+        """A symbol for a node; the number itself if its value is fixed, or if the trace has ended."""
         if node in self._pinned or not self.is_open:
             return value
         symbol = _class_for(value)(self, node, value)
@@ -113,7 +114,7 @@ class SymbolTrace:
         return symbol
 
     def value(self, symbol: Symbol) -> Any:
-        """Its value: from now on the entry is for this one alone."""
+        """The value of a symbol: from now on the entry serves calls with this value alone."""
         if self.is_open and symbol._node not in self._pinned:
             if self._assumed and not self._assumed.isdisjoint(self.program.numbers_in([symbol._node])):
                 give_up()
@@ -123,43 +124,50 @@ class SymbolTrace:
         return symbol._number
 
     def value_for(self, symbol: Symbol, frame: types.FrameType) -> Any:
-        """The same for a function in C that this frame calls.
+        """The value of a symbol for a function in C that this frame calls.
 
         Raises:
-            NewReads: where the code is to find one that takes symbols.
+            NewReads: the code is to find a function that takes symbols, in the next trace.
         """
         if not self.is_pinned(symbol) and self._reads is not None:
             self._reads.builtins.look_at_call(frame.f_code, frame.f_globals)
         return self.value(symbol)
 
     def look_at_sum(self, frame: types.FrameType) -> None:
-        """`sum` adds floats more exactly than `+` does: code that calls it is to find one that takes symbols."""
+        """Notes code that adds by `sum`, which adds floats more exactly than `+`: it is to find one for symbols."""
+        # An instruction of the frame that is no `+` has called C code, which adds.
         code = frame.f_code
         in_c = self.is_open and "sum" in code.co_names and code.co_code[frame.f_lasti] != _BINARY_OP
         if in_c and self._reads is not None:
             self._reads.builtins.look_at_call(code, frame.f_globals)
 
     def refuse(self, symbol: Symbol) -> None:
+        """Notes that code which takes no symbols has met one."""
         self._refused.add(symbol._node)
 
     def is_pinned(self, symbol: Symbol) -> bool:
+        """Is it a plain number from here on?"""
         return not self.is_open or symbol._node in self._pinned
 
     def node(self, operand: Any) -> int:
+        """The node of a symbol, or of a constant."""
         return operand._node if is_symbol(operand) else self.program.constant(operand)
 
     def array(self, symbol: Symbol) -> Any:
-        """What an array meets: an input of the program, with the weak type of a Python number."""
+        """What an array meets: an input of the program, with the weak type of a Python number, or a scalar's dtype."""
         value: Any = symbol._number
         is_scalar = isinstance(value, np.generic)
         kind = int if isinstance(value, int | np.integer) else float
-        if kind is int and not fits(int(value)):  # of a scalar JAX takes some of the bits, or makes a float of it
+        # The same error as JAX's for an int. Of a NumPy scalar it would keep some of the bits, or make a float.
+        if kind is int and not fits(int(value)):
             raise OverflowError(f"Python int {value} too large to convert to {_widest()}")
-        if self._is_wide is not jax.config.jax_enable_x64:  # the inputs have the bits of the call
+        # The code has changed JAX's setting: the inputs have the bits with which the call began.
+        if self._is_wide is not jax.config.jax_enable_x64:
             return jax.numpy.asarray(self.value(symbol))
         if self.is_pinned(symbol):
             return jax.numpy.asarray(value)
         index = self.program.input(symbol._node, kind)
+        # With too few inputs the trace goes on, with any of them, so that the next one knows how many it needs.
         if index >= len(self._vectors[kind]):
             self.lacks.add(kind)
             index = 0
@@ -175,13 +183,13 @@ class SymbolTrace:
         return np.geterr() == self._errors
 
     def close(self) -> set[int]:
-        """Ends a trace that becomes a program. What still holds a symbol is given its value, in this entry alone.
+        """Ends a trace that becomes a program. What still holds a symbol gets its value, which is a guard.
 
         Returns:
-            The numbers of the call of which something holds a symbol all the same.
+            The numbers of the call for which something still holds a symbol.
         """
         if self._is_any_alive():
-            gc.collect()  # of objects in circles
+            gc.collect()  # symbols may be held by objects in cycles alone
         nodes = self._put_in_place() if self._is_any_alive() else []
         nodes_held = [node for ref, node in nodes if ref() is not None]
         self._alive = []
@@ -189,7 +197,7 @@ class SymbolTrace:
         return self.program.numbers_in(nodes_held)
 
     def end(self) -> None:
-        """Ends a trace that begins anew, or has ended. What it has left somewhere is a plain number from now on."""
+        """Ends a trace that begins anew, or has ended. Symbols that it has left somewhere become plain numbers."""
         if not self.is_open:
             return
         self.is_open = False
@@ -202,7 +210,7 @@ class SymbolTrace:
         return any(ref() is not None for ref in self._alive)
 
     def _put_in_place(self) -> list[tuple[weakref.ref[Symbol], int]]:
-        """Puts numbers in the places of its symbols. Returns those that were there, with their nodes."""
+        """Replaces symbols by their numbers, wherever they are held. Returns the symbols, with their nodes."""
         symbols = [symbol for ref in self._alive if (symbol := ref()) is not None]
         nodes = [(weakref.ref(symbol), symbol._node) for symbol in symbols]
         put_in_place(symbols, list(map(self.value, symbols)))
@@ -210,7 +218,7 @@ class SymbolTrace:
 
     @property
     def refused(self) -> set[int]:
-        """The numbers of the call that code has met which can take no symbol."""
+        """The numbers of the call that have met code which takes no symbols."""
         return self.program.numbers_in(self._refused)
 
 
@@ -223,8 +231,7 @@ def is_symbol(value: object) -> bool:
 
 
 def _operand(value: Any) -> Any:
-    """What Python's arithmetic sees: a symbol as it is or, where it is pinned, its value. NotImplemented for
-    what is no plain number."""
+    """What Python's arithmetic sees: a number, or a symbol that is not pinned. NotImplemented for anything else."""
     if is_symbol(value):
         return value._number if value._of_trace.is_pinned(value) else value
     is_plain = type(value) in (int, float, bool, ufuncs.Points) or ufuncs.is_scalar(value)
@@ -235,20 +242,21 @@ def _operand(value: Any) -> Any:
 
 @functools.cache
 def _computes_as_int(cls: type) -> bool:
-    """Is it an `IntEnum`, with the arithmetic of its numbers?"""
+    """Is it an `IntEnum` that computes as `int` does?"""
     return issubclass(cls, enum.IntEnum) and all(getattr(cls, name) is getattr(int, name) for name in _OF_INT)
 
 
 def _plain(value: Any) -> Any:
+    """The number behind a symbol, without a guard."""
     return value._number if is_symbol(value) else value
 
 
 def operation(name: str, f: Callable[..., object], *values: object) -> Any:
-    """An operation of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
+    """An operation of numbers, one of them a symbol. NotImplemented where there is something else among them."""
     operands = [_operand(value) for value in values]
     if any(operand is NotImplemented for operand in operands):
         if all(isinstance(value, numbers.Number) for value in values):  # a Decimal, a member of an IntFlag
-            return f(*map(_asked, values))
+            return f(*map(_value_of, values))
         return NotImplemented
     symbols = [operand for operand in operands if is_symbol(operand)]
     plain = [_plain(operand) for operand in operands]
@@ -260,12 +268,14 @@ def operation(name: str, f: Callable[..., object], *values: object) -> Any:
     try:
         value = f(*plain)
     except Exception:
-        for symbol in symbols:  # another value may not raise
+        for symbol in symbols:  # for other values it may not raise
             trace.value(symbol)
         raise
+    # A result of another type, or with other settings of NumPy than those of the call, cannot be a node.
     is_plain = type(value) in (int, float, bool)
     if not is_plain and not (ufuncs.is_scalar(value) and trace.has_its_errors()):
         return f(*[trace.value(operand) if is_symbol(operand) else operand for operand in operands])
+    # A truth decides what code does next, so it is a guard. A number is a symbol, if its type cannot be another one.
     node = trace.program.operation(name, *map(trace.node, operands))
     if type(value) is bool or type(value) is np.bool_:
         trace.program.guard(node, "is", value)
@@ -282,8 +292,8 @@ def operation(name: str, f: Callable[..., object], *values: object) -> Any:
 def _binary(name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
     f = _BINARY.get(name) or _COMPARED[name]
 
-    def method(self: Any, other: object) -> Any:
-        return operation(name, f, other, self) if reflected else operation(name, f, self, other)
+    def method(self: Any, operand: object) -> Any:
+        return operation(name, f, operand, self) if reflected else operation(name, f, self, operand)
 
     return method
 
@@ -296,19 +306,19 @@ def _unary(name: str, f: Callable[[Any], object]) -> Callable[[Any], Any]:
 
 
 class Symbol:
-    """A number of the caller's while a function is traced. It is an `int` or a `float` for `isinstance`.
+    """A number of the caller's while a function is traced. For `isinstance` it is an `int` or a `float`.
 
-    With numbers it computes on the host. Where it meets an array, it is an input of the program. What asks for its
-    value gets it, and is a guard of the entry.
+    With numbers it computes on the host. Where it meets an array, it is an input of the program. Code that asks for its
+    value gets it, which makes a guard of the entry.
     """
 
     __slots__ = ("__weakref__", "_node", "_number", "_of_trace")
-    __array_priority__ = -1000
+    __array_priority__ = -1000  # arrays come first
 
     def __init__(self, trace: SymbolTrace, node: int, value: Any) -> None:
         self._of_trace, self._node, self._number = trace, node, value
 
-    # ---- arithmetic on the host
+    # ---- arithmetic on the host. `sys._getframe(1)` in a method is the frame that computes, or that calls C code
 
     __sub__, __rsub__ = _binary("-"), _binary("-", True)
     __mul__, __rmul__ = _binary("*"), _binary("*", True)
@@ -326,32 +336,32 @@ class Symbol:
     __invert__, __abs__ = _unary("invert", operator.invert), _unary("abs", operator.abs)
     __floor__, __ceil__, __trunc__ = (_unary(f"math.{f.__name__}", f) for f in (math.floor, math.ceil, math.trunc))
 
-    def __add__(self, other: object) -> Any:
+    def __add__(self, operand: object) -> Any:
         self._of_trace.look_at_sum(sys._getframe(1))
-        return operation("+", operator.add, self, other)
+        return operation("+", operator.add, self, operand)
 
-    def __radd__(self, other: object) -> Any:
+    def __radd__(self, operand: object) -> Any:
         self._of_trace.look_at_sum(sys._getframe(1))
-        return operation("+", operator.add, other, self)
+        return operation("+", operator.add, operand, self)
 
-    def __pow__(self, other: object, modulus: object = None) -> Any:
+    def __pow__(self, exponent: object, modulus: object = None) -> Any:
         if modulus is not None:
-            return operation("pow", pow, self, other, modulus)
-        return operation("**", operator.pow, self, other)
+            return operation("pow", pow, self, exponent, modulus)
+        return operation("**", operator.pow, self, exponent)
 
-    def __rpow__(self, other: object, modulus: object = None) -> Any:
+    def __rpow__(self, base: object, modulus: object = None) -> Any:
         if modulus is not None:
-            return operation("pow", pow, other, self, modulus)
-        if _operand(other) is not NotImplemented:
-            return operation("**", operator.pow, other, self)
-        return other ** self._asked()  # an array: JAX makes another program for each exponent
+            return operation("pow", pow, base, self, modulus)
+        if _operand(base) is not NotImplemented:
+            return operation("**", operator.pow, base, self)
+        return base ** self._guarded_value()  # an array: JAX makes another program for each exponent
 
-    def __divmod__(self, other: object) -> Any:
-        quotient, remainder = self // other, self % other
+    def __divmod__(self, divisor: object) -> Any:
+        quotient, remainder = self // divisor, self % divisor
         return NotImplemented if quotient is NotImplemented else (quotient, remainder)
 
-    def __rdivmod__(self, other: object) -> Any:
-        return other // self, other % self
+    def __rdivmod__(self, dividend: object) -> Any:
+        return dividend // self, dividend % self
 
     def __round__(self, digits: object = None) -> Any:
         if digits is None:
@@ -363,24 +373,26 @@ class Symbol:
 
     # ---- what asks for the value
 
-    def _asked(self) -> Any:
+    def _guarded_value(self) -> Any:
+        """The value, which makes a guard of the entry."""
         return self._of_trace.value(self)
 
-    pinned = _asked  # for the core
+    pinned = _guarded_value  # what the core calls it
 
     def refuse(self) -> None:
-        """What has met it can take no symbol. The call begins anew, with a plain number.
+        """Code that takes no symbols has met this one. The call begins anew, with a plain number.
 
         Raises:
-            TypeError: out of the code that goes on with it.
+            TypeError: so that this code does not go on.
         """
         self._of_trace.refuse(self)
         raise TypeError("a number that may be another one in the next call")
 
     def __hash__(self) -> int:
+        # `random.seed` takes the bits of an int. Of what is no subclass of int, it would take the hash.
         if type(self._number) is int and sys._getframe(1).f_globals.get("__name__") == "random":
             raise TypeError("a seed is its bits where it is an int, and its hash where it only says so")
-        return hash(self._asked())
+        return hash(self._guarded_value())
 
     def __int__(self) -> int:
         return int(self._of_trace.value_for(self, sys._getframe(1)))
@@ -398,11 +410,11 @@ class Symbol:
         return format(self._shown(), spec)
 
     def _shown(self) -> Any:
-        """Its value, for a text. JAX asks a callable object, such as a module, for one that it does not use."""
-        return self._number if makes_source_info(sys._getframe(2)) else self._asked()
+        """The value for a text. JAX makes texts of callable objects, such as modules, that it does not use."""
+        return self._number if makes_source_info(sys._getframe(2)) else self._guarded_value()
 
     def __reduce__(self) -> Any:
-        value = self._asked()
+        value = self._guarded_value()
         return (type(value), (value,))
 
     def __copy__(self) -> Any:
@@ -413,20 +425,21 @@ class Symbol:
 
     def __getattr__(self, name: str) -> Any:
         is_whole = isinstance(self._number, int | np.integer)
+        # JAX asks for this what stands for a number in its own traces.
         if name == "dimension_as_value" and is_whole and not is_users(sys._getframe(1).f_code.co_filename):
-            return functools.partial(_as_array, self)  # JAX asks this of what stands for a number in its own traces
+            return functools.partial(_as_array, self)
         if not hasattr(type(self._number), name):
             raise AttributeError(
                 f"{type(self._number).__name__!r} object has no attribute {name!r}", name=name, obj=self
             )
-        return getattr(self._asked(), name)
+        return getattr(self._guarded_value(), name)
 
     # ---- with arrays
 
     def __jax_array__(self) -> Any:
         is_whole, frame = isinstance(self._number, int | np.integer), sys._getframe(1)
         if is_whole and reads_exponent(frame):
-            return self._asked()
+            return self._guarded_value()
         dtype_request = wanted_dtype(frame)
         return self._of_trace.array(self) if dtype_request is None else _of_dtype(self, *dtype_request)
 
@@ -444,7 +457,7 @@ class Symbol:
             result = operation(name, f, *inputs)
             if result is not NotImplemented:
                 return result
-        return getattr(ufunc, method)(*map(_asked, inputs), **{k: _asked(v) for k, v in options.items()})
+        return getattr(ufunc, method)(*map(_value_of, inputs), **{k: _value_of(v) for k, v in options.items()})
 
     def __array_function__(self, f: Any, types: object, args: Any, kwargs: Any) -> Any:
         if f in _OF_SCALARS and len(args) == 1 and args[0] is self and not kwargs:
@@ -453,7 +466,7 @@ class Symbol:
             result = operation(name, f, *map(ufuncs.as_points, args))
             if result is not NotImplemented:
                 return result
-        return f(*jax.tree.map(_asked, args), **jax.tree.map(_asked, kwargs))
+        return f(*jax.tree.map(_value_of, args), **jax.tree.map(_value_of, kwargs))
 
 
 def _is_within(integer: Any, dtype: object) -> bool:
@@ -463,7 +476,8 @@ def _is_within(integer: Any, dtype: object) -> bool:
 
 
 def _of_dtype(symbol: Any, dtype: Any, int_has_to_fit: bool, scalar_has_to_fit: bool) -> Any:
-    """What JAX is to make an array of this dtype of. A float is converted by the host: it has more bits there."""
+    """What JAX gets in place of a symbol to make an array of this dtype."""
+    # The host converts, where JAX would round twice: the inputs have 32 bits, a float on the host has 64.
     value, trace = symbol._number, symbol._of_trace
     is_float = isinstance(value, float | np.floating)
     if dtype.kind == "b":
@@ -480,7 +494,8 @@ def _of_dtype(symbol: Any, dtype: Any, int_has_to_fit: bool, scalar_has_to_fit: 
     return trace.array(operation("np.float16", np.float16, symbol)) if dtype == np.float16 else trace.value(symbol)
 
 
-def _asked(value: Any) -> Any:
+def _value_of(value: Any) -> Any:
+    """The value of a symbol, which makes a guard; anything else as it is."""
     return value._of_trace.value(value) if is_symbol(value) else value
 
 
@@ -497,7 +512,11 @@ class IntSymbol(Symbol):
         if not self._of_trace.is_pinned(self) and tries_static_slice(sys._getframe(1)):
             raise TypeError("an index that may be another one in the next call")
         frame = sys._getframe(1)
-        return self._asked() if OF_INTEGERS.isdisjoint(frame.f_code.co_names) else self._of_trace.value_for(self, frame)
+        return (
+            self._guarded_value()
+            if OF_INTEGERS.isdisjoint(frame.f_code.co_names)
+            else self._of_trace.value_for(self, frame)
+        )
 
 
 class FloatSymbol(Symbol):
@@ -524,12 +543,12 @@ class ScalarSymbol(Symbol):
         return self._number.dtype
 
     def item(self, *index: object) -> Any:
-        return self._asked().item(*index) if index else operation("item", item, self)
+        return self._guarded_value().item(*index) if index else operation("item", item, self)
 
     def astype(self, dtype: Any, **options: object) -> Any:
         cls = np.dtype(dtype).type
         if options or not issubclass(cls, np.floating):
-            return self._asked().astype(dtype, **options)
+            return self._guarded_value().astype(dtype, **options)
         return operation(f"np.{cls.__name__}", cls, self)
 
     def __getattr__(self, name: str) -> Any:
@@ -550,7 +569,7 @@ class IntScalarSymbol(ScalarSymbol):
     __slots__ = ()
 
     def __index__(self) -> int:
-        return int(self._asked())
+        return int(self._guarded_value())
 
 
 IntSymbol.__name__, FloatSymbol.__name__ = "int", "float"  # messages of Python name the class of an operand
