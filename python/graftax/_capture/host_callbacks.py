@@ -199,7 +199,7 @@ def _captured_of(callback: Callable[..., Any], nodes: set[int]) -> list[tuple[st
     return [(name, value) for name, value in _captured(callback) if _nodes((value,)) & nodes] if nodes else []
 
 
-def _assigned_among(host: Any, roots: set[tuple[int, str | None]]) -> list[str]:
+def _assigned_among(host: object, roots: set[tuple[int, str | None]]) -> list[str]:
     """The globals among `roots` that a host function, or what it calls, assigns."""
     scope = id(resolve(host)[0].__globals__)
     assigned = [

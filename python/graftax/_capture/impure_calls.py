@@ -161,7 +161,7 @@ class ImpureCalls:
             imports = list(self._imports.values())
         return any(loads_modules(imported, package) for imported, package in imports)
 
-    def note_setting(self, table: SettingsTable, key: Any) -> None:
+    def note_setting(self, table: SettingsTable, key: object) -> None:
         """Notes that code which is going to run reads a setting of an installed package."""
         for calls, snapshot in _THREAD.libraries:
             if calls is self:

@@ -92,7 +92,7 @@ class SettingsTable(NamedTuple):
         """What is in it, with keys or numbers."""
         return list(self.values.items() if type(self.values) is dict else enumerate(list(self.values)))
 
-    def what_is(self, key: Any) -> str:
+    def what_is(self, key: object) -> str:
         return f"{self.what}.{key}" if self.is_of_object else f"{self.what}[{key!r}]"
 
 
@@ -119,7 +119,7 @@ class LibraryGlobals:
         for name in {*(chain[0] for chain in names.chains), *names.stored}:
             yield from self._note_value(module, name, scope.get(name), names.literals)
 
-    def note_named(self, value: Any, scope: dict[str, Any], name: str, names: Names) -> Iterator[Setting]:
+    def note_named(self, value: object, scope: dict[str, Any], name: str, names: Names) -> Iterator[Setting]:
         """Notes a global of a package that code names as an attribute of its module."""
         if is_package_scope(scope):
             yield from self._note_value(_table_of_module(scope), name, value, names.literals)
@@ -164,7 +164,7 @@ class LibraryGlobals:
             yield from self._note_value(table, name, table.values[name])
 
     def _note_value(
-        self, table: SettingsTable, key: Any, value: Any, literals: Iterable[str] = ()
+        self, table: SettingsTable, key: object, value: object, literals: Iterable[str] = ()
     ) -> Iterator[Setting]:
         """Notes the tables to which a value in a table leads, `_MOST_TABLES` at most.
 
@@ -219,7 +219,7 @@ class Snapshot:
         for table, key in [*((table, None) for table in tables), *keys]:
             self.add(table, key)
 
-    def add(self, table: SettingsTable, key: Any) -> None:
+    def add(self, table: SettingsTable, key: object) -> None:
         """Notes one key, or for None all that a table holds."""
         if key is not None:
             self._values.setdefault((id(table.values), key), (table, key, table.values.get(key, MISSING)))

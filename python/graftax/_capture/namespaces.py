@@ -66,7 +66,7 @@ class _SeenAttribute:
         """What this thread sees."""
         return self.value if threading.get_ident() == self.thread else self.original
 
-    def __get__(self, obj: object, cls: Any = None) -> Any:
+    def __get__(self, obj: object, cls: object = None) -> Any:
         value = self.get()
         # The value may be a descriptor itself, such as a function, which has to be bound.
         getter = in_mro(type(value), "__get__")
@@ -92,7 +92,7 @@ class _SeenName:
     def _scope_of_thread(self) -> dict[str, Any]:
         return self.frame_scope if threading.get_ident() == self.thread else self.scope
 
-    def __get__(self, module: object, cls: Any = None) -> Any:
+    def __get__(self, module: object, cls: object = None) -> Any:
         try:
             return self._scope_of_thread()[self.name]
         except KeyError:

@@ -338,7 +338,7 @@ def _computing(method: Callable[..., object], is_view: bool) -> Callable[..., An
     """A method whose result is an array of its own, or a view."""
 
     @functools.wraps(method)
-    def computing(self: Any, *args: object, **kwargs: object) -> Any:
+    def computing(self: object, *args: object, **kwargs: object) -> Any:
         result = method(self, *args, **kwargs)
         # An operator with a `jax.Array` gives a `jax.Array`.
         is_operator = method.__name__.startswith("__")
@@ -350,7 +350,7 @@ def _computing(method: Callable[..., object], is_view: bool) -> Callable[..., An
 
 def _indexing(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def indexing(self: Any, index: Any) -> Any:
+    def indexing(self: object, index: object) -> Any:
         result = method(self, index)
         if not _is_asked_by_user(sys._getframe(1)):
             return result
@@ -363,7 +363,7 @@ def _indexing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _iterating(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def iterating(self: Any) -> Any:
+    def iterating(self: object) -> Any:
         rows = method(self)
         if not _is_asked_by_user(sys._getframe(1)):
             return rows
@@ -381,7 +381,7 @@ def _viewing_attribute(attribute: Any) -> property:
 
 
 def _refusing(tracer_class: type, name: str, remedy: str) -> Any:
-    def refusing(self: Any, *args: object, **kwargs: object) -> Any:
+    def refusing(self: object, *args: object, **kwargs: object) -> Any:
         frame = sys._getframe(1)
         if not _is_asked_by_user(frame):
             return getattr(tracer_class, name)(self, *args, **kwargs)
@@ -429,7 +429,7 @@ def _noting_change(array: object, operand: object) -> Any:
 
 def _noting(method: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def noting(self: Any, *args: object, **kwargs: object) -> Any:
+    def noting(self: object, *args: object, **kwargs: object) -> Any:
         if _is_asked_by_user(sys._getframe(1)):
             _now.watches[-1].has_changes = True
         return method(self, *args, **kwargs)

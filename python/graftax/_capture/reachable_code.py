@@ -116,7 +116,7 @@ def _function_in(value: Any) -> types.FunctionType | None:
     return value if type(value) is types.FunctionType else None
 
 
-def _method_in(value: Any) -> types.FunctionType | None:
+def _method_in(value: object) -> types.FunctionType | None:
     """The function of a method; None for the `__replace__` of a dataclass, and of the guard, what it guards."""
     function = _function_in(value)
     if function is None or function is _REPLACE:

@@ -160,7 +160,7 @@ class ReadSet(CodeReads):
             return self.signals.give()
         return False if is_met_each_time else None
 
-    def _is_met_each_time(self, code: types.CodeType, scope: dict[str, Any], function: Any) -> bool:
+    def _is_met_each_time(self, code: types.CodeType, scope: dict[str, Any], function: object) -> bool:
         """Is each frame of this code heard of, although what it names is known?"""
         if code.co_freevars and is_users_code(code, scope) and not is_generated(code, function):
             return True  # another function of this code may hold other state
@@ -463,7 +463,7 @@ class ReadSet(CodeReads):
             if is_number:
                 names.changing[id(owner or holder), name] = frozenset()
 
-    def _open_if_made_anew(self, holder: Any, name: str, value: object) -> bool:
+    def _open_if_made_anew(self, holder: object, name: str, value: object) -> bool:
         """Makes a root of a function that is made again with other numbers, as `schedule = make_schedule(rate)` is."""
         names, key = self.names, (id(holder), name)
         replaced = names.closures.get(key)

@@ -42,7 +42,7 @@ def _on_symbols(name: str, f: Callable[..., object]) -> Callable[..., Any]:
 class _ClassStandIn:
     """Stands for a builtin class, which answers all that it is asked except a call."""
 
-    def __init__(self, cls: Any, call: Callable[..., object]) -> None:
+    def __init__(self, cls: object, call: Callable[..., object]) -> None:
         self.__dict__.update({"_cls": cls, "_call": call})
 
     def __call__(self, /, *args: object, **kwargs: object) -> Any:

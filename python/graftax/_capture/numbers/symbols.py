@@ -292,14 +292,14 @@ def operation(name: str, f: Callable[..., object], *values: object) -> Any:
 def _binary(name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
     f = _BINARY.get(name) or _COMPARED[name]
 
-    def method(self: Any, operand: object) -> Any:
+    def method(self: object, operand: object) -> Any:
         return operation(name, f, operand, self) if reflected else operation(name, f, self, operand)
 
     return method
 
 
 def _unary(name: str, f: Callable[[Any], object]) -> Callable[[Any], Any]:
-    def method(self: Any) -> Any:
+    def method(self: object) -> Any:
         return operation(name, f, self)
 
     return method
