@@ -110,6 +110,7 @@ class StoodIn:
         Raises:
             NewReads: the code is to find a function that takes symbols, in the next trace.
         """
+        # A frame may have what it sees of its module's globals: the module's own are noted.
         scope = self.now.originals.get(id(scope), scope)
         if is_never_asked(code.co_filename) or id(scope) in self._of_numbers:
             return

@@ -194,6 +194,7 @@ class CachedValues:
         reference = self._functions.get(id(function))
         cache = reference() if reference is not None else None
         code = function.__code__
+        # Only the first argument of a frame is known here.
         takes_more = code.co_argcount > 1 or code.co_kwonlyargcount or code.co_flags & 0x0C  # *args, **kwargs
         if cache is None or getattr(cache, "__wrapped__", None) is not function or takes_more:
             return None
@@ -210,6 +211,7 @@ class CachedValues:
                 self._times.clear()
                 raise MutationError(DROPPED.format(call=_text(cache, arguments, ())))
             try:
+                # The call may be within a trace of JAX's: results must be arrays all the same.
                 with jax.ensure_compile_time_eval():
                     cache(*arguments)
             except Exception as error:

@@ -250,6 +250,7 @@ class ImpureCalls:
             is_raising = False
         finally:
             _THREAD.watches.pop()
+            # The trace around this one would run it again, so what this one has done counts for both.
             if watch is not None:
                 _THREAD.done_once = watch.done_once
                 if (outer := _watch()) is not None and watch.done_once:
@@ -369,6 +370,7 @@ class _Watch:
         """Counts a call, and prepares its warning."""
         call, place = call.of_code(code), f"{code.co_filename}:{line}"
         text = call.name if call.is_read else f"{call.name}()"
+        # Every call counts, so that `may_repeat` is right; the warning is given once.
         self.count += 1
         if call.kind.is_once and not self.done_once:
             self.done_once = TWICE.format(name=self._name, call=f"{call.name}()", place=place)
@@ -387,6 +389,7 @@ class _Watch:
 
     def tell_of_environ(self, frame: types.FrameType | None) -> None:  # unmeasured: in an event
         """Notes a use of `os.environ`. `frame` is of one of its own methods."""
+        # `os.environ.get` and the like come from the base class, so there may be several frames of the library.
         while frame is not None and frame.f_code.co_filename in ENVIRON_FILES:
             frame = frame.f_back
         if frame is not None and id(frame.f_code) in self.codes:
@@ -432,6 +435,7 @@ if sys.version_info >= (3, 12):
             _users -= 1
             if _users or _tool is None:
                 return
+            # The last trace: no event stays, so code runs at full speed again, and another tool finds the id free.
             for code in (*(code for code, _ in _reported.values()), *ENVIRON_CODES):
                 _monitoring.set_local_events(_tool, code, 0)
             _reported.clear()

@@ -202,6 +202,7 @@ class LibraryGlobals:
     @property
     def containers(self) -> list[SettingsTable]:
         """The lists and sets that no trace has changed."""
+        # No watcher tells of a change in these, so each call compares them: only small ones.
         tables = [table for table in list(self._tables.values()) if type(table.values) is not dict]
         small = [table for table in tables if len(table.values) <= _MOST_ITEMS]
         return [table for table in small if (id(table.values), None) not in self.changing]

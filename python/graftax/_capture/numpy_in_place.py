@@ -199,6 +199,7 @@ class NumpyWatch:
         held = [*(None if isinstance(value, _NumpyArray) else value for value in values), result]
         names = *names[: len(values)], *(f"<root {i}>" for i in range(len(names), len(values))), "the result"
         leaves, graphdef = _core.record(tuple(held), names)
+        # A view of a changed array has other values in plain Python, too.
         replaced = {id(change.array): change for change in self.changes}
         for view, base in self.views:
             if id(base) in replaced:
@@ -352,6 +353,7 @@ def _indexing(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def indexing(self: object, index: object) -> Any:
         result = method(self, index)
+        # With basic indices NumPy gives a view, with others a copy, and for one element a scalar.
         if not _is_asked_by_user(sys._getframe(1)):
             return result
         parts = index if isinstance(index, tuple) else (index,)
@@ -412,7 +414,7 @@ def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
         if not np.can_cast(result.dtype, self.dtype, "same_kind"):
             text = "Cannot cast ufunc {!r} output from {!r} to {!r} with casting rule 'same_kind'"
             raise TypeError(text.format(name, result.dtype, self.dtype))
-        result = result.astype(self.dtype)
+        result = result.astype(self.dtype)  # an array that NumPy changes keeps its dtype
         _now.watches[-1].replace(_Change(self, operator, frame))
         return _note_result(result, self, False)
 

@@ -31,6 +31,7 @@ def _on_symbols(name: str, f: Callable[..., object]) -> Callable[..., Any]:
     def function(*args: object, **kwargs: object) -> Any:
         if kwargs or not any(map(is_symbol, args)):
             return f(*args, **kwargs)
+        # An array or an object of the user's beside a symbol: the function itself decides, and asks for the value.
         result = operation(name, f, *args)
         return f(*args) if result is NotImplemented else result
 

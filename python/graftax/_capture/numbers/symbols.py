@@ -428,6 +428,7 @@ class Symbol:
         # JAX asks for this what stands for a number in its own traces.
         if name == "dimension_as_value" and is_whole and not is_users(sys._getframe(1).f_code.co_filename):
             return functools.partial(_as_array, self)
+        # Asking for an attribute that no number has tells nothing of the value, so it makes no guard.
         if not hasattr(type(self._number), name):
             raise AttributeError(
                 f"{type(self._number).__name__!r} object has no attribute {name!r}", name=name, obj=self
@@ -444,6 +445,7 @@ class Symbol:
         return self._of_trace.array(self) if dtype_request is None else _of_dtype(self, *dtype_request)
 
     def __array__(self, dtype: Any = None, copy: object = None) -> np.ndarray[Any, Any]:
+        # JAX checks whether a dtype can hold the number: that is a guard of its range, not of its value.
         if dtype is not None and only_checks_dtype(sys._getframe(1)):
             if np.issubdtype(dtype, np.integer):
                 _is_within(math.trunc(self), dtype)
@@ -509,6 +511,7 @@ class IntSymbol(Symbol):
         return IntSymbol if makes_seed(sys._getframe(1)) else int
 
     def __index__(self) -> int:
+        # JAX tries a static slice first. After this error it makes a dynamic one, for which the index is an input.
         if not self._of_trace.is_pinned(self) and tries_static_slice(sys._getframe(1)):
             raise TypeError("an index that may be another one in the next call")
         frame = sys._getframe(1)
