@@ -261,13 +261,13 @@ def test_a_check_finds_a_global_that_is_not_given_back() -> None:
 
 @pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")  # of Thread.start()
 def test_another_thread_keeps_its_values_while_globals_are_assigned() -> None:
-    seen: set[int] = set()
+    counts: set[int] = set()
     m = module(
         "n = 0\ndef helper(x):\n    global n\n    n = x\n    wait()\n    return n\ndef f(x): return helper(x)",
-        wait=lambda: _in_thread(lambda: seen.add(m.n)),
+        wait=lambda: _in_thread(lambda: counts.add(m.n)),
     )
     assert graftax.jit(m.f)(ONE).tolist() == m.n.tolist() == [1, 1]
-    assert seen == {0}
+    assert counts == {0}
 
 
 def _in_thread(run: Callable[[], Any]) -> None:

@@ -345,9 +345,9 @@ def test_other_entries_stay_where_one_holds_a_tracer():
     def pair(n: int, *more: Any) -> Any:
         return [jnp.ones(n)]
 
-    kept = pair(1)
+    cached = pair(1)
     graftax.jit(lambda x: x + pair(2, "not before the trace")[0])(jnp.ones(2))
-    assert pair(1) is kept and pair.cache_info().currsize == 1
+    assert pair(1) is cached and pair.cache_info().currsize == 1
 
 
 def test_an_object_that_is_no_longer_cached_is_not_kept():

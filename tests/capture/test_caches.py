@@ -140,9 +140,9 @@ def test_a_trace_that_fails_leaves_no_tracer():
 
 
 def test_values_that_were_there_stay():
-    kept = table(6)
+    cached = table(6)
     graftax.jit(lambda x: x + table(6))(jnp.ones(6))
-    assert table(6) is kept
+    assert table(6) is cached
 
 
 def test_numbers_stay_cached():
@@ -187,15 +187,15 @@ SCALE = 2.0
 
 def test_a_number_that_changes_is_a_key_like_another(monkeypatch):
     """What a cache has for a number stays, as in plain Python, where the program reads something else by then."""
-    found = []
+    results = []
     for wrap in (lambda f: f, graftax.jit):
         times_scale.cache_clear()
         f = wrap(lambda x, n: x * times_scale(n))
-        found.append([float(f(1.0, n)) for n in (3, 4)])
+        results.append([float(f(1.0, n)) for n in (3, 4)])
         monkeypatch.setitem(globals(), "SCALE", 5.0)
-        found[-1] += [float(f(1.0, n)) for n in (3, 7)]
+        results[-1] += [float(f(1.0, n)) for n in (3, 7)]
         monkeypatch.setitem(globals(), "SCALE", 2.0)
-    assert found[0] == found[1] == [6.0, 8.0, 6.0, 35.0]
+    assert results[0] == results[1] == [6.0, 8.0, 6.0, 35.0]
 
 
 def test_a_trace_ends_while_another_thread_meets_caches():
@@ -365,10 +365,10 @@ def test_a_call_that_fails_leaves_a_cache_in_order(size):
         double(5)
         raise KeyError("mine")
 
-    kept = double(1)
+    cached = double(1)
     with pytest.raises(KeyError, match="mine"):
         graftax.jit(f)(jnp.ones(2))
-    assert kept["w"].tolist() == [1, 1]
+    assert cached["w"].tolist() == [1, 1]
     for _ in range(2):
         assert double(1)["w"].tolist() == [1, 1] and double(5)["w"].tolist() == [5, 5]
     assert double.cache_info().currsize == 2

@@ -32,13 +32,13 @@ def test_what_a_debugger_does_is_no_part_of_the_program() -> None:
         model["w"] = doubled(model["w"])
 
     compiled, model = graftax.jit(step), {"w": jnp.ones(2)}
-    before = sys.gettrace()
+    trace_function = sys.gettrace()
     sys.settrace(watch)
     try:
         for _ in range(3):
             compiled(model)
     finally:
-        sys.settrace(before)
+        sys.settrace(trace_function)
     assert model["w"][0] == 8 and compiled.cache_info().traces == 1
     assert LINES == len(WATCHED) > 0 and any("doubled" in line for line in WATCHED)
     compiled(model)

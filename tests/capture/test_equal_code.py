@@ -81,13 +81,13 @@ def test_code_that_is_executed_in_two_namespaces_reads_those_of_each(called: str
             return [f(x) for f in functions]
 
         f, x = jit(both), jnp.ones(())
-        found = [float(y) for y in f(x)]
+        numbers = [float(y) for y in f(x)]
         for namespace, k in ((other, 5.0), (one, 7.0), (other, 9.0)):
             namespace["K"] = namespace["HELD"][0] = k
-            found += [float(y) for y in f(x)]
+            numbers += [float(y) for y in f(x)]
         other["set_k"](11.0)
-        found += [float(y) for y in f(x)]
-        results.append(found)
+        numbers += [float(y) for y in f(x)]
+        results.append(numbers)
     assert results[0] == results[1]
 
 

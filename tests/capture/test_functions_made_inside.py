@@ -224,15 +224,15 @@ def test_a_derivative_rule_made_inside_does_not_keep_what_it_read_the_first_time
 
 
 def test_a_host_function_still_sees_what_the_call_was_given() -> None:
-    state["w"], seen = jnp.ones(1), list[float]()
+    state["w"], counts = jnp.ones(1), list[float]()
 
     @graftax.jit
     def noted(x: Any) -> Any:
-        jax.debug.callback(lambda x: seen.append(float(x[0] * state["w"][0])), x)
+        jax.debug.callback(lambda x: counts.append(float(x[0] * state["w"][0])), x)
         return x * 2
 
     for _ in range(3):
         noted(jnp.ones(1))
         jax.effects_barrier()
         state["w"] = state["w"] + 1
-    assert seen == [1.0, 2.0, 3.0]
+    assert counts == [1.0, 2.0, 3.0]

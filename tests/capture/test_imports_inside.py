@@ -46,9 +46,9 @@ CHANGES = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
+    loaded_modules = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
+    for name in set(sys.modules) - loaded_modules:
         if name.startswith("graftax_test_"):
             del sys.modules[name]
 

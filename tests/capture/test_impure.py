@@ -327,7 +327,7 @@ def test_names_of_the_users_own_are_not_confused_with_those_of_python():
 
 def test_threads_are_told_of_their_own_traces_only():
     inside, go = threading.Event(), threading.Event()
-    found = []
+    results = []
 
     def f(x):
         inside.set()
@@ -339,14 +339,14 @@ def test_threads_are_told_of_their_own_traces_only():
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        thread = threading.Thread(target=lambda: found.append(graftax.jit(f)(x)))
+        thread = threading.Thread(target=lambda: results.append(graftax.jit(f)(x)))
         thread.start()
         assert inside.wait(60)
         shared(x), quiet_print(x)
         assert not [w for w in seen if "Event" not in str(w.message)]
         go.set()
         thread.join()
-    assert len(found) == 1 and [w for w in seen if "Event" not in str(w.message)] == seen[-1:]
+    assert len(results) == 1 and [w for w in seen if "Event" not in str(w.message)] == seen[-1:]
 
 
 def test_what_was_used_is_given_back():

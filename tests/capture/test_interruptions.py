@@ -60,10 +60,10 @@ def counts() -> Iterator[None]:
 
 @pytest.fixture
 def frequent_collections() -> Iterator[None]:
-    before = gc.get_threshold()
+    threshold = gc.get_threshold()
     gc.set_threshold(100)
     yield
-    gc.set_threshold(*before)
+    gc.set_threshold(*threshold)
 
 
 def allocating() -> Callable[[Any], Any]:
@@ -110,11 +110,11 @@ def test_the_handler_of_a_signal_is_no_part_of_the_function(handler: Any) -> Non
         _thread.interrupt_main(signal.SIGUSR1)
         return x + sum(range(3))
 
-    before, step = signal.signal(signal.SIGUSR1, handler), graftax.jit(interrupted)
+    original_handler, step = signal.signal(signal.SIGUSR1, handler), graftax.jit(interrupted)
     try:
         assert [float(step(jnp.ones(()))) for _ in range(3)] == [4, 4, 4]
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, original_handler)
     assert [signal.SIGUSR1] == LOG
 
 
@@ -167,13 +167,13 @@ def test_what_a_handler_of_a_signal_catches_says_nothing_of_symbolic_numbers() -
         _thread.interrupt_main(signal.SIGUSR1)
         state["n"] = [state["n"] + sum(range(2))][0]
 
-    before = signal.signal(signal.SIGUSR1, catching_handler)
+    original_handler = signal.signal(signal.SIGUSR1, catching_handler)
     compiled, state = graftax.jit(step), {"n": 0, "w": jnp.ones(2)}
     try:
         for _ in range(4):
             compiled(state)
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, original_handler)
     assert state["n"] == 4 and LOG
     assert compiled.cache_info().misses <= 2
 

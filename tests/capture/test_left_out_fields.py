@@ -105,10 +105,10 @@ LOST: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def _refused(f: Callable[[Any], Any], model: Any, given: Any, text: str) -> None:
-    before = {name: repr(getattr(model, name)) for name in ("count", "log", "name") if hasattr(model, name)}
+    originals = {name: repr(getattr(model, name)) for name in ("count", "log", "name") if hasattr(model, name)}
     with pytest.raises(graftax.MutationError, match=text):
         graftax.jit(lambda m: f(m))(given)
-    assert before == {name: repr(getattr(model, name)) for name in before}
+    assert originals == {name: repr(getattr(model, name)) for name in originals}
 
 
 @pytest.mark.quick(4)
@@ -231,11 +231,11 @@ def test_an_object_without_arrays_is_as_before(change):
     def state() -> list[str]:
         return [repr(vars(KEPT.inner)) if name == "inner" else repr(value) for name, value in vars(KEPT).items()]
 
-    before, jitted = state(), graftax.jit(lambda x: with_default(x, change))
+    original, jitted = state(), graftax.jit(lambda x: with_default(x, change))
     for _ in range(3):
         with pytest.raises(graftax.MutationError, match="__defaults__"):
             jitted(ONE)
-        assert state() == before
+        assert state() == original
 
 
 TRANSFORMS = {

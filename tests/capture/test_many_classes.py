@@ -22,8 +22,8 @@ def project(classes: int, methods: int) -> str:
         for j in range(methods):
             lines.append(f"    def m{i}_{j}(self, x): return x * self.w{i} + self.k{i}")
     calls = "".join(f"    x = objs[{i}].m{i}_{j}(x)\n" for i in range(classes) for j in range(methods))
-    made = ", ".join(f"C{i}()" for i in range(classes))
-    return "\n".join([*lines, f"objs = [{made}]", f"def f(x):\n{calls}    return x"])
+    instances = ", ".join(f"C{i}()" for i in range(classes))
+    return "\n".join([*lines, f"objs = [{instances}]", f"def f(x):\n{calls}    return x"])
 
 
 def times_called(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, classes: int) -> int:

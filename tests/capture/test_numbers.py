@@ -51,8 +51,8 @@ def with_arrays(x: Any, n: Any) -> Any:
 
 
 def in_functions(x: Any, n: Any) -> Any:
-    made = jnp.asarray(n), jnp.array([n, 1.0]), jnp.full((2,), n), jnp.full_like(x, n), jnp.float32(n)
-    return *made, jnp.where(x > 1, n, x), jnp.maximum(x, n), jnp.clip(x, 0, n), jnp.stack([x[0], n]), x.at[0].set(n)
+    arrays = jnp.asarray(n), jnp.array([n, 1.0]), jnp.full((2,), n), jnp.full_like(x, n), jnp.float32(n)
+    return *arrays, jnp.where(x > 1, n, x), jnp.maximum(x, n), jnp.clip(x, 0, n), jnp.stack([x[0], n]), x.at[0].set(n)
 
 
 def schedule(x: Any, n: Any) -> Any:
@@ -231,20 +231,20 @@ def test_closures_globals_and_attributes_count_too():
     class Counter:
         n = 0
 
-    made = Counter()
-    made.n = 1
+    counter = Counter()
+    counter.n = 1
     rate = 0.5
 
     def step(x: Any) -> Any:
         nonlocal rate
         rate = rate / 2
-        made.n += 1
+        counter.n += 1
         return x * rate
 
     f = graftax.jit(step)
     for i in range(6):
         assert f(x()).tolist() == (x() * 0.5 ** (i + 2)).tolist()
-        assert (made.n, rate) == (i + 2, 0.5 ** (i + 2))
+        assert (counter.n, rate) == (i + 2, 0.5 ** (i + 2))
     assert traces(f) == 1
 
 

@@ -25,8 +25,8 @@ def a_schedule(x: Any, n: Any) -> Any:
 
 
 def functions(x: Any, n: Any) -> Any:
-    made = np.sqrt(n), np.exp(-n), np.log(n), np.maximum(n, 3), np.minimum(n, 2.5), np.power(0.5, n), np.abs(-n)
-    return *made, np.sign(n), np.mod(n, 3), np.floor(n / 2), np.hypot(n, 2), np.arctan2(n, 3), np.add(n, 0.5)
+    results = np.sqrt(n), np.exp(-n), np.log(n), np.maximum(n, 3), np.minimum(n, 2.5), np.power(0.5, n), np.abs(-n)
+    return *results, np.sign(n), np.mod(n, 3), np.floor(n / 2), np.hypot(n, 2), np.arctan2(n, 3), np.add(n, 0.5)
 
 
 def other_functions(x: Any, n: Any) -> Any:
@@ -63,8 +63,8 @@ def what_it_is(x: Any, n: Any) -> Any:
 
 
 def in_objects(x: Any, n: Any) -> Any:
-    found = {"a": [np.sqrt(n), x], "b": (np.int32(n), n)}
-    return found, jax.tree.map(lambda a: a * 2, found)
+    values = {"a": [np.sqrt(n), x], "b": (np.int32(n), n)}
+    return values, jax.tree.map(lambda a: a * 2, values)
 
 
 def in_jax(x: Any, n: Any) -> Any:
@@ -130,8 +130,8 @@ def test_whole_scalars_compile_once_and_comparisons_by_their_outcome():
 
 def test_whole_numbers_in_math_compile_once():
     def program(x: Any, n: Any) -> Any:
-        found = math.gcd(n, 12), math.lcm(4, n), math.comb(20, n), math.perm(n, 1), math.factorial(n), math.isqrt(n)
-        return found, x * math.gcd(n, 6), math.ulp(n), math.nextafter(n, 0)
+        integers = math.gcd(n, 12), math.lcm(4, n), math.comb(20, n), math.perm(n, 1), math.factorial(n), math.isqrt(n)
+        return integers, x * math.gcd(n, 6), math.ulp(n), math.nextafter(n, 0)
 
     f = graftax.jit(program)
     for value in WHOLE:
@@ -197,9 +197,9 @@ def test_code_that_passes_a_class_of_numpy_on_has_the_class_itself():
         return x.astype(np.float16) * n, np.float32(n), np.finfo(np.float32).bits, np.float16(n), {np.int8: np.int8(1)}
 
     for value in (1, 2, 3):
-        found = f(x(), value)
+        result = f(x(), value)
         expected = x().astype(np.float16) * value, np.float32(value), 32, np.float16(value), {np.int8: np.int8(1)}
-        assert same(found[:4], expected[:4]) and list(found[4]) == [np.int8] and type(found[4][np.int8]) is np.int8
+        assert same(result[:4], expected[:4]) and list(result[4]) == [np.int8] and type(result[4][np.int8]) is np.int8
 
 
 def test_a_scalar_too_large_for_jax_is_what_jax_makes_of_it():

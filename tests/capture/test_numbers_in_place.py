@@ -57,8 +57,8 @@ def test_a_numpy_array_between_the_numbers_is_not_taken_for_one(made):
     f = graftax.jit(lambda a, n, b, m: (a * n, b + m, n))
     for i in range(80):
         a, b = np.full(16, i, "int32"), np.full(16, -i, "float32")  # as the vectors of the numbers are
-        found = f(a, i + 1, b, i * 0.5)
-        assert [x.tolist() for x in found[:2]] == [[i * (i + 1)] * 16, [i * -0.5] * 16] and found[2] == i + 1
+        result = f(a, i + 1, b, i * 0.5)
+        assert [x.tolist() for x in result[:2]] == [[i * (i + 1)] * 16, [i * -0.5] * 16] and result[2] == i + 1
 
 
 def test_calls_that_wait_for_their_arrays_see_their_own_numbers(made):

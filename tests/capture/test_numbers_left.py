@@ -126,14 +126,14 @@ KEPT: dict[str, Any] = {
 
 def types_in(value: Any) -> set[type]:
     """All types that the collector finds from a value, without those of code."""
-    found, stack, met = set[type](), [value], set[int]()
+    types_held, stack, met = set[type](), [value], set[int]()
     while stack:
         item = stack.pop()
         if id(item) not in met and not isinstance(item, NO_HOLDERS):
             met.add(id(item))
-            found.add(type(item))
+            types_held.add(type(item))
             stack += gc.get_referents(item) if not isinstance(item, types.FunctionType) else item.__closure__ or ()
-    return found
+    return types_held
 
 
 @pytest.mark.quick(5)
@@ -141,10 +141,10 @@ def types_in(value: Any) -> set[type]:
 def test_what_keeps_a_number_holds_a_number(keep: Any):
     f = graftax.jit(lambda x, n: (keep(n), x * n), warn_impure=False)
     for n in (1, 2, 3, 2):
-        found, product = f(x(), n)
+        result, product = f(x(), n)
         assert product[1] == n
-        assert not types_in([found, *vars(HIDDEN.value).values()]) & SYMBOLS
-        assert repr(found) == repr(keep(n))
+        assert not types_in([result, *vars(HIDDEN.value).values()]) & SYMBOLS
+        assert repr(result) == repr(keep(n))
     hidden = HIDDEN.value
     assert set(hidden.values) <= {1, 2, 3} and all(
         type(n) is int for n in [*hidden.values, *hidden.table.values()][:9:2]

@@ -86,31 +86,31 @@ def test_numbers_can_be_static():
 
 
 def test_a_symbol_that_something_keeps_is_its_value():
-    kept: list[Any] = []
+    held: list[Any] = []
 
     class Keeper:
         def keep(self, n: Any) -> None:
-            kept.append(n)
+            held.append(n)
 
     keeper = graftax.Static(Keeper())
     f = graftax.jit(lambda x, n: (keeper.value.keep(n), x * n)[1])
     for n in (1, 2, 3):
         assert f(x(), n)[1] == n
-        assert kept[-1] == n and kept[-1] + 1 == n + 1 and f"{kept[-1]}" == str(n)
+        assert held[-1] == n and held[-1] + 1 == n + 1 and f"{held[-1]}" == str(n)
 
 
 def test_a_host_function_sees_the_number_of_the_call():
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     def step(x: Any, n: Any) -> Any:
-        jax.debug.callback(lambda v: seen.append((n, float(v))), x[1])
+        jax.debug.callback(lambda v: calls.append((n, float(v))), x[1])
         return x * n
 
     f = graftax.jit(step)
     for n in (1, 2, 3, 2):
         f(x(), n)
         jax.effects_barrier()
-    assert seen == [(1, 1.0), (2, 1.0), (3, 1.0), (2, 1.0)]
+    assert calls == [(1, 1.0), (2, 1.0), (3, 1.0), (2, 1.0)]
 
 
 def test_a_cached_helper_is_given_no_symbol_to_keep():
@@ -272,13 +272,13 @@ def as_a_seed(x: Any, n: Any) -> Any:
 
 
 def in_messages(x: Any, n: Any) -> Any:
-    found: list[str] = []
+    texts: list[str] = []
     for wrong in (lambda: n + "a", lambda: list(n), lambda: n(), lambda: "a" + n):
         try:
             wrong()
         except TypeError as error:
-            found.append(str(error))
-    return found, x * n
+            texts.append(str(error))
+    return texts, x * n
 
 
 def types_below(value: Any) -> Any:
@@ -317,9 +317,9 @@ OTHERS = (with_other_numbers, with_decimals, with_a_match, as_keys, added_by_sum
 def test_what_reads_a_number_in_c_finds_what_it_finds_in_plain_python(program: Any, values: Any):
     f = graftax.jit(program)
     for value in values:
-        found, expected = f(x(), value), program(x(), value)
-        assert repr(found).replace("-0.", "0.") == repr(expected).replace("-0.", "0.")
-        assert types_below(found) == types_below(expected)
+        result, expected = f(x(), value), program(x(), value)
+        assert repr(result).replace("-0.", "0.") == repr(expected).replace("-0.", "0.")
+        assert types_below(result) == types_below(expected)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["a"], meta_fields=["n"])

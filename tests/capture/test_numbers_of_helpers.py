@@ -184,8 +184,14 @@ def test_a_function_that_is_made_of_other_code_or_with_another_text_is_another_p
         return lambda step: rate if kind == "constant" else rate * step
 
     f = graftax.jit(lambda y: y * schedule(3))
-    made = [make(0.5, "constant"), make(0.25, "constant"), make(2.0, "linear"), make(4.0, "linear"), lambda step: step]
-    for schedule in made:
+    schedules = [
+        make(0.5, "constant"),
+        make(0.25, "constant"),
+        make(2.0, "linear"),
+        make(4.0, "linear"),
+        lambda step: step,
+    ]
+    for schedule in schedules:
         assert f(x).tolist() == [schedule(3)] * 2
     assert f.cache_info().traces == 4
     schedule = make_schedule(0.5)

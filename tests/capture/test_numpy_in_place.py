@@ -75,9 +75,9 @@ def changed_by_what_numpy_computed(a: Any) -> Any:
 
 
 def kept_in_a_list(a: Any) -> Any:
-    kept = [a]
+    holder = [a]
     a += 1
-    return kept
+    return holder
 
 
 SILENT_BEFORE: list[Callable[[Any], Any]] = [
