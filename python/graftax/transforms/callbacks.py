@@ -200,6 +200,7 @@ class _Host:
 
     def given(self, leaves: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any]]:
         """Called by the core: (positional arguments, keyword arguments, the function to pass the result to)."""
+        # What the function can reach is recorded before it runs: `_receive_result` compares.
         roots = _core.unflatten_roots(self._arguments, list(leaves))
         count = len(roots) - len(self._keywords)
         captured = self._copied and Snapshot.take(*self._copied)

@@ -22,9 +22,9 @@ from graftax.transforms._engine.derivative import (
     split_aux,
     with_own_first,
 )
-from graftax.transforms._engine.lift import MISSING, Make, by_value, decorator, memoize_wrapper, name_of, named, wraps
+from graftax.transforms._engine.lift import MISSING, Make, by_value, decorator, memoize_wrapper, named, wraps
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.wrt import OfArrays, Wrt, choose_leaves, differentiable_program, parse_wrt
+from graftax.transforms._engine.wrt import OfArrays, Wrt, differentiated_program
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -215,9 +215,7 @@ def with_gradient(
     @wraps(fun, title)
     def value_and_gradient(*args: object, **kwargs: object) -> Any:
         allow_int = options.get("allow_int", False)
-        selectors = parse_wrt(name_of(fun, title), argnums, wrt)[0]
-        program = differentiable_program(make, fun, title, args, kwargs, selectors, allow_int)
-        chosen = choose_leaves(program, argnums, wrt, allow_int, make is not Program)
+        program, chosen = differentiated_program(make, fun, title, args, kwargs, argnums, wrt, allow_int)
 
         # `ForwardHook` calls it before the backward pass, whose rules find the caller's objects updated.
         def finish(outputs: list[Any]) -> Any:

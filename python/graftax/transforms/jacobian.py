@@ -27,12 +27,11 @@ from graftax.transforms._engine.lift import (
     by_value,
     decorator,
     memoize_wrapper,
-    name_of,
     named,
     wraps,
 )
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.wrt import OfArrays, Wrt, choose_leaves, differentiable_program, parse_wrt
+from graftax.transforms._engine.wrt import OfArrays, Wrt, differentiated_program
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -214,9 +213,7 @@ def jacobian_by(
     @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         allow_int = options.get("allow_int", False)
-        selectors = parse_wrt(name_of(fun, title), argnums, wrt)[0]
-        program = differentiable_program(make, fun, title, args, kwargs, selectors, allow_int)
-        chosen = choose_leaves(program, argnums, wrt, allow_int, make is not Program)
+        program, chosen = differentiated_program(make, fun, title, args, kwargs, argnums, wrt, allow_int)
         traced: list[Output] = []
 
         def finish(outputs: list[Any]) -> Any:

@@ -86,7 +86,7 @@ def jvp(
     differentiated = Differentiated(Program, fun, "jvp", primals, has_aux)
     tangent_leaves = differentiated.tangents(tangents)
     _, rates, outputs = jax.jvp(differentiated.flat, (differentiated.primals,), (tangent_leaves,), has_aux=True)
-    return differentiated.results(differentiated.output_graph(rates), outputs)
+    return differentiated.results(differentiated.linear_map().output_graph(rates), outputs)
 
 
 @overload

@@ -59,7 +59,7 @@ def vjp(
         >>> pull(jnp.ones(2))
         ({'w': Array([2., 2.], dtype=float32), 'name': None},)
     """
-    if fun is MISSING:
+    if fun is MISSING:  # a decorator, as in `jvp`
         return functools.partial(functools.partial, vjp, has_aux=has_aux, reduce_axes=reduce_axes)
     return pulled_back(Program, fun, primals, has_aux, {"reduce_axes": reduce_axes} if reduce_axes else {})
 

@@ -17,7 +17,7 @@ from graftax._jax.error_texts import is_of_reverse_loop
 from graftax.transforms._engine.lift import Make, Output, named, traced_output
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import TangentType, is_float0, match_tangents
-from graftax.transforms._engine.wrt import Chosen, choose_leaves, differentiable_program
+from graftax.transforms._engine.wrt import Chosen, differentiated_program
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,11 +114,13 @@ def explaining_reverse_errors() -> Generator[None]:
         raise
 
 
-def _counted(name: str, tangents: Sequence[object], count: int) -> tuple[Any, ...]:
-    """The tangents as a tuple. Raises TypeError if there is not one for each primal."""
-    if len(tangents) != count:
-        raise TypeError(TANGENT_COUNT.format(name=name, count=count, given=len(tangents)))
-    return tuple(tangents)
+def _input_tangents(
+    name: str, chosen: Chosen, types: Sequence[TangentType], graphs: Sequence[object]
+) -> tuple[Any, ...]:
+    """One tangent for each differentiated leaf. Raises TypeError if there is not one graph for each primal."""
+    if len(graphs) != len(chosen.roots):
+        raise TypeError(TANGENT_COUNT.format(name=name, count=len(chosen.roots), given=len(graphs)))
+    return match_tangents(name, "tangent", types, tuple(graphs))
 
 
 class LinearMap(NamedTuple):
@@ -131,7 +133,7 @@ class LinearMap(NamedTuple):
     outputs: tuple[TangentType, ...]
 
     def tangents(self, graphs: Sequence[object]) -> tuple[Any, ...]:
-        return match_tangents(self.name, "tangent", self.inputs, _counted(self.name, graphs, len(self.chosen.roots)))
+        return _input_tangents(self.name, self.chosen, self.inputs, graphs)
 
     def cotangents(self, graph: object) -> tuple[Any, ...]:
         return match_tangents(self.name, "cotangent", self.outputs, (graph,))
@@ -146,9 +148,7 @@ class Differentiated:
     def __init__(
         self, make: Make, fun: Callable[..., object], title: str, primals: Sequence[object], has_aux: bool
     ) -> None:
-        numbers = range(len(primals))
-        self._program = differentiable_program(make, fun, title, primals, {}, numbers)
-        self._chosen = choose_leaves(self._program, numbers, None, False, make is not Program)
+        self._program, self._chosen = differentiated_program(make, fun, title, primals, {}, range(len(primals)))
         self._has_aux = has_aux
         self.primals = tuple(self._program.leaves[i] for i in self._chosen.leaves)
         key_paths = self._program.key_paths
@@ -163,11 +163,7 @@ class Differentiated:
         self.flat = named(flat, self._program)
 
     def tangents(self, graphs: Sequence[object]) -> tuple[Any, ...]:
-        name = self._program.name
-        return match_tangents(name, "tangent", self._inputs, _counted(name, graphs, len(self._chosen.roots)))
-
-    def output_graph(self, leaves: Sequence[object]) -> Any:
-        return self.linear_map().output_graph(leaves)
+        return _input_tangents(self._program.name, self._chosen, self._inputs, graphs)
 
     def linear_map(self) -> LinearMap:
         assert self._output is not None

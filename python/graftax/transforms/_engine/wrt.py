@@ -68,20 +68,43 @@ class Chosen(NamedTuple):
         return graphs[0] if self.single else tuple(graphs)
 
 
-def differentiable_program(
+def differentiated_program(
     make: Make,
     fun: Callable[..., object],
     title: str,
     args: Sequence[object],
     kwargs: dict[str, Any],
-    selectors: Sequence[int | str],
+    argnums: int | Sequence[int],
+    wrt: Wrt = None,
     allow_int: bool = False,
+) -> tuple[Program, Chosen]:
+    """The program of a call, and the leaves of it that are differentiated.
+
+    By value, as in Equinox, Python numbers are static, nothing that functions capture is differentiated, and it is not
+    an error to differentiate no leaf.
+
+    Args:
+        make: makes the program.
+        fun, args, kwargs: the call.
+        title: the name of the transform, for messages.
+        argnums, wrt, allow_int: as in `value_and_grad`.
+    """
+    selectors, single = _parse_wrt(name_of(fun, title), argnums, wrt)
+    program = make(name_of(fun, title), [fun], args, kwargs)
+    if make is Program:
+        program = _with_numbers_as_arrays(program, fun, args, kwargs, selectors, allow_int)
+    return program, _choose_leaves(program, selectors, single, argnums, wrt, allow_int, make is not Program)
+
+
+def _with_numbers_as_arrays(
+    program: Program,
+    fun: Callable[..., object],
+    args: Sequence[object],
+    kwargs: dict[str, Any],
+    selectors: Sequence[int | str],
+    allow_int: bool,
 ) -> Program:
-    """The program of a call, in which a differentiated argument that is a Python number is an array, as in JAX."""
-    name = name_of(fun, title)
-    program = make(name, [fun], args, kwargs)
-    if make is not Program:  # by value, as in Equinox: Python numbers are static
-        return program
+    """The program with arrays in place of differentiated arguments that are Python numbers, as in JAX."""
     types = (float, complex, int, bool) if allow_int else (float, complex)
     arguments = [*args, *kwargs.values()]
     number_operands = [
@@ -93,10 +116,10 @@ def differentiable_program(
     for i in number_operands:
         arguments[i] = jnp.asarray(arguments[i])
     count = len(args)
-    return make(name, [fun], arguments[:count], dict(zip(kwargs, arguments[count:], strict=True)))
+    return Program(program.name, [fun], arguments[:count], dict(zip(kwargs, arguments[count:], strict=True)))
 
 
-def parse_wrt(name: str, argnums: object, wrt: Wrt) -> tuple[list[int | str], bool]:
+def _parse_wrt(name: str, argnums: object, wrt: Wrt) -> tuple[list[int | str], bool]:
     """Reads `argnums` and `wrt`: (positions, names and patterns; whether a single one was passed)."""
     option = "argnums" if wrt is None or callable(wrt) or as_filter(wrt) is not None else "wrt"
     selection: Any = argnums if option == "argnums" else wrt
@@ -117,8 +140,14 @@ def parse_wrt(name: str, argnums: object, wrt: Wrt) -> tuple[list[int | str], bo
     return selectors, single
 
 
-def choose_leaves(
-    program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, like_equinox: bool = False
+def _choose_leaves(
+    program: Program,
+    selectors: list[int | str],
+    single: bool,
+    argnums: int | Sequence[int],
+    wrt: Wrt,
+    allow_int: bool,
+    like_equinox: bool,
 ) -> Chosen:
     """Chooses the leaves to differentiate, and the operands that the derivative is structured like.
 
@@ -126,14 +155,13 @@ def choose_leaves(
 
     Args:
         program: the function and its arguments.
-        argnums, wrt: as in `value_and_grad`.
-        allow_int: integer arrays are chosen as well.
+        selectors, single: what `_parse_wrt` returned.
+        argnums, wrt, allow_int: as in `differentiated_program`.
         like_equinox: nothing that functions capture is chosen, and it is not an error to choose no leaf.
     """
     # Filters and predicates select within the arguments of `argnums`; any other `wrt` takes the place of `argnums`.
     leaf_filter = as_filter(wrt, allow_path_functions=True)
     predicate = wrt if callable(wrt) and leaf_filter is None else None
-    selectors, single = parse_wrt(program.name, argnums, wrt)
     if wrt is not None and leaf_filter is None and predicate is None and argnums != 0:
         raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
     patterns = [w for w in selectors if isinstance(w, str) and is_path(w)]
@@ -144,17 +172,15 @@ def choose_leaves(
     # Patterns choose leaves of all arguments; positions, names and filters narrow the candidates below their arguments.
     usable = [i for i, leaf in enumerate(program.leaves) if is_inexact(leaf) or (allow_int and not is_key(leaf))]
     covered = _covered(program, patterns, set(usable)) if patterns else {}
-    leaves: list[int] = []
     if like_equinox:
         candidates = candidates - leaves_in_functions(program.graphdef)
     if leaf_filter is not None:
         candidates = candidates & RecordedView(program.graphdef, program.leaves).selected_leaves(leaf_filter)
     if wrt is None:
         candidates = _filter_by_library(program, argnums, candidates)
-    for i in usable:
-        if not (i in candidates or i in covered) or (predicate is not None and not predicate(program.leaves[i])):
-            continue
-        leaves.append(i)
+    leaves = [i for i in usable if i in candidates or i in covered]
+    if predicate is not None:
+        leaves = [i for i in leaves if predicate(program.leaves[i])]
     # The derivative is also structured like each argument in which a pattern has matched.
     matched = {root for i in leaves for root in covered.get(i, ())}
     roots += sorted(matched.difference(roots))
