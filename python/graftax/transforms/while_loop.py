@@ -129,8 +129,8 @@ def fori_loop(
         {'x': Array([3., 3.], dtype=float32), 'name': 'net'}
     """
     if is_handle(init_val):
-        again = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
-        return run_inside(name_of(body_fun, "fori_loop"), init_val, again)
+        run = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
+        return run_inside(name_of(body_fun, "fori_loop"), init_val, run)
     return run_compiled("fori_loop", [body_fun], [None, with_arrays(init_val)], [lower, upper, unroll], _fori_loop)
 
 

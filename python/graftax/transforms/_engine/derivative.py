@@ -184,11 +184,11 @@ def with_own_first(fun: Callable[..., object], args: tuple[object, ...]) -> tupl
     """The arguments, with the first one in new objects: other uses of its objects are constants, as in Equinox."""
     if not args:
         raise TypeError(FIRST_BY_POSITION.format(name=getattr(fun, "__name__", type(fun).__name__)))
-    first, *others = args
+    first, *other_args = args
     # What hides state cannot be copied, and has no arrays that are differentiated.
     with contextlib.suppress(UnsupportedValueError):
         first = copy(first)
-    return (first, *others)
+    return (first, *other_args)
 
 
 def arrays_only(tree: object) -> Any:

@@ -105,7 +105,7 @@ class _Compiled(Jitted[Any, Any]):
         @keeping_cached
         @functools.wraps(flat)
         def checked_flat(*leaves: object) -> Flat:
-            since, active = len(equations()), _core.active_call(outcomes)
+            equations_before, active = len(equations()), _core.active_call(outcomes)
             outputs = flat(*leaves)
             assert active is not None  # else `flat` has raised
             table: Any = active[0]._table
@@ -113,7 +113,7 @@ class _Compiled(Jitted[Any, Any]):
             counters = _trace_counters(outcomes[_core.decode(outputs[2])], graphdef, origins, active[1])
             if counters and table.reads.names.leave_out(counters):
                 raise NewReads
-            if calls_host(since):  # the program calls this call's objects: never reuse it
+            if calls_host(equations_before):  # the program calls this call's objects: never reuse it
                 _THREAD.host_was_called = True
                 for key, entry in list(table.entries.items()):
                     if entry.outcomes is outcomes:

@@ -87,7 +87,7 @@ class Layers:
         current, final_structure = _core.flatten(obj)
         require_structure(self._name, structure, final_structure)
         self._require_unshared(leaves, current)
-        self._changed = {i for i, (a, b) in enumerate(zip(leaves, current, strict=True)) if a is not b}
+        self._changed = {i for i, leaf in enumerate(leaves) if current[i] is not leaf}
         return pair
 
     def watch(self, program: Program) -> None:
@@ -165,7 +165,7 @@ class Layers:
         """
         current, structure = _core.flatten(self.stacked)
         require_structure(self._name, self._structure, structure)
-        changed = {i: b for i, (a, b) in enumerate(zip(self._initial_leaves, current, strict=True)) if a is not b}
+        changed = {i: current[i] for i, leaf in enumerate(self._initial_leaves) if current[i] is not leaf}
         if changed:
             self._require_unshared(self._initial_leaves, current)
         for number, obj in enumerate(self.objects):

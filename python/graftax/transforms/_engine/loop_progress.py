@@ -26,12 +26,12 @@ def reporter(progress: Progress, name: str, num_steps: int) -> Callable[[Any], N
     if not progress or not num_steps:
         return None
     callback = progress if callable(progress) else _Bar(name if progress is True else _title(progress, name)).update
-    every = -(-num_steps // _MAX_REPORTS)
-    counting = _ReportCounter(callback, num_steps, every)
+    interval = -(-num_steps // _MAX_REPORTS)
+    counting = _ReportCounter(callback, num_steps, interval)
 
     def report(index: Any) -> None:
         # The host counts reports itself: a reversed scan counts `index` down, and callbacks may overtake each other.
-        due = ((index + 1) % every == 0) | (index == num_steps - 1)
+        due = ((index + 1) % interval == 0) | (index == num_steps - 1)
         jax.lax.cond(due, lambda: jax.debug.callback(counting.count, index), lambda: None)
 
     return report
@@ -46,20 +46,16 @@ def _title(progress: object, name: str) -> str:
 class _ReportCounter:
     """Counts the reports of one run, and starts again with the next."""
 
-    def __init__(self, callback: Callable[[int, int], object], num_steps: int, every: int) -> None:
-        self._callback, self._num_steps, self._every = callback, num_steps, every
-        self._reports, self._report_count = -(-num_steps // every), 0
+    def __init__(self, callback: Callable[[int, int], object], num_steps: int, interval: int) -> None:
+        self._callback, self._num_steps, self._interval = callback, num_steps, interval
+        self._reports, self._report_count = -(-num_steps // interval), 0
         self._lock = threading.Lock()
 
     def count(self, index: object) -> None:
         del index
         with self._lock:
             self._report_count += 1
-            steps_done = (
-                self._num_steps
-                if self._report_count == self._reports
-                else min(self._report_count * self._every, self._num_steps)
-            )
+            steps_done = min(self._report_count * self._interval, self._num_steps)
             if self._report_count == self._reports:
                 self._report_count = 0
         self._callback(steps_done, self._num_steps)

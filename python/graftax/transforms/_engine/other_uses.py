@@ -53,12 +53,12 @@ def warn_of_other_uses(program: Program, leaves: Set[int], roots: Collection[int
     if not program.graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         return
     structure = Structure(program.graphdef)
-    others = [row for i, row in enumerate(structure.roots) if i not in roots]
-    candidates = leaves & structure.reachable_leaves(others)
+    other_roots = [row for i, row in enumerate(structure.roots) if i not in roots]
+    candidates = leaves & structure.reachable_leaves(other_roots)
     if not candidates or not any(_is_read(program, root) for root in roots):
         return
     names_attribute = _attribute_test(program, structure)
-    for row in others:
+    for row in other_roots:
         paths = _paths_to_leaves(structure, row, names_attribute)
         leaf = next((leaf for leaf in paths if leaf in candidates), None)
         if leaf is not None:
@@ -118,9 +118,10 @@ def _paths_to_leaves(structure: Structure, root: Row, may_follow: Callable[[Row,
 
 
 def _warn(
-    program: Program, structure: Structure, leaf: int, other: tuple[int, list[Step]], roots: Collection[int]
+    program: Program, structure: Structure, leaf: int, root_path: tuple[int, list[Step]], roots: Collection[int]
 ) -> None:
-    root, path = other
+    """Warns of a differentiated leaf that is reached by `root_path` (a root and the steps from it), too."""
+    root, path = root_path
     own_root, own_path = next(
         (i, paths[leaf])
         for i, row in enumerate(structure.roots)

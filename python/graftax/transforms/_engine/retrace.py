@@ -90,7 +90,7 @@ class Fixpoint:
 
     def restart(self, **shown: AbstractSet[Any]) -> NoReturn:
         """Starts again with more of these facts."""
-        self.facts = self.facts._replace(**{name: getattr(self.facts, name) | more for name, more in shown.items()})
+        self.facts = self.facts._replace(**{name: getattr(self.facts, name) | facts for name, facts in shown.items()})
         raise Retrace
 
     @contextlib.contextmanager

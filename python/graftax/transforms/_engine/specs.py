@@ -247,7 +247,7 @@ class Patterns(Spec):
             return spec
         # Both readings at once: the patterns as they begin here, and as they have matched the key path up to here.
         from_root = functools.reduce(Patterns.child, context.key_entries(), spec)
-        positions = (own | inherited for own, inherited in zip(spec._positions, from_root._positions, strict=True))
+        positions = (start | reached for start, reached in zip(spec._positions, from_root._positions, strict=True))
         return Patterns(option, spec.choices, spec.use, tuple(positions))
 
     def child(self, key: object) -> Patterns:
