@@ -17,7 +17,7 @@ def freeze(value: Any) -> Any:
     value = value if (adapted := interop.prefix(value)) is None else adapted
     if isinstance(value, dict):
         return FrozenDict((k, freeze(v)) for k, v in value.items())
-    if isinstance(value, list) or type(value) is tuple:
+    if isinstance(value, list) or type(value) is tuple:  # a namedtuple keeps its class
         return tuple(freeze(v) for v in value)
     try:
         hash(value)

@@ -14,7 +14,7 @@ from graftax._base.errors import StructureError, type_name
 from graftax._base.key_path import entry_text, keystr
 from graftax._graph.edit import update
 from graftax._graph.stack import Each, Flat, is_layer, mismatch_text, stack_flat, stack_named
-from graftax._graph.structure import Structure
+from graftax._graph.structure import Row, Structure
 from graftax._graph.structure_diff import differences_text
 from graftax._jax.arrays import ref_types
 from graftax._jax.tracers import read_in_trace
@@ -141,14 +141,8 @@ class Layers:
         if not shared_nodes:
             return []
         rows = Structure(self._structure).rows
-        shared: list[tuple[int, tuple[int, ...]]] = []
-        for row in rows:
-            ancestor = row
-            while ancestor.parent >= 0 and (ancestor is row or ancestor.track < 0):
-                ancestor = rows[ancestor.parent]
-            if row.leaf >= 0 and ancestor.track in shared_nodes:
-                shared.append((row.leaf, shared_nodes[ancestor.track]))
-        return shared
+        holders = ((row.leaf, _holder(rows, row)[0].track) for row in rows if row.leaf >= 0)
+        return [(leaf, shared_nodes[track]) for leaf, track in holders if track in shared_nodes]
 
     def _require_unshared(self, initial: list[Any], current: list[Any]) -> None:
         """Raises StructureError if a step replaced an array that several objects share."""
@@ -264,14 +258,23 @@ def require_structure(name: str, expected: _core.GraphDef, actual: _core.GraphDe
 def _holders(graphdef: _core.GraphDef, roots: tuple[object, ...]) -> Iterator[tuple[int, tuple[int, Any]]]:
     """Yields (leaf, (id of the nearest mutable object above it, key path below that object))."""
     walked = _core.walk(graphdef, roots)
+    if walked is None:
+        return
     rows = Structure(graphdef).rows
-    for row in rows if walked else ():
-        ancestor, path = row, list[str]()
-        while row.leaf >= 0 and ancestor.parent >= 0 and (ancestor is row or ancestor.track < 0):
-            path.append(entry_text(ancestor.key_entry))
-            ancestor = rows[ancestor.parent]
-        if row.leaf >= 0 and ancestor.track >= 0 and walked is not None:
-            yield row.leaf, (id(walked[1][ancestor.track]), tuple(path))
+    for row in rows:
+        if row.leaf >= 0:
+            holder, path = _holder(rows, row)
+            if holder.track >= 0:
+                yield row.leaf, (id(walked[1][holder.track]), path)
+
+
+def _holder(rows: Sequence[Row], leaf_row: Row) -> tuple[Row, tuple[str, ...]]:
+    """(the row of the nearest tracked node above a leaf, or of the root; the keys from the leaf up to it)."""
+    row, path = leaf_row, list[str]()
+    while row.parent >= 0 and (row is leaf_row or row.track < 0):
+        path.append(entry_text(row.key_entry))
+        row = rows[row.parent]
+    return row, tuple(path)
 
 
 def require_length(name: str, count: int, length: object) -> None:

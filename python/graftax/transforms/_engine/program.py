@@ -102,6 +102,7 @@ class Program:
         self.roots: tuple[Any, ...] = (*operands, *keywords.values())
         self.operands, self.positional = len(self.roots), len(operands)
         self.names = ("",) * self.operands
+        # `keeps` is an option of `run_trace`: by value, the result is what Equinox returns.
         self._keywords, self._traced, self._keeps = tuple(keywords), dynamic, not captured
         declared = {i % self.positional for i in static if -self.positional <= i < self.positional}
         self._flags: list[int] = [_core.RootFlag.static if i in declared else 0 for i in range(self.operands)]

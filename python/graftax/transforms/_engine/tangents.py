@@ -163,7 +163,7 @@ def entries_by_path(graphs: tuple[object, ...]) -> tuple[dict[Any, tuple[bool, A
         elif row.op is Op.static:
             entries[path_of(row)] = (False, row.value)
         elif row.op is Op.node:
-            if row.type is SymbolicZero:
+            if row.type is SymbolicZero:  # a node in the recording; as a tangent it is zero, like None
                 entries[path_of(row)] = (False, None)
         else:
             first_paths[path_of(row)] = path_of(structure.target(row))
