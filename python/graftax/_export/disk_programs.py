@@ -33,7 +33,9 @@ from graftax._export.structure_digest import digest, know_digests
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
 from graftax._jax.tracers import has_tracer
+from graftax._jit.cache import FunctionTable
 from graftax._jit.flat_function import add_outcome
+from graftax._jit.jitted import Jitted
 from graftax._jit.number_policy import SymbolicNumbers
 
 NOTHING = "no program of this function"
@@ -51,7 +53,7 @@ class FunctionPrograms:
         environment: what the programs of this folder depend on besides what the code reads.
     """
 
-    def __init__(self, table: Any, folder: Path, environment: dict[str, Any]) -> None:
+    def __init__(self, table: FunctionTable, folder: Path, environment: dict[str, Any]) -> None:
         self._table = weakref.ref(table)
         self.folder, self.environment = folder, environment
         self.miss = NOTHING
@@ -62,7 +64,7 @@ class FunctionPrograms:
 
     # ---- what the code reads
 
-    def adopt(self, caller: Any) -> bool:
+    def adopt(self, caller: Jitted[..., Any]) -> bool:
         """Takes over the read sets that hold here. True if the function has new roots now.
 
         Those with the most roots come first: the last process of several that traced one function had all of them.
@@ -92,7 +94,7 @@ class FunctionPrograms:
             self._expect_numbers(table, key)
         return table._known_roots() != roots
 
-    def _compare_constants(self, table: Any, function: types.FunctionType) -> None:
+    def _compare_constants(self, table: FunctionTable, function: types.FunctionType) -> None:
         """Takes over what a function by value reads, where it has the same content at this moment."""
         self._adopted.clear()
         self._refused = ""
@@ -107,7 +109,7 @@ class FunctionPrograms:
             self._adopted[path.stem] = None
             self._expect_numbers(table, path.stem)
 
-    def _expect_numbers(self, table: Any, key: str) -> None:
+    def _expect_numbers(self, table: FunctionTable, key: str) -> None:
         """Numbers that are symbolic in a program of this read set are symbolic from the first call on."""
         for path in self._paths(PROGRAM, key):
             with contextlib.suppress(OSError, ValueError):

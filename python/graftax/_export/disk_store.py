@@ -30,6 +30,7 @@ from graftax._export.saved_entry import (
 )
 from graftax._export.structure_digest import collecting_digests, digest
 from graftax._jax import fast_dispatch
+from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.multihost_comparison import compares_hosts
 
@@ -65,7 +66,7 @@ class DiskStore:
             reads.tell(ConstantReads())
         return self._programs_of(caller).adopt(caller)
 
-    def _programs_of(self, caller: Any) -> FunctionPrograms:
+    def _programs_of(self, caller: Jitted[..., Any]) -> FunctionPrograms:
         table = caller._table
         if table.loaded is None:
             table.loaded = ProgramsOfFiles(table, table.reads.reads())
@@ -117,11 +118,11 @@ class DiskStore:
                 variant.on_disk = f"{found}; not written: {text}"
 
     @staticmethod
-    def _miss(caller: Any) -> str:
+    def _miss(caller: Jitted[..., Any]) -> str:
         on_disk: FunctionPrograms | None = getattr(caller._table.loaded, "on_disk", None)
         return on_disk.miss if on_disk is not None else NOTHING
 
-    def _job(self, caller: Any, entry: _core.Entry, variant: Variant, found: str) -> Job:
+    def _job(self, caller: Jitted[..., Any], entry: _core.Entry, variant: Variant, found: str) -> Job:
         """The file of a program. What may change later is pickled here, in the thread of the call."""
         table, name = caller._table, caller._plan.name
         if (reads := table.reads) is None or (isinstance(reads, OfSymbols) and reads.constants is None):

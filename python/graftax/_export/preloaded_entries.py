@@ -16,10 +16,12 @@ from graftax._base.errors import GraftaxError
 from graftax._capture.retrace_signals import NewReads
 from graftax._explain import ArraySignature, Variant
 from graftax._export.programs import Program, Token, fitting, shipped_entry
-from graftax._export.structure_data import bind_sentinels
+from graftax._export.saved_entry import Saved
+from graftax._export.structure_data import Structured, bind_sentinels
 from graftax._export.structure_digest import digest, names_of_instances
 from graftax._graph.structure import Structure
 from graftax._jit.cache import FunctionTable
+from graftax._jit.jitted import Jitted
 from graftax._jit.multihost_comparison import compares_hosts
 from graftax._jit.number_policy import SymbolicNumbers
 
@@ -29,7 +31,7 @@ NO_FITTING_PROGRAM = "the file has no program for arrays of these shapes, dtypes
 class PreloadedProgram:
     """Takes the place of the entry's `jax.jit` object. If no program fits, the call is retried without the entry."""
 
-    def __init__(self, programs: Sequence[Program], tupled: bool, table: Any, key: Any) -> None:
+    def __init__(self, programs: Sequence[Program], tupled: bool, table: FunctionTable, key: tuple[Any, ...]) -> None:
         self._programs, self._tupled = programs, tupled
         self._table, self._key = weakref.ref(table), key
 
@@ -52,8 +54,9 @@ class UnboundEntry:
     """A loaded entry whose sentinels are objects of this process, known from the first call on."""
 
     graphdef: _core.GraphDef
-    context: Any
-    saved: Any
+    context: object
+    saved: Saved
+    structure: Structured
     variants: list[Variant]
     named: dict[int, Any]  # instances of the sentinels' classes that have a name, so that they are not placeholders
 
@@ -70,10 +73,10 @@ class ProgramsOfFiles:
         self._table = weakref.ref(table)
         self.reads = reads
         self.on_disk: Any = None  # the `FunctionPrograms` of the cache on disk
-        self._saved: dict[tuple[str, Any], list[Any]] = {}  # by digest and context
+        self._saved: dict[tuple[str, object], list[Saved]] = {}  # by digest and context
         self._unbound: list[UnboundEntry] = []
 
-    def add(self, caller: Any, fingerprint: str, context: Any, saved: Any) -> None:
+    def add(self, caller: Jitted[..., Any], fingerprint: str, context: object, saved: Saved) -> None:
         """Adds one structure of a file, and stores its entry if this process has the same classes and code."""
         self._saved.setdefault((fingerprint, context), []).append(saved)
         name, table, structure = caller._plan.name, caller._table, saved.structure
@@ -82,14 +85,14 @@ class ProgramsOfFiles:
         try:
             graphdef = structure.graphdef()
             is_unchanged = digest(graphdef, structure.names, name) == fingerprint
-            variants = [_variant(caller, graphdef, saved, program) for program in saved.programs]
+            variants = [_variant(caller, graphdef, structure.names, saved, program) for program in saved.programs]
         except Exception:  # the structure cannot be rebuilt here: the first call finds it by digest, or compiles
             return
         if is_unchanged:
             rows = Structure(graphdef).rows
             named = names_of_instances({type(rows[number].own) for number in structure.unnamed})
             # Each process has placeholders of its own, so an entry with some waits for the objects of the first call.
-            loaded = UnboundEntry(graphdef, context, saved, variants, named)
+            loaded = UnboundEntry(graphdef, context, saved, structure, variants, named)
             if structure.unnamed:
                 self._unbound.append(loaded)
             else:
@@ -106,7 +109,7 @@ class ProgramsOfFiles:
         for i, loaded in enumerate(self._unbound):
             if loaded.context != context or (loaded.graphdef._layout or ()) != layout or not self.reads.holds():
                 continue
-            graphdef = bind_sentinels(loaded.graphdef, loaded.saved.structure.unnamed, loaded.named, roots)
+            graphdef = bind_sentinels(loaded.graphdef, loaded.structure.unnamed, loaded.named, roots)
             if graphdef is not None:
                 del self._unbound[i]
                 weak = _core.weaken(graphdef)
@@ -125,7 +128,7 @@ class ProgramsOfFiles:
 
     def _find_loaded(
         self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None
-    ) -> Any | None:
+    ) -> Saved | None:
         if not self._saved or not self.reads.holds():
             return None
         try:
@@ -158,9 +161,8 @@ class ProgramsOfFiles:
     def forget_unbound(self) -> None:
         self._unbound = []
 
-    def _store_entry(self, table: Any, loaded: UnboundEntry) -> None:
-        graphdef, context, saved = loaded.graphdef, loaded.context, loaded.saved
-        structure = saved.structure
+    def _store_entry(self, table: FunctionTable, loaded: UnboundEntry) -> None:
+        graphdef, context, saved, structure = loaded.graphdef, loaded.context, loaded.saved, loaded.structure
         weak = _core.weaken(graphdef)
         # Entries of one structure with other guards have a number behind the key.
         key: tuple[Any, ...] = (weak, context)
@@ -180,14 +182,16 @@ class ProgramsOfFiles:
             table.history.add_ready(variant, "loaded")
 
 
-def _variant(caller: Any, graphdef: _core.GraphDef, saved: Any, program: Program) -> Variant:
+def _variant(
+    caller: Jitted[..., Any], graphdef: _core.GraphDef, names: tuple[str, ...], saved: Saved, program: Program
+) -> Variant:
     """The variant that `graftax.explain` shows for a loaded program."""
     signatures = [_array_signature(token) for token in program.signatures if token is not None]
     numbers: dict[int, Any] = {}
     if saved.host is not None:
         numbers = {leaf: number_type() for leaf, number_type in zip(saved.host.leaves, saved.host.kinds, strict=True)}
         signatures = signatures[:-2]
-    variant = Variant.from_call(caller._plan.name, graphdef, saved.structure.names, (), caller._table.reads)
+    variant = Variant.from_call(caller._plan.name, graphdef, names, (), caller._table.reads)
     return dataclasses.replace(variant, signatures=tuple(signatures), numbers=numbers)
 
 

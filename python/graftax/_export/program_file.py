@@ -30,6 +30,7 @@ from graftax._export.structure_data import Structured
 from graftax._export.structure_digest import PackedError, digest
 from graftax._jax import fast_dispatch
 from graftax._jax.tracebacks import caller_level
+from graftax._jit.jitted import Jitted
 
 LEFT_OUT = "The file leaves out {count} of the structures: {why}"
 NOTHING_TO_SAVE = "{name} has no program that can be saved: {why}."
@@ -43,7 +44,7 @@ PROGRAMS_DO_NOT_FIT = (
 _MAGIC = b"graftax programs 8\n"
 
 
-def save(caller: Any, path: str | os.PathLike[str]) -> int:
+def save(caller: Jitted[..., Any], path: str | os.PathLike[str]) -> int:
     """Writes the programs of a jitted function. Returns their number."""
     name, table = caller._plan.name, caller._table
     refuse_unknown_reads(caller)
@@ -84,7 +85,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     return sum(len(program_set.programs) for _, _, program_set in saved)
 
 
-def load(caller: Any, path: str | os.PathLike[str], report: ProgressCallback | None) -> int:
+def load(caller: Jitted[..., Any], path: str | os.PathLike[str], report: ProgressCallback | None) -> int:
     """Adds the programs of a file to a jitted function. Returns their number: 0, with a warning, if they do not fit."""
     name, table = caller._plan.name, caller._table
     saved: list[tuple[str, Any, Saved]] = []
@@ -169,7 +170,7 @@ def _load_all(programs: list[Program], report: ProgressCallback) -> None:
         report(count, len(programs), time.perf_counter() - begin)
 
 
-def _restore_reads(caller: Any, data: dict[str, Any]) -> str | None:
+def _restore_reads(caller: Jitted[..., Any], data: dict[str, Any]) -> str | None:
     """The first difference in what the code reads. If there is none, the saved read set becomes the function's."""
     table = caller._table
     table.reads.note_itself(caller._function)

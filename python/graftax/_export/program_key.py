@@ -18,13 +18,14 @@ import jax
 from graftax._export.programs import Token
 from graftax._export.read_set_data import version_of
 from graftax._export.structure_digest import code_digest
+from graftax._jit.jitted import Jitted
 from graftax._jit.multihost_comparison import compares_hosts
 
 # What changes how XLA compiles.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 
 
-def environment(caller: Any) -> dict[str, Any]:
+def environment(caller: Jitted[..., Any]) -> dict[str, Any]:
     """What a program depends on besides what its code reads: versions, devices, the function and its options."""
     devices = jax.devices()
     return {
@@ -86,7 +87,7 @@ class CallKey:
         return "-".join(filter(None, (reads, self.structure, self.arrays, variant)))
 
 
-def folder_name(caller: Any, environment: dict[str, Any]) -> str:
+def folder_name(caller: Jitted[..., Any], environment: dict[str, Any]) -> str:
     """The name of a function's folder: the same for all versions up to the last part."""
     function = caller._function
     name = re.sub(r"\W", "_", caller._plan.name)[:40]

@@ -19,6 +19,7 @@ from graftax._export.programs import Program, Shipped, signature_token
 from graftax._export.structure_data import Structured
 from graftax._graph.structure import place_name
 from graftax._jax import cache_of_jax
+from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_guards import LeafGuards
 
 OTHER_SETTINGS = (
@@ -117,7 +118,7 @@ def _lowered(entry: _core.Entry, signatures: tuple[ArraySignature, ...]) -> Any:
         return entry.compiled.lower(tuple(specs)) if entry.tupled else entry.compiled.lower(*specs)
 
 
-def refuse_unknown_reads(caller: Any) -> None:
+def refuse_unknown_reads(caller: Jitted[..., Any]) -> None:
     """Raises GraftaxError if it is not known what a function reads."""
     if caller._table.reads is None or not caller._options.captured:
         raise GraftaxError(READS_UNKNOWN.format(name=caller._plan.name))

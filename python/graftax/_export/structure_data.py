@@ -30,7 +30,9 @@ class Structured:
     unnamed: tuple[int, ...]
 
     @classmethod
-    def from_entry(cls, entry: _core.Entry, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: int) -> Any:
+    def from_entry(
+        cls, entry: _core.Entry, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: int
+    ) -> Structured | None:
         try:
             name_of = sentinels(Structure(graphdef))
             named = {number: ByName(*name) for number, name in name_of.items() if name is not None}
