@@ -136,12 +136,12 @@ def entry_text(entry: Any) -> str:
     return f".{entry.name}" if type(entry) is GetAttrKey else str(entry)
 
 
-def keystr(path: Iterable[Any]) -> str:
+def keystr(path: Iterable[object]) -> str:
     """The text of key entries, as that of JAX's `keystr`."""
     return "".join(map(entry_text, path))
 
 
-def is_entry(expected: Any, entry: Any) -> bool:
+def is_entry(expected: object, entry: object) -> bool:
     """Are two key entries the same? 1 and True are one key of a dict, but differ in a path."""
     return (
         type(expected) is type(entry)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -118,7 +118,7 @@ def _leaf_places(staging: Staging) -> list[list[tuple[int, str]]]:
     return [places[i] for i in range(len(places))]
 
 
-def _leaves_by_array(leaves: list[Any]) -> list[list[int]]:
+def _leaves_by_array(leaves: Sequence[object]) -> list[list[int]]:
     """The numbers of the leaves, those that are one array together. A NumPy array is copied for each of its places."""
     groups: dict[int, list[int]] = {}
     for i, leaf in enumerate(leaves):
@@ -143,7 +143,7 @@ def _outputs(flat: Any) -> list[Any]:
     return [*results, *written]
 
 
-def _bytes_on_a_device(info: Any, sharding: Any) -> int:
+def _bytes_on_a_device(info: Any, sharding: jax.sharding.Sharding | None) -> int:
     shape = info.shape if sharding is None else sharding.shard_shape(tuple(info.shape))
     return math.prod(shape) * info.dtype.itemsize
 

@@ -68,7 +68,7 @@ class CodePickler(pickle.Pickler):
         self._sentinels = Sentinels()
         self._names: dict[int, Holder | None] = {}
 
-    def persistent_id(self, obj: Any) -> Any:
+    def persistent_id(self, obj: Any) -> tuple[object, ...] | None:
         if isinstance(obj, types.CellType):
             return "cell", self._number(obj)
         if isinstance(obj, types.FunctionType):

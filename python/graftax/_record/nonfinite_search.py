@@ -230,11 +230,11 @@ class Interpreter:
         return run
 
 
-def _is_floating_number(x: Any) -> bool:
+def _is_floating_number(x: object) -> bool:
     return isinstance(x, float | complex) or is_floating(x)
 
 
-def _has_nan(x: Any) -> bool:
+def _has_nan(x: object) -> bool:
     return _is_floating_number(x) and bool(np.isnan(np.asarray(x)).any())
 
 

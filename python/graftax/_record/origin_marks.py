@@ -42,7 +42,7 @@ class Value(NamedTuple):
     marks: np.ndarray[Any, Any] | None = None
 
 
-def is_floating(x: Any) -> bool:
+def is_floating(x: object) -> bool:
     return not isinstance(x, ref_types) and is_floating_dtype(getattr(x, "dtype", None))
 
 

@@ -99,7 +99,7 @@ def _public(module: str, name: str) -> Any:
     return getattr(primitives, name, None)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value as the text of Python."""
     if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, enum.Enum)):
         return repr(value)

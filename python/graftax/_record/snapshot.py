@@ -188,14 +188,14 @@ def graph_after(
     return leaves, graphdef, names
 
 
-def copy_to_host(scalar: Any) -> None:
+def copy_to_host(scalar: jax.Array) -> None:
     """Begins the copy that `is_true` reads some calls later, so that it need not wait for the device."""
     # What the computation raises is told where the scalar is read.
     with contextlib.suppress(Exception), jax.transfer_guard("allow"):
         scalar.copy_to_host_async()
 
 
-def is_true(scalar: Any) -> bool:
+def is_true(scalar: jax.Array) -> bool:
     """Waits for a scalar. Raises what the computation has raised."""
     with jax.transfer_guard("allow"):
         return bool(scalar)

@@ -151,7 +151,7 @@ class _Call:
         return [f"A call of {self.name}: {'; '.join(texts)}."]
 
 
-def _entry_text(entry: Any) -> str:
+def _entry_text(entry: object) -> str:
     return cut(str(entry), 40)
 
 

@@ -52,7 +52,7 @@ def type_text(value: object) -> str:
     return name
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     base: Any = next(base for base in _CONTAINERS if isinstance(value, base))
     return base.__len__(value)  # a subclass may have its own, which is the user's code
 

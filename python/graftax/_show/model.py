@@ -191,7 +191,7 @@ class Picture:
         row = self.rows[number]
         return "node" if row.category == "ref" else "array" if self._is_shape(row.value) else row.category
 
-    def _is_shape(self, value: Any) -> bool:
+    def _is_shape(self, value: object) -> bool:
         return self._shapes and isinstance(value, jax.ShapeDtypeStruct)
 
     def _wrapped(self, number: int) -> int | None:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 from graftax._show.model import Picture
 from graftax._show.text import Lines, Segment, heading, segments
@@ -131,7 +131,7 @@ def _width() -> int:
     return max(shutil.get_terminal_size((_PIPED, 24)).columns, 20)
 
 
-def _is_terminal(file: Any) -> bool:
+def _is_terminal(file: object) -> bool:
     if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return False
     try:
