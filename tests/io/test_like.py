@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file beside `like`: by path, every difference at once, and nothing written where there is one."""
 
+import itertools
 import time
 from collections import OrderedDict
 
@@ -62,6 +63,43 @@ def test_a_value_that_nests_too_deeply_for_a_file_comes_from_like(path):
     assert graftax.load(path, {"v": value})["v"] is value
     with pytest.raises(graftax.errors.LoadError, match="a slice, which only like= can give"):
         graftax.load(path)
+
+
+KINDS = list(itertools.permutations(["numpy", "jax", "ref", "last device"], 2))
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+@pytest.mark.quick(12)  # a case takes milliseconds
+def test_an_array_at_two_paths_becomes_what_like_has_at_each(path, kinds):
+    make = {
+        "numpy": lambda: np.zeros(3, np.float32),
+        "jax": lambda: jnp.zeros(3),
+        "ref": lambda: jax.new_ref(jnp.zeros(3)),
+        "last device": lambda: jax.device_put(jnp.zeros(3), jax.devices()[-1]),
+    }
+    shared = jnp.arange(3.0)
+    graftax.save(path, [shared, shared])
+    like = [make[kind]() for kind in kinds]
+    for new, old in zip(graftax.load(path, like), like, strict=True):
+        assert type(new) is type(old) and new[...].tolist() == [0, 1, 2]
+        assert getattr(new, "sharding", None) == getattr(old, "sharding", None)
+
+
+def test_an_array_at_two_paths_stays_one_where_like_has_the_same_kind_twice(path):
+    shared = jnp.arange(3.0)
+    graftax.save(path, [shared, shared])
+    first, second = graftax.load(path, [jnp.zeros(3), jnp.zeros(3)])
+    assert first is second
+
+
+@pytest.mark.parametrize("keys", ["xy", "yx"])
+@pytest.mark.quick(2)
+def test_a_class_that_is_a_value_cannot_be_a_dict(path, keys):
+    parts = {"x": Box, "y": Box(n=3)}
+    graftax.save(path, {key: parts[key] for key in keys})
+    with pytest.raises(graftax.errors.LoadError) as caught:
+        graftax.load(path, classes="dict")
+    assert caught.value.differences == ("zoo:Box",)
 
 
 def test_an_abstract_like_is_enough(path):

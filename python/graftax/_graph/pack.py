@@ -440,7 +440,7 @@ def _updated_contents(open_handle: _OpenHandle, leaves: list[Any], graphdef: _co
         old_array
         if all(leaves[i] is old_leaves[i] for i in buffer.leaves)
         else join([leaves[i] for i in buffer.leaves])
-        for old_array, buffer in zip(handle._arrays, layout.buffers, strict=False)
+        for old_array, buffer in zip(handle._arrays, layout.buffers, strict=False)  # separate arrays follow the buffers
     ]
     separate_arrays = [
         old_array if leaves[i] is old_leaves[i] else copy_array(leaves[i]) if handle._donate else leaves[i]

@@ -42,8 +42,10 @@ def is_plain(x: object, max_bytes: int) -> bool:
     """Can the array be part of a buffer: small, replicated, in default memory, of a dtype that NumPy has?"""
     if not isinstance(x, jax.Array) or jnp.issubdtype(x.dtype, jax.dtypes.extended) or x.dtype == jax.dtypes.float0:
         return False
+    # A buffer has one dtype, which is not weak: a weakly typed scalar would come out of it as a strong one.
     if x.weak_type or x.size * x.dtype.itemsize > max_bytes:  # type: ignore[attr-defined]
         return False
+    # A tracer is on no device yet, but with explicit axes its type says how it is sharded.
     if isinstance(x, jax.core.Tracer):
         spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
         return all(part is None for part in spec)

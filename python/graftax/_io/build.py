@@ -107,11 +107,13 @@ class ObjectBuilder:
     def _node(self, number: int) -> Node | None:
         row = self._file.rows[number]
         resolver = self._decoder.resolver
+        is_noted = row.arg in resolver.unknown
         cls = resolver.resolve_class(row.arg)
         children = [(entry, self._file.target(child)) for entry, child in row.children]
-        # With `classes="dict"` the name, which `resolve_class` has noted, is not an error.
+        # With `classes="dict"` the name, which `resolve_class` has noted, is not an error, unless a value needs it too.
         if cls is MISSING and resolver.as_dicts:
-            resolver.unknown.pop(row.arg)
+            if not is_noted:
+                resolver.unknown.pop(row.arg)
             return Node(dict, [(_as_key(entry), child) for entry, child in children])
         if cls is MISSING or any(isinstance(getattr(entry, "key", None), UnknownKey) for entry, _ in children):
             for entry, _ in children:

@@ -162,6 +162,7 @@ class Checkpoints:
                 raise ValueError(NO_METRIC.format(name=name, metrics=metrics))
             metrics = None
         self._clear()
+        # All that is saved is collected here: from now on, `state` may change while Orbax writes in the background.
         encoded = EncodedGraph(state, None, None, orbax_arrays.is_external)
         # The graph is the same in all processes, so process 0 alone writes it; the others have an item without data.
         graph = file_bytes(encoded.to_json(), encoded.arrays) if jax.process_index() == 0 else None

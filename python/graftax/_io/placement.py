@@ -32,7 +32,7 @@ class Placement:
 
     def __init__(self, source: Source, shard: Any, mesh: Mesh | None, lazy: bool) -> None:
         self._source, self._shard, self._mesh, self._lazy = source, shard, mesh, lazy
-        self._values: dict[tuple[str, Any], Any] = {}
+        self._values: dict[tuple[object, ...], Any] = {}
         self._by_path: dict[Path, Any] | None = None
 
     @property
@@ -49,7 +49,7 @@ class Placement:
         self._by_path = self._shard.shardings(obj, self._mesh)
 
     def value(self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: Any = None) -> Any:
-        """The value of an array; the same object for all paths of an array.
+        """The value of an array; the same object for all paths of an array, if `like` has arrays of one kind there.
 
         Args:
             leaf: the array in the file.
@@ -57,8 +57,10 @@ class Placement:
             sharding: its sharding in `like`.
             dtype: its dtype in `like`, if that differs.
         """
-        # `like` may ask for one array of the file in two dtypes: these are two arrays.
-        value = self._values.get((leaf.name, dtype))
+        # `like` may ask for one array of the file as a NumPy array and as one of JAX, in two dtypes or on two devices:
+        # these are two arrays.
+        key = (leaf.name, leaf.kind, dtype, sharding)
+        value = self._values.get(key)
         if value is None:
             # A NumPy view of the file: its pages are read when the array is moved.
             host = self._source.array(leaf)
@@ -69,7 +71,7 @@ class Placement:
             else:
                 sharding = sharding or self.sharding(path, host)
                 value = restore_array(leaf, host, lambda x: _put_on_devices(x, sharding))
-            self._values[leaf.name, dtype] = value
+            self._values[key] = value
         return value
 
     def sharding(self, path: Callable[[], Path], host: Any) -> Sharding | None:

@@ -284,7 +284,9 @@ class _Fields:
             value = values.get(name)
             is_dtype = _is_dtype(value)
             annotation = self._cls.__dataclass_fields__[name].type  # type: ignore[attr-defined]
-            is_mask = isinstance(value, bool) and "bool" not in str(annotation)  # from `jax.tree.map` with a predicate
+            # `jax.tree.map` with a predicate makes a module of bools, whose fields had arrays.
+            is_mask = isinstance(value, bool) and "bool" not in str(annotation)
+            # `__class__` and not the type: a symbolic number says that it is an int or a float.
             if is_dtype or (meaning == "number" and value.__class__ in _NUMBERS and not is_mask):
                 text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
                 message = UNDECLARED_DTYPE if is_dtype else UNDECLARED
