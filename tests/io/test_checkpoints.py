@@ -95,6 +95,21 @@ def test_every_difference_is_told_and_nothing_is_written(tmp_path):
         assert len(caught.value.differences) == 3 and like["a"].shape == (300, 301)
 
 
+@pytest.mark.parametrize("is_numpy_first", [False, True])
+def test_an_array_at_two_paths_becomes_what_like_has_at_each(tmp_path, is_numpy_first):
+    shared = jnp.ones(100_000)
+    on_device = jax.device_put(jnp.zeros(100_000), jax.devices()[-1])
+    like = {"a": on_device, "b": np.zeros(100_000, np.float32), "c": jax.device_put(on_device, jax.devices()[0])}
+    order = ["b", "a", "c"] if is_numpy_first else ["a", "b", "c"]
+    with graftax.Checkpoints(tmp_path / "run", every=1) as checkpoints:
+        checkpoints.save(0, dict.fromkeys(order, shared))
+        restored = {key: like[key] for key in order}
+        checkpoints.restore(restored)
+    for key, value in restored.items():
+        assert type(value) is type(like[key]) and value.all()
+        assert getattr(value, "sharding", None) == getattr(like[key], "sharding", None)
+
+
 def test_arrays_go_where_like_or_shard_has_them(tmp_path):
     mesh = jax.make_mesh((1,), ("data",))
     split = NamedSharding(mesh, PartitionSpec("data"))

@@ -120,10 +120,11 @@ class Stored(Placement):
         return self._values[key]
 
 
-def _put_on_devices(host: np.ndarray[Any, Any], sharding: Sharding | None) -> jax.Array:
+def _put_on_devices(host: np.ndarray[Any, Any] | jax.Array, sharding: Sharding | None) -> jax.Array:
     """Moves an array to its devices; to a CPU without a copy. A dtype of 64 bits is kept."""
-    if isinstance(host, jax.Array):  # from a checkpoint: Orbax has placed it
-        return host
+    # From a checkpoint: Orbax has placed it, where the first of its paths in `like` asks for it.
+    if isinstance(host, jax.Array):
+        return host if sharding is None or host.sharding == sharding else jax.device_put(host, sharding)
     # Without x64, `device_put` would convert the array to 32 bits.
     wide = host.dtype.itemsize // (2 if host.dtype.kind == "c" else 1) > 4
     with jax.enable_x64(True) if wide and not jax.config.jax_enable_x64 else contextlib.nullcontext():

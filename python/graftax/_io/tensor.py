@@ -219,20 +219,22 @@ def logical_array(leaf: Leaf, tensor: Tensor, raw: np.ndarray[Any, Any]) -> np.n
 
 
 def restore_array(
-    leaf: Leaf, host: np.ndarray[Any, Any], put_on_devices: Callable[[np.ndarray[Any, Any]], jax.Array]
+    leaf: Leaf,
+    host: np.ndarray[Any, Any] | jax.Array,
+    put_on_devices: Callable[[np.ndarray[Any, Any] | jax.Array], jax.Array],
 ) -> Any:
     """The value for the graph, of the kind that was saved.
 
     Args:
         leaf: the description of the array.
-        host: its data.
+        host: its data; from a checkpoint perhaps an array of JAX.
         put_on_devices: moves an array to its devices.
 
     Raises:
         LoadError: for keys of an unknown implementation, or whose data have the wrong size.
     """
     if leaf.kind == "numpy":
-        return host
+        return host if isinstance(host, np.ndarray) else np.array(host)  # an array of JAX comes from a checkpoint
     if leaf.kind == "scalar":
         if host.shape != ():
             raise LoadError(f"{leaf.name!r} is a scalar of shape {host.shape}")
