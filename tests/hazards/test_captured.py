@@ -238,18 +238,11 @@ HIDDEN = {
 }
 
 
-def user_iterator():
-    class Iterator:
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            return 1
-
-    return Iterator()
+class NextOf(zip):
+    """An iterator by a class statement, whose position C code keeps."""
 
 
-HIDDEN["user_iterator"] = (user_iterator, "list")
+HIDDEN["subclass"] = (lambda: NextOf([1], [2]), "list")
 
 
 @pytest.mark.parametrize(("make", "remedy"), HIDDEN.values(), ids=HIDDEN)
@@ -274,6 +267,52 @@ def test_what_hides_its_state_is_refused_with_its_path_and_the_way_out(make, rem
         assert graftax.jit(lambda x, w: (x, w + 1))(held, f32(1))[0] is held  # what only passes through may be there
     finally:
         getattr(value, "close", lambda: None)()
+
+
+class Keys:
+    """An iterator whose position is in its attributes."""
+
+    def __init__(self):
+        self.key, self.drawn, self.ahead = f32(1), 0, []
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.ahead:
+            self.key, self.ahead = self.key * 2, [self.key, self.key + 1]
+        self.drawn += 1
+        return self.ahead.pop() * self.drawn
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["argument", "captured"])
+def test_an_iterator_in_python_is_an_object_like_any_other(captured):
+    def program(wrap):
+        keys = Keys()
+        f = wrap(lambda x: next(keys) + x) if captured else wrap(lambda x, keys: next(keys) + x)
+        return [(f(f32(i)) if captured else f(f32(i), keys)).item() for i in range(5)], keys
+
+    values, keys = program(graftax.jit)
+    expected, of_plain = program(lambda f: f)
+    assert values == expected
+    assert oracle.difference(of_plain, keys) is None
+
+
+def test_an_iterator_in_python_is_refused_where_it_reads_a_hidden_one():
+    class Lines:
+        def __init__(self):
+            self.source = iter([1, 2])
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self.source)
+
+    lines = Lines()
+    with pytest.raises(graftax.UnsupportedValueError, match=r"^lines\.source: list_iterator: "):
+        graftax.jit(lambda lines, x: next(lines) + x)(lines, f32(1))
+    assert next(lines) == 1
 
 
 def test_a_refused_value_is_not_advanced():

@@ -235,8 +235,6 @@ def describe(obj: object, solid: type) -> Description:
         if has_state and cls.__module__ not in _STDLIB:
             return Description("value", handed=True, frozen=False, reduce=reduce)
         return Description("reduce", frozen=False, reduce=reduce)
-    if isinstance(obj, Iterator):
-        return Description("refused", reason=ITERATOR)
     if (name := _hidden_slot(cls)) is not None:
         raise UnsupportedValueError(_HIDDEN_SLOT.format(cls=cls.__qualname__, name=name))
     # Containers and plain objects, which the core opens.
@@ -249,6 +247,9 @@ def describe(obj: object, solid: type) -> Description:
         return Description(
             "node", is_frozen(cls), handed=fields_only, sentinel=sentinel, own_equality=own_equality, order=order
         )
+    # One that a class statement made was a node: its position is in its attributes.
+    if isinstance(obj, Iterator):
+        return Description("refused", reason=ITERATOR)
     # The class says itself when two instances are equal.
     if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
         return Description("equal")
