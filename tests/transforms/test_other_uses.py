@@ -117,3 +117,23 @@ def test_a_steady_call_does_not_warn_again() -> None:
     step = graftax.jit(graftax.grad(captures))
     assert len(warned(lambda: step(trainer.model))) == 1
     assert warned(lambda: step(trainer.model)) == []
+
+
+def test_a_counter_beside_a_shared_object_is_compiled_once() -> None:
+    class Counts(Trainer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = 0
+
+        def step(self) -> None:
+            grads = graftax.grad(self.of_argument)(self.model)
+            self.model["w"] = self.model["w"] - grads["w"] / (1 + self.steps)
+            self.steps += 1
+
+    plain, jitted = Counts(), Counts()
+    step = graftax.jit(Counts.step)
+    for _ in range(4):
+        plain.step()
+        step(jitted)
+    assert (jitted.steps, step.cache_info().traces) == (4, 1)
+    np.testing.assert_allclose(jitted.model["w"], plain.model["w"], rtol=1e-6)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import reprlib
 import types
 from collections.abc import Iterator
 from typing import Any
 
+from graftax._base.class_lookup import held_as
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import names_of, nested_codes
 from graftax._capture.code_owner import HEAP_TYPE, NEVER, is_never_asked, is_users_class, is_users_scope
@@ -112,7 +112,7 @@ def _function_in(value: Any) -> types.FunctionType | None:
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
     elif type(value) is not types.FunctionType and not issubclass(type(value), type):
-        value = inspect.getattr_static(value, "__wrapped__", None)
+        value = held_as(value, "__wrapped__")
     return value if type(value) is types.FunctionType else None
 
 
