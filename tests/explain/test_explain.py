@@ -300,6 +300,24 @@ def test_a_number_that_is_symbolic_from_now_on_is_named_and_so_are_its_guards():
     assert f.cache_info().traces == 4  # to ask compiles nothing
 
 
+def test_a_number_that_is_symbolic_at_the_same_value_is_still_what_it_was():
+    class Run:
+        def __init__(self):
+            self.step, self.last = 0, []
+
+    @graftax.jit
+    def f(run, x):
+        run.step += 1
+        run.last = [*run.last[-2:], run.step]
+        return x
+
+    run = Run()
+    for _ in range(4):
+        f(run, 1.0)
+    causes = [str(cause) for cause in graftax.explain(f).variants[-1].causes]
+    assert "run.last[0] is still 1: from now on, one program takes any value" in causes
+
+
 def test_a_value_that_is_asked_for_again_and_again_warns():
     f = graftax.jit(lambda v: f"{v}")
     messages = warned(lambda i: f(i), 12)

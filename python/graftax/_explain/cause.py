@@ -27,7 +27,8 @@ class Cause(NamedTuple):
         if self.kind in TEXTS:
             return TEXTS[self.kind].format(path=self.path, before=self.before, now=self.now)
         if self.kind == "symbol":
-            return f"{self.path} was {self.before}, is {self.now}: from now on, one program takes any value"
+            values = f"was {self.before}, is" if self.before != self.now else "is still"
+            return f"{self.path} {values} {self.now}: from now on, one program takes any value"
         if self.kind == "sharing" and " and " in self.path:
             return f"{self.path} were {self.before}, are now {self.now}"
         noun = {"shape": "shape ", "dtype": "dtype ", "sharding": "sharding "}.get(self.kind, "")
