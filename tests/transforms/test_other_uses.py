@@ -137,3 +137,17 @@ def test_a_counter_beside_a_shared_object_is_compiled_once() -> None:
         step(jitted)
     assert (jitted.steps, step.cache_info().traces) == (4, 1)
     np.testing.assert_allclose(jitted.model["w"], plain.model["w"], rtol=1e-6)
+
+
+def train_once(trainer: Trainer) -> None:
+    trainer.train()
+
+
+def test_code_that_made_an_object_does_not_count() -> None:
+    class Made(Trainer):
+        def __init__(self) -> None:
+            super().__init__()
+            train_once(self)
+
+    made = Made()
+    assert warned(lambda: graftax.grad(made.of_argument)(made.model)) == []

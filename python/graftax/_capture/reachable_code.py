@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import reprlib
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from graftax._base.class_lookup import held_as
@@ -30,7 +30,9 @@ class ReachableCode:
     A method counts once its name, or a text equal to it, occurs in code that was reached; a special method at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, not_run: Collection[str] = ()) -> None:
+        """`not_run`: names of functions that are passed over, but not what is defined in them."""
+        self._not_run = not_run
         self.is_known = True  # False where something may call code of the user's in ways that no name shows
         self._functions: list[types.FunctionType] = []  # that are still to be looked at
         self._methods: dict[str, list[types.FunctionType]] = {}  # by names that no code has used yet
@@ -89,6 +91,8 @@ class ReachableCode:
             for value in cells_of(function).values():
                 self.add(value)
             for code in nested_codes(function.__code__):
+                if code.co_name in self._not_run:
+                    continue
                 self._follow(code, function.__globals__)
                 yield code, function.__globals__
 

@@ -39,7 +39,7 @@ class Step(NamedTuple):
     node: int  # the number of the row that it leads away from
 
 
-_MAKES = ("__init__", "__new__", "__post_init__")  # which name the attributes of new objects
+_MAKES = ("__init__", "__new__", "__post_init__")  # of new objects: those of the program exist already
 
 
 def warn_of_other_uses(program: Program, leaves: Set[int], roots: Collection[int]) -> None:
@@ -80,7 +80,7 @@ def _is_read(program: Program, root: int) -> bool:
 
 def _attribute_test(program: Program, structure: Structure) -> Callable[[Row, Any], bool]:
     """Tells whether code of the program may follow an entry from a node: an attribute of a user's class by its name."""
-    reachable, named, computes = ReachableCode(), set[str](), False
+    reachable, named, computes = ReachableCode(_MAKES), set[str](), False
     # Methods of the objects count: the function may call them.
     for function in program.functions:
         reachable.add(function)
@@ -88,8 +88,6 @@ def _attribute_test(program: Program, structure: Structure) -> Callable[[Row, An
         if row.type is not None:
             reachable.add(row.type)
     for code, _ in reachable.codes():
-        if code.co_name in _MAKES:
-            continue
         names = names_of(code)
         named |= names.attributes
         computes = computes or names.computes or "vars" in names.loaded
