@@ -198,6 +198,29 @@ def test_a_number_that_changes_is_a_key_like_another(monkeypatch):
     assert results[0] == results[1] == [6.0, 8.0, 6.0, 35.0]
 
 
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_a_cache_has_one_result_for_a_number_that_changes(is_guarded):
+    def run(jit):
+        asked = []
+
+        @functools.cache
+        def total(n):
+            asked.append(n)
+            return n if n < 1 else n + total(n - 1)
+
+        def guarded(n):
+            try:
+                return total(n)
+            except Exception:
+                return -1
+
+        f = jit(lambda x, n: x * (guarded if is_guarded else total)(n))
+        results = [float(f(jnp.ones(()), n)) for n in (2, 3, 4, 3)]
+        return results, total(4), asked, total.cache_info().currsize
+
+    assert run(graftax.jit) == run(lambda f: f)
+
+
 def test_a_trace_ends_while_another_thread_meets_caches():
     """At each call and return, as threads take turns. Caches are noted for as long as they live."""
     kept, before = [], len(caches_in_traces._met)

@@ -42,6 +42,7 @@ from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin
 from graftax._capture.read_names import Variables
 from graftax._capture.trace_local import Begun, synchronized
+from graftax._graph.types.describe import is_symbol
 from graftax._jax.nested_jit import is_inside_jit
 
 _MOST_BINDINGS = 50_000  # beyond these, `is_large` has the function's table cleared
@@ -113,6 +114,8 @@ class ReadSet(CodeReads):
         if self.cached.is_cached(function):
             if (error := self.cached.take_error(function, first)) is not None:
                 return error
+            if is_symbol(first):
+                return _refusal_of(first)
             # Its result is to outlive the trace, so it is computed in plain Python. That must not see half of a change.
             if not self._has_changed() and self.cached.fills(function, first):
                 with self.lock:  # a program on disk depends on its code
@@ -479,6 +482,14 @@ class ReadSet(CodeReads):
             names.open(Origin(holder, name), replaced)
             names.changing[key] = changed
         return bool(changed)
+
+
+def _refusal_of(symbol: Any) -> TypeError | None:
+    """A cache does not find for a symbol what it has for the number, and would compute it anew."""
+    try:
+        return symbol.refuse()
+    except TypeError as error:
+        return error
 
 
 def _never_holding() -> _core.Reads:
