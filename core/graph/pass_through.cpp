@@ -174,11 +174,10 @@ void Recorder::record_keys() {
   uint32_t roots = p.roots;
   for (uint32_t i = 0; i < p.statics.size(); ++i) {
     if (!is_identity_key(p.statics[i])) continue;
-    PyObject* key = p.statics[i].obj;
-    const Kind& kind = kind_of(key);
-    if (!kind.handed || seen_->find(key)) continue;
+    Owned key = object_of_key(p.statics[i].obj);
+    if (!key || seen_->find(key.get())) continue;
     p.key_roots.push_back(i);
-    visit(key, {});
+    visit(key.get(), {});
     run();
   }
   p.roots = roots;  // `run` has counted each key as a root, which it is not
@@ -233,7 +232,8 @@ void Recorder::keys_count_by_identity() {
                         " that the function makes becomes a dict key or a set element. It counts by identity, which a "
                         "compiled call cannot repeat for the next one. Use a string or a number as key.");
     }
-    uint32_t* pc = seen_->find(obj);
+    Owned counted = node_of_key(obj);
+    uint32_t* pc = counted ? seen_->find(counted.get()) : nullptr;
     if (!pc) continue;
     Instr& n = p.code[*pc];
     if (n.op != Op::node || !(n.flags & HANDED_OVER)) {
@@ -244,7 +244,7 @@ void Recorder::keys_count_by_identity() {
               " is also a dict key or a set element, but it is rebuilt for the traced function, so that the key "
               "would be another object. Use a string or a number as key.");
     }
-    if (n.node->own == NONE) n.node->own = add_identity(p, obj);
+    if (n.node->own == NONE) n.node->own = add_identity(p, counted.get());
   }
 }
 

@@ -54,8 +54,8 @@ class Replayer {
       if (!match_whole(roots[r], pc)) return false;
     }
     for (uint32_t key : p_.key_roots) {  // what objects that are keys are made of
-      Owned hold = Owned::borrow(p_.statics[key].obj);
-      if (!match_whole(hold.get(), pc)) return false;
+      Owned hold = contents_root(p_.statics[key].obj);
+      if (!hold || !match_whole(hold.get(), pc)) return false;
     }
     return keys_as_recorded();
   }
@@ -101,7 +101,8 @@ class Replayer {
     if (!p_.identity_keys) return true;
     for (const Static& key : p_.statics) {
       if (!is_identity_key(key)) continue;
-      uint32_t* track = ids_->find(key.obj);
+      Owned counted = node_of_key(key.obj);
+      uint32_t* track = counted ? ids_->find(counted.get()) : nullptr;
       if (track && *track != NONE && p_.code[p_.track_pc[*track]].node->own == NONE) return false;
     }
     return true;

@@ -148,6 +148,14 @@ bool defines_eq(PyTypeObject* type) {
 // As a key a weak reference is its referent. Its callback often leads back to the container, and does not count.
 Owned contents_root(PyObject* key) { return PyWeakref_CheckRef(key) ? weak_target(key) : Owned::borrow(key); }
 
+Owned object_of_key(PyObject* key) {
+  Owned object = contents_root(key);
+  if (!object || !kind_of(object.get()).handed || defines_eq(Py_TYPE(object.get()))) return {};
+  return object;
+}
+
+Owned node_of_key(PyObject* key) { return PyWeakref_CheckRef(key) ? object_of_key(key) : Owned::borrow(key); }
+
 bool is_identity_key(const Static& s) { return s.how == How::contents && !defines_eq(s.type); }
 
 void refuse_key_with_arrays(PyObject* key, const std::string& path) {
@@ -272,12 +280,13 @@ uint32_t add_key(Program& program, PyObject* original, int depth) {
   s.how = How::contents;
   s.type = program.keep_type(Py_TYPE(key));
   s.obj = program.keep(Owned::borrow(key));
-  s.contents = kind.handed && !defines_eq(s.type) ? nullptr : contents_of(key);  // by identity: recorded as a node
+  Owned object = object_of_key(key);
+  s.contents = object ? nullptr : contents_of(key);  // by identity: recorded as a node
   if (s.contents)
     for (const Static& below : s.contents->statics)
       if (below.how == How::identity && !below.weak && kind_of(below.obj).symbolic)
         raise_graftax("UnsupportedValueError", "a number that may change, in an object that is a key");
-  s.hash = s.contents ? s.contents->hash : hash_by_identity(key);
+  s.hash = s.contents ? s.contents->hash : hash_by_identity(object ? object.get() : key);
   return program.add(s);
 }
 
@@ -307,7 +316,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   }
   if (s.how == How::contents) {
     if (!same_key(s.obj, obj) && !defines_eq(s.type)) return false;
-    if (!s.contents) return s.obj == obj;
+    if (!s.contents) return same_key(s.obj, obj);
     Owned key = Owned::borrow(obj);
     // Held: the replay may run user code that drops the program of this static.
     std::shared_ptr<Program> contents = s.contents;
@@ -351,7 +360,7 @@ bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib)
   if (x.how == How::reduce) return plain_equal(x.snapshot, y.snapshot, 0);
   if (x.how == How::contents) {
     if (!same_key(x.obj, y.obj) && !defines_eq(x.type)) return false;
-    return x.contents && y.contents ? *x.contents == *y.contents : x.obj == y.obj;
+    return x.contents && y.contents ? *x.contents == *y.contents : same_key(x.obj, y.obj);
   }
   if (x.obj == y.obj && is_value(x.how)) return true;
   return values_equal(x.how, x.obj, y.obj);

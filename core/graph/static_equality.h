@@ -15,6 +15,10 @@ uint32_t add_hashed(Program& program, PyObject* obj);
 bool defines_eq(PyTypeObject* type);
 // What a key is compared by: the referent of a weak reference (empty when it is gone), else the key itself.
 Owned contents_root(PyObject* key);
+// The object that a key is, or refers to weakly, if that is recorded as a node; else empty.
+Owned object_of_key(PyObject* key);
+// What of a key that counts by identity may stand elsewhere in the graph.
+Owned node_of_key(PyObject* key);
 // Is this a key that counts by identity: an object or a function whose class defines no ==?
 bool is_identity_key(const Static& s);
 [[noreturn]] void refuse_key_with_arrays(PyObject* key, const std::string& path = {});

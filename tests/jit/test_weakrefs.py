@@ -127,6 +127,45 @@ def test_weak_sets_and_weak_keys_of_objects_without_arrays():
     assert look.cache_info().traces == 1
 
 
+@pytest.mark.parametrize("make", [lambda n: weakref.WeakSet([n]), lambda n: weakref.WeakKeyDictionary({n: 1})])
+def test_what_is_changed_below_a_weak_key_is_changed_on_each_call(make):
+    node = Node()
+    node.seen, node.count = [], 0
+    members = make(node)
+
+    @graftax.jit
+    def emit(members, y):
+        for member in members:
+            member.seen.append(member.count)
+            member.count += 1
+        return y * node_count(members)
+
+    def node_count(members):
+        return sum(member.count for member in members)
+
+    for count in (1, 2, 3):
+        assert emit(members, x).tolist() == (count * x).tolist()
+        assert node.seen == list(range(count)) and node.count == count
+
+
+def test_an_array_that_is_put_below_a_weak_key_is_put_there_or_refused():
+    node = Node()
+    node.seen = []
+    members = weakref.WeakSet([node])
+
+    @graftax.jit
+    def emit(members, y):
+        for member in members:
+            member.seen.append(y)
+        return y
+
+    emit(members, x)
+    assert [each.tolist() for each in node.seen] == [x.tolist()]
+    with pytest.raises(graftax.UnsupportedValueError, match=r"members\.data: .* has arrays below"):
+        emit(members, x)
+    assert len(node.seen) == 1
+
+
 def test_an_array_below_a_weak_key_is_a_clear_error():
     node = Node(x)
     with pytest.raises(graftax.UnsupportedValueError, match="dict key"):
