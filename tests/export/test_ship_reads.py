@@ -187,6 +187,25 @@ def test_a_special_method_that_a_class_gets_is_compared(method, call, module, tm
     assert loaded == 0 and found == plain
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("before", "after", "call"),
+    [
+        ("Of(Base)", "Of(Rated)", "getattr(Of, 'k', 2.0)"),
+        ("Of", "Of(metaclass=Meta)", "(5 if Of == 3 else 2)"),
+    ],
+    ids=["base", "metaclass"],
+)
+def test_what_a_class_is_made_of_is_compared(before, after, call, module, tmp_path):
+    source = (
+        "class Meta(type):\n    def __eq__(self, other): return True\n    __hash__ = type.__hash__\n"
+        "class Base: pass\nclass Rated: k = 5.0\nclass {}: pass"
+    )
+    versions = (functools.partial(module, HEAD + source.format(text) + CALL + call) for text in (before, after))
+    with pytest.warns(graftax.RecompileWarning, match="are not used"):
+        assert saved_and_loaded(*versions, tmp_path / "x")[:3] == (0, 5, 5)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [({"a": 1}, {"a": 2}), ((1, [2]), (1, [3])), (1, True), (jnp.ones(2), jnp.zeros(2)), (slice(1), slice(2))],

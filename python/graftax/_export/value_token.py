@@ -86,7 +86,8 @@ class _Tokens:
         if isinstance(value, enum.Enum):
             return f"enum {token(type(value))}.{value.name} {self._part(value._value_)}"
         if isinstance(value, type):
-            return f"{token(value)} {registered_text(value)} {self._as_tree(value)}"
+            made_of = [f"{c.__module__}.{c.__qualname__}" for c in (type(value), *value.__mro__)]
+            return f"{token(value)} {made_of} {registered_text(value)} {self._as_tree(value)}"
         if isinstance(value, types.ModuleType):
             return token(value)
         if isinstance(value, (staticmethod, classmethod)):
