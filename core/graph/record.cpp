@@ -160,9 +160,9 @@ bool Recorder::is_traced_symbol(const Kind& kind) const {
 bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below) {
   if (!is_number(obj, kind) || below.in_static || options_.inputs) return false;
   // Below a Dynamic; at a place whose number has been found to change; or where the option says so. Numbers of a
-  // captured function are its constants, but for those in its variables.
+  // captured function are its constants, but for those in its variables and attributes.
   if (below.in_dynamic) return true;
-  bool may_be_symbolic = options_.symbolic && (!below.in_function || below.in_cell || !root_has(CAPTURED_ROOT));
+  bool may_be_symbolic = options_.symbolic && (!below.in_function || below.in_state || !root_has(CAPTURED_ROOT));
   if (!may_be_symbolic && (!options_.dynamic || below.in_function)) return false;
   std::vector<Step> steps = open_steps();
   Owned place = place_of_steps(root_, steps);
@@ -350,8 +350,8 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   // Aux data and static fields make arrays static, but not those of a function there; an argument that is declared
   // static does.
   if (kind.node->is_function && !root_is_static()) below.in_static = false;
-  if (kind.node->is_function) below.in_function = true, below.in_dynamic = below.in_cell = false;
-  below.in_cell = below.in_cell || kind.node->is_cell;
+  if (kind.node->is_function) below.in_function = true, below.in_dynamic = below.in_state = false;
+  below.in_state = below.in_state || kind.node->is_cell;
   below.in_dynamic = below.in_dynamic || kind.dynamic;
   p.code.push_back(n);
   out_.live.push(obj);
@@ -380,6 +380,7 @@ void Recorder::step() {
       below.in_static = below.in_static || is_static;
       below.aux = below.aux || is_static;
     }
+    if (kind.node->is_function) below.in_state = true;
     if (kind.dynamic_fields && PySequence_Contains(kind.dynamic_fields, key) == 1) below.in_dynamic = true;
     below.arrays_only = below.arrays_only || kind.arrays_only;
     PyObject* make = kind.context_fields ? PyDict_GetItemWithError(kind.context_fields, key) : nullptr;

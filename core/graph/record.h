@@ -72,7 +72,7 @@ class Recorder {
     bool in_static = false;    // arrays are static, by identity
     bool in_dynamic = false;   // Python numbers are traced
     bool in_function = false;  // a captured function's own numbers are static, but for those in a Dynamic
-    bool in_cell = false;      // but those of its variables
+    bool in_state = false;     // but those of its variables and attributes
     bool repeated = false;     // it is below an immutable node that was expanded before
     bool aux = false;          // part of a node's type for JAX: what is here is no leaf of its tree
     bool arrays_only = false;  // the same, but for arrays

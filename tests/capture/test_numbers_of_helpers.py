@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that helpers read (globals, attributes of classes and modules, variables) compile twice at most."""
 
+import functools
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -266,3 +268,36 @@ def test_a_shape_from_a_functions_variable_is_a_program_for_each():
     jitted = graftax.jit(lambda g, x: g(x), warn_impure=False)
     assert [jitted(make(n), jnp.arange(5.0)).shape for n in (1, 2, 3, 1)] == [(1,), (2,), (3,), (1,)]
     assert jitted.cache_info().traces == 3
+
+
+def counted(function: Callable[..., Any]) -> Any:
+    @functools.wraps(function)
+    def wrapper(*arguments: Any) -> Any:
+        wrapper.calls += 1
+        return function(*arguments)
+
+    wrapper.calls = 0
+    return wrapper
+
+
+def test_a_decorator_that_counts_the_calls_of_a_helper_compiles_once():
+    scale = counted(lambda x: x * 2)
+    step = graftax.jit(lambda x: scale(x) + scale.calls)
+    assert [step(jnp.ones(())).item() for _ in range(5)] == [3, 4, 5, 6, 7]
+    assert scale.calls == 5
+    scale.calls = 20
+    assert step(jnp.ones(())).item() == 23
+    assert step.cache_info().traces == 1
+
+
+def test_a_number_in_an_attribute_of_a_helper_that_changes_between_calls_compiles_twice():
+    def scale(x, by=2):
+        return x * by * scale.rate
+
+    step = graftax.jit(lambda x: scale(x))
+    results = list[float]()
+    for scale.rate in (1.0, 0.5, 0.25, 0.125):
+        results.append(step(jnp.ones(())).item())
+    assert results == [2, 1, 0.5, 0.25] and step.cache_info().traces == 2
+    scale.__defaults__ = (4,)
+    assert step(jnp.ones(())).item() == 0.5
