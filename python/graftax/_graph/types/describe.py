@@ -159,7 +159,14 @@ def describe(obj: object, solid: type) -> Description:
         obj: the first instance of a type that the core meets.
         solid: the nearest base class that is not made by a class statement.
     """
-    cls = type(obj)
+    for group in (_declared, _array_or_name, _value_of_jax, _opaque_value, _opened_by_core):
+        if (description := group(obj, type(obj), solid)) is not None:
+            return description
+    return Description("refused", reason=IN_C, opaque=True) if hides_state(obj, solid) else Description("identity")
+
+
+def _declared(obj: object, cls: type, solid: type) -> Description | None:
+    """What the user or a library has said of a class."""
     # First, because `isinstance` reads the `__class__` of an object, and a placeholder raises whatever is read of it.
     if cls is Ignored:
         return Description("ignored")
@@ -171,9 +178,11 @@ def describe(obj: object, solid: type) -> Description:
         return by_fields[cls]
     if is_observer(cls):
         return Description("identity")
-    adapted = interop.describe(cls)
-    if adapted is not None:
-        return adapted
+    return interop.describe(cls)
+
+
+def _array_or_name(obj: object, cls: type, solid: type) -> Description | None:
+    """Arrays, graftax's own objects, and what counts by its identity because it has a name: classes, modules, enums."""
     # Classes, modules and members of enums count by identity; a member with state has attributes to compare.
     if isinstance(obj, (type, types.ModuleType)):
         return Description("identity")
@@ -194,6 +203,11 @@ def describe(obj: object, solid: type) -> Description:
         return Description("dynamic", frozen=False, handed=True)
     if issubclass(cls, Static):
         return Description("node", frozen=False, handed=True, static_fields=frozenset({"value"}))
+    return None
+
+
+def _value_of_jax(obj: object, cls: type, solid: type) -> Description | None:
+    """NumPy's arrays, what JAX opens or compares, and what holds a state that no copy would have."""
     if reason := why_refused(obj):
         return Description("refused", reason=reason)
     if isinstance(obj, (np.ndarray, np.generic)):
@@ -205,12 +219,16 @@ def describe(obj: object, solid: type) -> Description:
     if isinstance(obj, _BY_EQUALITY):
         return Description("equal")
     # What is registered with JAX. A named tuple is a node for JAX without that, and its items have names here.
-    is_namedtuple = solid is tuple and hasattr(cls, "_fields")
-    if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
+    if not _is_named_tuple(cls, solid) and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
         return Description("registered", is_frozen(cls), order=names_of_children(cls))
     # A closed jaxpr holds constants, which are its children.
     if isinstance(obj, jax.extend.core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
         return Description("jaxpr")
+    return None
+
+
+def _opaque_value(obj: object, cls: type, solid: type) -> Description | None:
+    """Objects that are compared by their identity, or by a plain value that they are reduced to."""
     # A thread, a handler or the like. Those of the standard library are opaque; a user's subclass adds attributes.
     if isinstance(obj, _OPAQUE_BASES) and cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
         return _OPENED
@@ -235,14 +253,18 @@ def describe(obj: object, solid: type) -> Description:
         if has_state and cls.__module__ not in _STDLIB:
             return Description("value", handed=True, frozen=False, reduce=reduce)
         return Description("reduce", frozen=False, reduce=reduce)
+    return None
+
+
+def _opened_by_core(obj: object, cls: type, solid: type) -> Description | None:
+    """Containers and plain objects; of others, what the class says about equal instances."""
     if (name := _hidden_slot(cls)) is not None:
         raise UnsupportedValueError(_HIDDEN_SLOT.format(cls=cls.__qualname__, name=name))
-    # Containers and plain objects, which the core opens.
     if solid in _NODES and cls is not object:
         fields_only = solid in (object, threading.local)
         # An object without methods and state is a mark, which is compared by identity.
         sentinel = solid is object and not _has_methods(cls)
-        order = item_names(cls) if is_namedtuple else None
+        order = item_names(cls) if _is_named_tuple(cls, solid) else None
         own_equality = fields_only and _defines_equality(cls)
         return Description(
             "node", is_frozen(cls), handed=fields_only, sentinel=sentinel, own_equality=own_equality, order=order
@@ -253,7 +275,11 @@ def describe(obj: object, solid: type) -> Description:
     # The class says itself when two instances are equal.
     if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
         return Description("equal")
-    return Description("refused", reason=IN_C, opaque=True) if hides_state(obj, solid) else Description("identity")
+    return None
+
+
+def _is_named_tuple(cls: type, solid: type) -> bool:
+    return solid is tuple and hasattr(cls, "_fields")
 
 
 def names_of_children(cls: type) -> tuple[str, ...] | None:
