@@ -12,7 +12,7 @@ import jax
 
 from graftax._core import GraphDef
 from graftax._explain import CallExplanation, Explanation, RecompileLog, Variant
-from graftax._explain.cause import Cause
+from graftax._explain.cause_texts import Cause
 from graftax._export.disk_cache import DiskCache
 from graftax._export.export import Exported
 from graftax._graph.pack import LiveStatics, Packed, PackLayout

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graftax
-from graftax._capture import caches_in_traces
+from graftax._capture import caches_after_traces
 
 
 @functools.lru_cache
@@ -223,22 +223,22 @@ def test_a_cache_has_one_result_for_a_number_that_changes(is_guarded):
 
 def test_a_trace_ends_while_another_thread_meets_caches():
     """At each call and return, as threads take turns. Caches are noted for as long as they live."""
-    kept, before = [], len(caches_in_traces._met)
+    kept, before = [], len(caches_after_traces._met)
 
     def meet(*event):
         kept.append(functools.lru_cache(lambda: None))
-        caches_in_traces.note_cache(kept[-1])
+        caches_after_traces.note_cache(kept[-1])
 
     meet(), meet()
     sys.setprofile(meet)
     try:
-        caches_in_traces.clear_caches()
+        caches_after_traces.clear_caches()
     finally:
         sys.setprofile(None)
-    caches_in_traces.note_cache(kept[0])
-    assert len(caches_in_traces._met) == before + len(kept) > before + 3
+    caches_after_traces.note_cache(kept[0])
+    assert len(caches_after_traces._met) == before + len(kept) > before + 3
     kept.clear()
-    assert len(caches_in_traces._met) == before
+    assert len(caches_after_traces._met) == before
 
 
 class Net:
@@ -409,8 +409,8 @@ def large():
 
 def test_a_trace_looks_at_the_caches_that_its_code_names(monkeypatch):
     looked: list[object] = []
-    results_in = caches_in_traces.results_in
-    monkeypatch.setattr(caches_in_traces, "results_in", lambda cache: looked.append(cache) or results_in(cache))
+    results_in = caches_after_traces.results_in
+    monkeypatch.setattr(caches_after_traces, "results_in", lambda cache: looked.append(cache) or results_in(cache))
     assert graftax.jit(lambda x: x * len(large()))(jnp.ones(1)) == 50
 
     def fails(x, is_known):

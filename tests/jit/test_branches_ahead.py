@@ -15,8 +15,8 @@ import pytest
 
 import graftax
 from compilations import compilations
+from graftax._capture.numbers.branch_numbers import other_answers
 from graftax._capture.numbers.host_program import HostProgram
-from graftax._capture.numbers.other_answers import other_answers
 from graftax._jit import branches_ahead
 
 ANNOUNCED: list[int] = []

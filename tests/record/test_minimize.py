@@ -19,7 +19,7 @@ from jax import lax
 import graftax
 from graftax._record.failures import Nonfinite
 from graftax._record.origin_marks import are_finite
-from graftax._record.parts import Part, part_of
+from graftax._record.program_parts import Part, part_of
 from graftax._record.reduction import reduced, with_fewer_equations, with_smaller_arrays
 
 NONFINITE = Nonfinite()

@@ -32,8 +32,7 @@ from graftax._capture.bytecode import (
     resolve_lazy_imports,
     texts_in,
 )
-from graftax._capture.cached_values import CachedValues
-from graftax._capture.caches_in_traces import note_cache
+from graftax._capture.caches_after_traces import note_cache
 from graftax._capture.code_by_identity import CodeSet, MetCode
 from graftax._capture.code_owner import (
     is_never_asked,
@@ -68,6 +67,7 @@ from graftax._capture.library_reads import (
     registry_of,
 )
 from graftax._capture.locks import LOCKS
+from graftax._capture.lru_caches import CachedValues
 from graftax._capture.origin import Origin
 from graftax._capture.read_names import ReadNames
 from graftax._capture.retrace_signals import Signals

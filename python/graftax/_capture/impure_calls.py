@@ -21,7 +21,6 @@ from typing import Any
 from graftax import _core
 from graftax._base.errors import ImpureCallWarning
 from graftax._capture.bytecode import Names, names_of
-from graftax._capture.cached_values import CachedCall
 from graftax._capture.caught_errors import FrameEvents
 from graftax._capture.code_by_identity import MetCode
 from graftax._capture.code_owner import is_never_asked, is_users_code
@@ -48,6 +47,7 @@ from graftax._capture.impure_names import (
     names_impure,
 )
 from graftax._capture.library_globals import LibraryGlobals, SettingsTable, Snapshot, is_setting
+from graftax._capture.lru_caches import CachedCall
 from graftax._capture.traces_ahead import give_up, is_ahead, must_end
 from graftax._capture.unheard_effects import (
     attributes_of_others,

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from graftax import _core
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names
-from graftax._capture.caches_in_traces import attributes_of, holds_tracer, same_items
+from graftax._capture.caches_after_traces import attributes_of, holds_tracer, same_items
 from graftax._capture.code_by_identity import CodeSet
 from graftax._capture.code_owner import HEAP_TYPE, is_open_scope, is_users_scope
 from graftax._jax.traces import current_trace

@@ -28,7 +28,7 @@ from graftax import _core
 from graftax._base.class_lookup import in_mro
 from graftax._base.errors import GraftaxError
 from graftax._capture.bytecode import Names, absolute_name, names_of
-from graftax._capture.caches_in_traces import attributes_of
+from graftax._capture.caches_after_traces import attributes_of
 from graftax._capture.code_owner import NEVER, is_in_package, is_never_asked, is_users
 from graftax._capture.constant_values import cells_of
 from graftax._capture.origin import Origin

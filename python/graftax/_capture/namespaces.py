@@ -21,7 +21,7 @@ from jax.core import Tracer
 from graftax import _core
 from graftax._base.class_lookup import in_mro
 from graftax._base.missing import MISSING
-from graftax._capture.caches_in_traces import holds_tracer
+from graftax._capture.caches_after_traces import holds_tracer
 from graftax._capture.caught_errors import ERRORS_OF_TRACERS
 from graftax._capture.constant_values import content, fill
 from graftax._capture.function_attributes import function_in, in_place_of

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from graftax import _core
 from graftax._base.missing import MISSING
-from graftax._capture.caches_in_traces import holds_tracer
+from graftax._capture.caches_after_traces import holds_tracer
 from graftax._capture.function_attributes import State
 from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin

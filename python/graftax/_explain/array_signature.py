@@ -11,7 +11,7 @@ import jax.core
 import numpy as np
 
 from graftax import _core
-from graftax._explain.cause import Cause
+from graftax._explain.cause_texts import Cause
 from graftax._jax.arrays import array_class
 
 _ARRAY = array_class()

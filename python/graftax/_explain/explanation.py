@@ -8,7 +8,7 @@ import json
 import time
 
 from graftax._base.size_text import count_text
-from graftax._explain.cause import Cause
+from graftax._explain.cause_texts import Cause
 from graftax._explain.log import cause_lines, headline, record
 from graftax._explain.variant import Variant
 

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from graftax import _core
 from graftax._base.errors import RecompileWarning
 from graftax._explain import log
-from graftax._explain.cause import TEXTS, Cause
+from graftax._explain.cause_texts import TEXTS, Cause
 from graftax._explain.variant import Variant, nearest
 from graftax._jax.tracebacks import caller_level
 

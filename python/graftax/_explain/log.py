@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from graftax._base.code_line import code_line
-from graftax._explain.cause import Cause
+from graftax._explain.cause_texts import Cause
 from graftax._explain.variant import Variant
 
 ENVIRONMENT = "GRAFTAX_EXPLAIN"

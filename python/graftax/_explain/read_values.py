@@ -18,7 +18,7 @@ from graftax._capture.constant_values import OF_KEYS, OF_NAMES, content, in_clas
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
-from graftax._explain.cause import Cause, plain_text
+from graftax._explain.cause_texts import Cause, plain_text
 from graftax._graph.structure_diff import function_text, short_text
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))

@@ -15,7 +15,7 @@ from graftax._base.errors import some
 from graftax._base.handles import HandleLayout
 from graftax._capture.read_set import ReadSet
 from graftax._explain.array_signature import ArraySignature, array_signatures
-from graftax._explain.cause import Cause, cause_from_difference, plain_text, without_addresses
+from graftax._explain.cause_texts import Cause, cause_from_difference, plain_text, without_addresses
 from graftax._explain.read_values import ReadValues, changes, read_values
 from graftax._graph.structure import Op, Structure, place_name
 from graftax._graph.structure_diff import Difference, differences, differences_by_name, function_text

@@ -18,7 +18,7 @@ from graftax._base.errors import GraftaxError
 from graftax._io import orbax_arrays
 from graftax._io.encode_graph import EncodedGraph
 from graftax._io.errors import LoadError
-from graftax._io.load_into import LoadInto
+from graftax._io.load_like import LoadInto
 from graftax._io.peek import Peek, peek_source
 from graftax._io.placement import Placement
 from graftax._io.preemption import Preemption

@@ -17,7 +17,7 @@ from graftax._graph.patterns import Pattern
 from graftax._io.build import ObjectBuilder, unknown_names
 from graftax._io.decode_graph import FileGraph
 from graftax._io.importable_names import MISSING, NameResolver
-from graftax._io.load_into import LoadInto
+from graftax._io.load_like import LoadInto
 from graftax._io.placement import Placement, Stored
 from graftax._io.reader import Source, named_errors
 from graftax._io.tensor import Leaf

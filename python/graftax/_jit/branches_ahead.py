@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from graftax import _core
-from graftax._capture.numbers.other_answers import other_answers
+from graftax._capture.numbers.branch_numbers import other_answers
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.traces_ahead import NotAhead, computing_only
 from graftax._explain import Variant, compile_events

@@ -26,6 +26,7 @@ from graftax._jax.tracers import has_tracer
 from graftax._jit.call_plan import number_test
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import leaf_names
+from graftax._jit.miss import restart_if_reads_changed
 
 CHECK_FAILED = (
     "{name} behaves differently when it is compiled:\n{difference}\n(expected is what the plain function did). The "
@@ -85,7 +86,7 @@ class Checked(Jitted[P, R]):
         roots, layout = self._bind_arguments(args, kwargs)
         plan = self._plan
         recording = plan.record(roots, layout)
-        self._restart_if_reads_changed(recording, plan)
+        restart_if_reads_changed(self, recording, plan)
         leaves, graphdef = recording.leaves, recording.graphdef
         if has_tracer(leaves):
             return None, (), roots, layout

@@ -14,7 +14,6 @@ import functools
 import inspect
 import os
 import sys
-import time
 import types
 import warnings
 import weakref
@@ -24,36 +23,31 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 import jax
 
 from graftax import _core
-from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError
+from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning
 from graftax._base.given_warnings import note_warning
 from graftax._base.handles import is_handle
-from graftax._capture.cache_layout import Cache
 from graftax._capture.retrace_signals import MOST_RESTARTS, NewReads
 from graftax._capture.signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
-from graftax._explain import compile_events, frozen
+from graftax._explain import compile_events
 from graftax._jax.tracebacks import boundary, caller_level, hide
 from graftax._jit import program_store
 from graftax._jit.branches_ahead import trace_branches
-from graftax._jit.build_entry import build_entry
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
 from graftax._jit.call_errors import explained_error
 from graftax._jit.call_plan import Plan, RecordedCall
-from graftax._jit.compile_progress import report_stages
 from graftax._jit.donation_report import DonationReport, report_of, warn_of_kept
 from graftax._jit.flat_function import definition_of
+from graftax._jit.miss import entry_of_miss, find_or_build_entry, restart_if_reads_changed
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.requested_donation import refuse_static_donation
 from graftax._jit.restarts import refuse_restart
 from graftax._jit.result_shapes import result_shapes
 from graftax._jit.same_function import keep
-from graftax._jit.slow_input_warnings import note_comparison
 from graftax._jit.stages import Lowered, Staging, Traced
 from graftax._jit.symbolic_call import with_symbols, would_be_symbolic
-from graftax._jit.trace_growth import is_kept
 from graftax._jit.warm import warm
-from graftax.interop import refuse_around
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -206,7 +200,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         if plan.signature.binding is not self._binding:
             raise NewReads  # another thread is about to read the signature again
         recording = plan.record(roots, layout, shapes=True)
-        self._restart_if_reads_changed(recording, plan)
+        restart_if_reads_changed(self, recording, plan)
         return RecordedCall(plan, roots, layout, recording, _core.settings_now()[0])
 
     def _record_call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> RecordedCall:
@@ -232,82 +226,10 @@ class Jitted(_core.Caller, Generic[P, R]):
         Raises:
             NewReads: the roots are out of date, so the core binds them again and retries.
         """
-        table, plan = self._table, self._plan
-        begin = time.perf_counter()
-        if plan.signature.binding is not binding:
-            raise NewReads  # another thread has read the signature again since these roots were bound
-        refuse_around(plan.name)
-        # Programs of other processes: with these the table has a new entry or new roots, so the core looks again.
-        if table.loaded is not None and table.loaded.make_entry(roots, layout, context):
-            raise NewReads
-        store = program_store.current()
-        if store is not None and store.adopt(self):
-            raise NewReads
-        # The one recording of this call: building the entry and the trace reuse it.
-        try:
-            recording = plan.record(roots, layout, opened=opened)
-        except UnsupportedValueError:
-            # A file or an iterator is no problem if only host functions use it: then it is not a root.
-            if table.reads is not None and table.reads.hide_inner(self._function.__code__):
-                raise NewReads from None
-            raise
-        self._restart_if_reads_changed(recording, plan)
-        call = self._with_symbols(RecordedCall(plan, roots, layout, recording, context), opened)
-        entry = self._find_or_build_entry(call)
-        if self._options.progress and not entry.outcomes:  # otherwise it was compiled earlier
-            report_stages(plan.name, self._options.progress, time.perf_counter() - begin)
-        return entry, call.recording
+        return entry_of_miss(self, roots, layout, context, opened, binding)
 
     def _find_or_build_entry(self, call: RecordedCall) -> _core.Entry:
-        """The cache entry that a call runs. Builds and stores one if there is none."""
-        table, name, recording = self._table, call.plan.name, call.recording
-        context, numbers = call.context, call.numbers
-        # An entry of this table: one that was not among the few that the core has tried.
-        try:
-            entry, key = table.find(recording, context)
-        except Exception as error:  # raised by the `__eq__` of a static value
-            note_comparison(error, recording.graphdef, recording.names)
-            raise
-        # An entry of loaded programs cannot compile: replace it by one that can.
-        if entry is not None and table.loaded is not None and table.loaded.runs_only(entry):
-            table.drop(key)
-            entry = None
-        if entry is not None:
-            table.slow_hits += table.begins_call()
-            table.ahead.use(self, entry)
-            return entry
-        # An entry of an equal function.
-        entry = table.share(recording, context, name)
-        if entry is not None:
-            return entry
-        # A new one, which runs a loaded program where there is one. A frozen function may take only that.
-        table.misses += table.begins_call()
-        loaded = table.loaded_for(recording, context, name, numbers)
-        if table.frozen and loaded is None:
-            frozen.refuse(table, name, recording)
-        compile_events.listen()
-        self._advise(call)
-        entry = self._build(call)
-        if loaded is not None and table.loaded is not None:
-            entry = table.loaded.entry(entry, context, call.arguments, loaded, numbers)
-        # Keep the entry's own GraphDef, which holds identity statics weakly, and not that of the recording.
-        key = (entry.graphdef, *key[1:])
-        if numbers is not None:
-            numbers.stored(table, key)
-        entry = table.store(key, entry)
-        leaves = recording.leaves if numbers is None else numbers.inputs_for(recording.leaves)
-        if loaded is not None and entry.compiled.has_program(leaves):
-            compile_events.record_ready(table, entry, name, recording, loaded.source)
-        return entry
-
-    def _advise(self, call: RecordedCall) -> None:
-        """Warns about inputs that make this function slow, before another structure is compiled."""
-        table, recording = self._table, call.recording
-        table.history.warns = True
-        table.advice.captured(call.plan.name, recording.leaves, recording.graphdef, recording.names, call.arguments)
-
-    def _build(self, call: RecordedCall) -> _core.Entry:
-        return build_entry(call, earlier=self._table.earlier_entries())
+        return find_or_build_entry(self, call)
 
     def _with_symbols(self, call: RecordedCall, opened: _core.Opened, shapes: bool = False) -> RecordedCall:
         return with_symbols(call, self._table, self._function, opened, shapes)
@@ -322,24 +244,6 @@ class Jitted(_core.Caller, Generic[P, R]):
             return call.plan.record(call.roots, call.layout, symbolic=numbers.places.keys())
         except GraftaxError:  # such as for a number that is a key, too: it cannot be a leaf
             return None
-
-    def _restart_if_reads_changed(self, recording: _core.Recording, plan: Plan) -> None:
-        """Raises NewReads if the function's code or what it reads has changed since its signature was read."""
-        # Code that makes classes for each call would let the read set grow without end.
-        if self._table.reads is not None and self._table.reads.is_large:
-            self._table.clear()
-        reads, signature = self._table.reads, plan.signature
-        if reads is None:
-            return
-        grown = reads.see_receivers(self._function)  # before note_itself, which would make them roots
-        reads.note_root_functions(recording.functions)
-        code = self._function.__code__
-        reads.note_itself(self._function)
-        grown |= reads.refresh() | reads.see_named(recording.named)
-        if not is_kept(self._table):  # what it has put into caches is no root of this call
-            grown |= reads.see_given(recording.instances((Cache,)))
-        if grown or not signature.has_roots_of(reads) or signature.code is not code:
-            raise NewReads
 
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
         """The reads that an entry which was just traced depends on. The core calls this after a trace."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftax import _core
-from graftax._capture.caches_in_traces import keeping_cached
+from graftax._capture.caches_after_traces import keeping_cached
 from graftax._capture.caught_errors import catching
 from graftax._capture.counters import find_counters, name_of
 from graftax._capture.number_flow import Name, Variable

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 
 from graftax._base.errors import MutationError
-from graftax._capture.caches_in_traces import look_at
+from graftax._capture.caches_after_traces import look_at
 from graftax._capture.impure_calls import take_done_once
 from graftax._capture.retrace_signals import NewReads
 from graftax._jit.cache import FunctionTable

@@ -22,8 +22,8 @@ from jax.extend.core import JaxprEqn
 from graftax._base.errors import GraftaxError
 from graftax._jax.equations import run_equation
 from graftax._record.failures import Failure
-from graftax._record.parts import CannotRun, Part
 from graftax._record.plain_script import Unwritable
+from graftax._record.program_parts import CannotRun, Part
 from graftax._record.search import SmallestPart, search
 from graftax._record.snapshot import error_text
 

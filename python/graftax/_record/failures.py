@@ -15,8 +15,8 @@ from graftax._jax.arrays import without_key
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import run_equation
 from graftax._record.origin_marks import are_finite
-from graftax._record.parts import Part, RunEquation, run_one_by_one
 from graftax._record.plain_script import array_text
+from graftax._record.program_parts import Part, RunEquation, run_one_by_one
 
 Predicate = Callable[[Callable[..., list[Any]], list[Any]], object]
 

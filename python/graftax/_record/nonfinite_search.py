@@ -15,7 +15,7 @@ from graftax._jax.arrays import ref_types
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import run_equation, scan_parts
 from graftax._jax.tracers import is_literal
-from graftax._record.consumers import is_of_derivative
+from graftax._record.derivative_equations import is_of_derivative
 from graftax._record.nonfinite_report import Enclosing, Origin, origin_of_constant, origin_of_equation
 from graftax._record.origin_marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftax._jax.arrays import ref_types
-from graftax._record.parts import Part, Step
+from graftax._record.program_parts import Part, Step
 
 _MOST_NUMBERS = 64  # that are written as numbers
 

@@ -17,7 +17,7 @@ from graftax._jax.equations import run_equation
 from graftax._jax.tracers import is_literal
 from graftax._record.failures import Failure
 from graftax._record.origin_marks import are_finite, is_elementwise
-from graftax._record.parts import (
+from graftax._record.program_parts import (
     CannotRun,
     Part,
     Step,

@@ -14,8 +14,8 @@ from graftax._base.errors import GraftaxError, ImpureCallWarning
 from graftax._jax.equations import count_equations
 from graftax._record.failures import Failure, Nonfinite
 from graftax._record.nonfinite import TracedCall, find_origins, trace_call
-from graftax._record.parts import Part, part_of
 from graftax._record.plain_script import Unwritable, script_of
+from graftax._record.program_parts import Part, part_of
 from graftax._record.reduction import equation_at, reduced
 from graftax._record.replay import RecordedCalls
 from graftax._record.snapshot import error_text

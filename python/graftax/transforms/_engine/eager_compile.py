@@ -14,7 +14,7 @@ import jax
 
 from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, MutationError
-from graftax._capture.caches_in_traces import keeping_cached
+from graftax._capture.caches_after_traces import keeping_cached
 from graftax._capture.host_callbacks import calls_host
 from graftax._capture.leaked_tracers import is_of_steps
 from graftax._capture.origin import Origin

@@ -13,9 +13,9 @@ from graftax import _core, interop
 from graftax._graph.filters import RecordedView, as_filter
 from graftax._graph.patterns import CoverFinder, argument_pattern, nearest
 from graftax._jit.options import is_path
+from graftax.transforms._engine.gradient_uses import warn_of_other_uses
 from graftax.transforms._engine.lift import Make, name_of
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions
-from graftax.transforms._engine.other_uses import warn_of_other_uses
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import is_inexact, is_key
 

@@ -2,7 +2,7 @@
 """Caches of `functools.lru_cache` that are filled while a program is traced: they outlive it, and must keep no tracers.
 
 When a trace ends, results that hold tracers are taken out, and computed again in the next one. Of a trace that is
-discarded, all its results are. What a cache gave out before the trace is the caller's own (`cached_values.py`): if the
+discarded, all its results are. What a cache gave out before the trace is the caller's own (`lru_caches.py`): if the
 trace puts an array into it, that is an error, and the object gets back what it held.
 """
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading into existing objects: first all differences are found, then all values built, then everything is written."""
+"""Loads what is like given objects, or into them.
+
+First all differences are found, then all values built, and then everything is written.
+"""
 
 from __future__ import annotations
 

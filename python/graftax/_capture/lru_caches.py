@@ -25,7 +25,7 @@ from graftax._base.class_lookup import in_mro
 from graftax._base.errors import MutationError
 from graftax._base.missing import MISSING
 from graftax._capture.cache_layout import Cache, is_known, results_in, table_of, take_out
-from graftax._capture.caches_in_traces import attributes_of, is_object, values_in
+from graftax._capture.caches_after_traces import attributes_of, is_object, values_in
 from graftax._capture.code_owner import is_users_code
 from graftax._capture.library_reads import Held, can_be_root, watch_attributes
 from graftax._capture.origin import Origin
