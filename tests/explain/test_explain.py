@@ -315,7 +315,10 @@ def test_a_number_that_is_symbolic_at_the_same_value_is_still_what_it_was():
     for _ in range(4):
         f(run, 1.0)
     causes = [str(cause) for cause in graftax.explain(f).variants[-1].causes]
-    assert "run.last[0] is still 1: from now on, one program takes any value" in causes
+    # Python 3.11 does not tell that the list has shown what may change: there each number stays a value.
+    if sys.version_info >= (3, 12):
+        assert "run.last[0] is still 1: from now on, one program takes any value" in causes
+    assert not any("was 1, is 1" in cause for cause in causes)
 
 
 def test_a_value_that_is_asked_for_again_and_again_warns():
