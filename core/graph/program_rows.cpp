@@ -51,6 +51,15 @@ nb::object value_of(const Row& row) {
   return n.node->treedef ? nb::borrow(n.node->treedef) : nb::none();
 }
 
+// An array that a static holds may have been changed in place since: this is what it was.
+nb::object plain_value_of(const Row& row) {
+  const Program& p = row.all();
+  const Instr& n = p.code[row.number];
+  if (n.op != Op::stat || p.statics[n.arg].how != How::reduce) return nb::none();
+  PyObject* plain = p.statics[n.arg].snapshot;
+  return plain ? nb::borrow(plain) : nb::none();
+}
+
 uint32_t target_of(const Row& row) {
   const Program& p = row.all();
   const Instr& n = p.code[row.number];
@@ -159,6 +168,9 @@ void bind_rows(nb::module_& m) {
             return n.op == Op::node && n.node->own != NONE ? static_value(r.all(), n.node->own) : nb::none();
           },
           nb::sig("def own(self) -> Any"), "The object itself, of a node that counts by identity; else None.")
+      .def_prop_ro(
+          "plain_value", &plain_value_of, nb::sig("def plain_value(self) -> Any"),
+          "The plain value that a static is compared by, as it was recorded; None if it is compared otherwise.")
       .def_prop_ro("value", &value_of, nb::sig("def value(self) -> Any"),
                    "A static's value; what a node needs beside its children.");
 }

@@ -110,6 +110,10 @@ class Row:
         """The object itself, of a node that counts by identity; else None."""
 
     @property
+    def plain_value(self) -> Any:
+        """The plain value that a static is compared by, as it was recorded; None if it is compared otherwise."""
+
+    @property
     def value(self) -> Any:
         """A static's value; what a node needs beside its children."""
 

@@ -229,3 +229,14 @@ def test_a_program_in_which_a_default_was_given_is_left_where_another_shape_asks
         assert jitted(row, np.array([2, 2])).tolist() == (row * 4).tolist()
         assert jitted(matrix).tolist() == [[1, 1]]
         assert jitted(row).tolist() == (row * 3).tolist()
+
+
+def test_an_explanation_shows_what_was_changed_in_place():
+    users = module("import numpy as np\nTABLE = np.array([1, 2])\ndef f(x): return x[int(TABLE[0])]")
+    jitted, x = graftax.jit(users.f), jnp.arange(5.0)
+    for users.TABLE[1] in (2, 4, 3):
+        jitted(x)
+    assert [str(cause) for variant in graftax.explain(jitted).variants[1:] for cause in variant.causes] == [
+        "global TABLE was array([1, 2]), is array([1, 4])",
+        "global TABLE was array([1, 4]), is array([1, 3])",
+    ]

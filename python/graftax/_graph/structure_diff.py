@@ -191,9 +191,13 @@ _DEAD_STATIC = _DeadStatic()
 
 def _static_value(row: Row) -> object:
     try:
-        return row.value
+        value = row.value
     except ReferenceError:
         return _DEAD_STATIC
+    if type(value) is np.ndarray and row.plain_value is not None:  # its content may have changed since
+        dtype, shape, content = row.plain_value
+        return np.frombuffer(content, dtype).reshape(shape)
+    return value
 
 
 _Pairs = list[tuple[Row | None, Row | None, KeyEntry]]
@@ -383,6 +387,8 @@ def _same_value(a: object, b: object) -> bool:
     """Are two statics or keys equal, as the core compares them?"""
     if a is b or a is _DEAD_STATIC or b is _DEAD_STATIC:
         return a is b
+    if type(a) is np.ndarray and type(b) is np.ndarray:
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     # The repr tells 0.0 from -0.0, and finds a NaN equal to itself.
     if type(a) in PLAIN or type(b) in PLAIN:
         return type(a) is type(b) and repr(a) == repr(b)
