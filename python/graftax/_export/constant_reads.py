@@ -15,7 +15,7 @@ from graftax._capture.constant_values import OF_KEYS, OF_NAMES
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
 from graftax._capture.trace_local import synchronized
-from graftax._export.importable_names import Holder, resolve, value_at
+from graftax._export.holder_names import Holder, resolve, value_at
 from graftax._export.read_set_data import as_data, difference
 from graftax._export.structure_digest import Nameless, sentinels
 from graftax._export.value_token import content_token

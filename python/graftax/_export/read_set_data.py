@@ -24,7 +24,7 @@ from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
 from graftax._capture.reachable_code import ReachableCode
 from graftax._capture.read_set import ReadSet
-from graftax._export.importable_names import Holder, holder_of, resolve, value_at
+from graftax._export.holder_names import Holder, holder_of, resolve, value_at
 from graftax._export.value_token import registered_text, value_token
 from graftax._graph.pickling import JITTED
 

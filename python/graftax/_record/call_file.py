@@ -27,7 +27,7 @@ from graftax._base.progress_bar import ByteBar
 from graftax._capture.code_owner import is_users, is_users_class, is_users_scope
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
-from graftax._export.importable_names import value_at
+from graftax._export.holder_names import value_at
 from graftax._export.programs import settings_tokens
 from graftax._export.read_set_data import version_of
 from graftax._export.structure_digest import code_digest

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from graftax._base.errors import GraftaxError, UnpicklableError
 from graftax._base.missing import MISSING
-from graftax._export.importable_names import Holder, holder_of, resolve
+from graftax._export.holder_names import Holder, holder_of, resolve
 from graftax._export.structure_digest import code_digest
 from graftax._graph.pickling import Sentinels, name_for_pickle
 from graftax._record.cells import codes_of_cells, is_cell

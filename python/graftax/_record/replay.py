@@ -26,7 +26,7 @@ from graftax._base.progress_bar import ByteBar
 from graftax._capture.constant_values import content, fill
 from graftax._capture.namespaces import with_parts
 from graftax._capture.origin import Origin
-from graftax._export.importable_names import value_at
+from graftax._export.holder_names import value_at
 from graftax._export.structure_digest import code_digest
 from graftax._graph.pickling import graphdef_from_state
 from graftax._io import LoadError, peek

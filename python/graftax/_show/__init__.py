@@ -10,7 +10,7 @@ from graftax._jit.jitted import Jitted
 from graftax._show.call import call_picture
 from graftax._show.diff import diff_picture
 from graftax._show.format import type_text
-from graftax._show.model import Picture, marked_by
+from graftax._show.picture import Picture, marked_by
 from graftax._show.result import Shown
 
 NO_CALL = (

@@ -14,7 +14,7 @@ from graftax._jit.jitted import Jitted
 from graftax._jit.requested_donation import donated_leaves
 from graftax._jit.symbolic_call import would_be_symbolic
 from graftax._show.format import cut, size_of, value_text
-from graftax._show.model import Marks, Picture
+from graftax._show.picture import Marks, Picture
 
 CAPTURED, DONATED, FORWARDED, WRITTEN = "captured", "donated", "forwarded", "written back"
 STATIC_ARGUMENT, TRACED_NUMBER, SYMBOLIC = "static", "traced number", "symbolic"

@@ -9,7 +9,7 @@ from graftax._base.size_text import count_text
 from graftax._graph.object_diff import diff
 from graftax._graph.path import Graph
 from graftax._show.format import cut, type_text
-from graftax._show.model import Marks, Picture
+from graftax._show.picture import Marks, Picture
 
 _SIDE = 60  # characters of each side
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from graftax._show.model import Picture
+from graftax._show.picture import Picture
 
 _FRAME = 480  # pixels of a notebook
 

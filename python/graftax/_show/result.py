@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO, cast
 
-from graftax._show.model import Picture
+from graftax._show.picture import Picture
 from graftax._show.text import Lines, Segment, heading, segments
 
 _STYLES = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from graftax._base.size_text import short_bytes
 from graftax._show.format import cut
-from graftax._show.model import Picture
+from graftax._show.picture import Picture
 
 TOO_MANY = "a drawing of {count} objects could not be read: use html(), or draw a part of it. At most {most} are drawn."
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from graftax._base.size_text import short_bytes, short_number
-from graftax._show.model import Picture
+from graftax._show.picture import Picture
 
 _MAX_ITEMS, _MAX_ATTRIBUTES = 12, 24  # children of one row that are shown: by number, and by name
 _MIN_RUN = 3  # similar siblings from which on only the first is shown
