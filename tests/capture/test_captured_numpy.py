@@ -28,6 +28,7 @@ ASKING = {
     "key": "x * {1: 2.0, 2: 3.0, 3: 4.0}[TABLE[1]]",
     "text": "x * float(f'{TABLE[0]:d}')",
     "caught": "attempt(lambda: x * int(TABLE[0]))",
+    "another error": "renamed(lambda: x[int(TABLE[0])])",
     "helper": "helper(x)",
     "attribute": "[x[i] for i in BOX.table]",
 }
@@ -38,6 +39,9 @@ BOX = types.SimpleNamespace(table=np.array([1, 2]))
 def attempt(f):
     try: return f()
     except Exception: return -1.0
+def renamed(f):
+    try: return f()
+    except Exception as error: raise RuntimeError("no value") from error
 def helper(x): return x[int(TABLE[0])]
 def f(x): return {}
 """

@@ -81,6 +81,24 @@ def f(x):
     beside(Program(source))
 
 
+def test_a_name_that_a_library_gives_a_class_in_the_trace_is_looked_up():
+    a = module("class B: k = 1.0\nclass A(B): pass").A
+    reads = AttributeReads()
+
+    def asked_for(name: str) -> list[tuple[type, str]]:
+        reads.attributes.add(name)
+        return [
+            (holder, name)
+            for cls, asked, is_first in reads.not_looked_up()
+            for holder, name, *_ in reads.asked_of(cls, asked, is_first)
+        ]
+
+    assert list(reads.add(a)) and {(a, "k"), (a.__base__, "k")} <= set(asked_for("k"))
+    a.__base__.late = 2.0
+    assert set(asked_for("late")) == {(a, "late"), (a.__base__, "late")}
+    assert asked_for("other") == asked_for("late") == []
+
+
 def test_a_trace_takes_in_what_helpers_of_other_modules_read(monkeypatch: pytest.MonkeyPatch):
     begun, begin = 0, ReadSet.begin
 

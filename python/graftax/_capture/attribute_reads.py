@@ -83,7 +83,9 @@ class AttributeReads:
         self._owners: dict[str, dict[type, None]] = {}  # the classes that have a name in their own dict
         self._below: dict[type, dict[type, None]] = {}  # of a class, the classes with it in their MRO
         self._library_bases: dict[type, type] = {}  # bases that are a library's, each with one class below it
-        self._sizes: dict[int, int] = {}  # how many names a module had when all of `_last_in_modules` was looked up
+        # How many names a class or a module had when all names were looked up there, and how many all classes had.
+        self._sizes: dict[int, int] = {}
+        self._size_of_classes = 0
         self._last = self._last_in_classes = self._last_in_modules = _NOTHING  # what was looked up last in all of them
 
     # ---- what code asks for
@@ -172,12 +174,14 @@ class AttributeReads:
         """Forgets what was looked up: all names are to be looked up again in every class and module."""
         self._searched.clear()
         self._sizes.clear()
+        self._size_of_classes = 0
         self._looked_up.clear()
 
     def renewed(self, holder: type) -> Iterator[NameRead]:
         """Forgets what was looked up in a class whose names have changed, and in its subclasses."""
         for cls in [cls for cls in list(self.classes) if holder in cls.__mro__]:
             self._searched.discard(cls)
+            self._size_of_classes -= self._sizes.pop(id(cls), 0)
             self._looked_up.pop(id(cls), None)
             self._looked_up.pop(("super()", id(cls)), None)
             yield from _special_methods(cls)
@@ -191,6 +195,8 @@ class AttributeReads:
         everything = self._asked()  # classes that are added may bring more names: these come the next time
         since = everything.since(self._last_in_classes)
         if since.by_user or since.of_super or since.by_libraries:
+            for cls in self._grown_classes():
+                yield cls, everything, False
             for cls in self._concerned(since):
                 yield cls, since, False
         # What is noted of a class may have all be looked up anew: then those that were visited come again.
@@ -210,12 +216,23 @@ class AttributeReads:
 
     def _index(self, cls: type) -> None:
         self._searched.add(cls)
+        self._size_of_classes += len(vars(cls)) - self._sizes.get(id(cls), 0)
+        self._sizes[id(cls)] = len(vars(cls))
         for name in vars(cls):
             self._owners.setdefault(name, {})[cls] = None
         for base in cls.__mro__:
             self._below.setdefault(base, {})[cls] = None
             if base.__flags__ & HEAP_TYPE and not is_users_class(base):
                 self._library_bases.setdefault(base, cls)
+
+    def _grown_classes(self) -> list[type]:
+        """The classes that have got names since they were searched: the running trace may have set them."""
+        if sum(map(len, map(vars, self._searched))) == self._size_of_classes:
+            return []
+        grown = [cls for cls in self._searched if self._sizes[id(cls)] != len(vars(cls))]
+        for cls in grown:
+            self._index(cls)
+        return [below for cls in grown for below in self._below[cls] if below in self._searched]
 
     def _concerned(self, since: Asked) -> list[type]:
         """The classes in which new names may be found, of those that were searched before."""

@@ -68,10 +68,8 @@ class StoodIn:
     ) -> None:
         """Notes the builtins that code names: `id` and `vars` only in the user's code, the others in any."""
         if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
-            for asking in (
-                scope,
-                copy.deepcopy.__globals__,
-            ):  # `deepcopy` and the user's code find each other's objects by id
+            # `deepcopy` and the user's code find each other's objects by id.
+            for asking in (scope, copy.deepcopy.__globals__):
                 self.of_ids.setdefault(id(asking), asking)
         if users and "vars" in names.loaded and "vars" not in scope:
             self.of_vars.setdefault(id(scope), scope)

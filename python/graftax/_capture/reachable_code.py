@@ -112,7 +112,7 @@ class ReachableCode:
 
 def _function_in(value: Any) -> types.FunctionType | None:
     """The function that a value is, or that a wrapper without code of its own runs."""
-    # By `getattr_static`, so that no code of the user's runs.
+    # By `held_as`, so that no method of the class is asked.
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
     elif type(value) is not types.FunctionType and not issubclass(type(value), type):

@@ -194,9 +194,10 @@ def _static_value(row: Row) -> object:
         value = row.value
     except ReferenceError:
         return _DEAD_STATIC
-    if type(value) is np.ndarray and row.plain_value is not None:  # its content may have changed since
+    if type(value) is np.ndarray and row.plain_value is not None and not value.dtype.hasobject:
+        # Its content may have changed since. The text of a dtype does not name those of other packages (bfloat16).
         dtype, shape, content = row.plain_value
-        return np.frombuffer(content, dtype).reshape(shape)
+        return np.frombuffer(content, value.dtype if value.dtype.str == dtype else dtype).reshape(shape)
     return value
 
 

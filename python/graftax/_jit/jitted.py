@@ -33,12 +33,13 @@ from graftax._explain import compile_events
 from graftax._jax.tracebacks import boundary, caller_level, hide
 from graftax._jit import program_store
 from graftax._jit.branches_ahead import trace_branches
+from graftax._jit.build_entry import build_entry
 from graftax._jit.cache import CacheInfo, FunctionTable, remove_copied_table, table_of
 from graftax._jit.call_errors import explained_error
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.donation_report import DonationReport, report_of, warn_of_kept
 from graftax._jit.flat_function import definition_of
-from graftax._jit.miss import entry_of_miss, find_or_build_entry, restart_if_reads_changed
+from graftax._jit.miss import entry_of_miss, find_or_build_entry, restart_if_reads_changed, warn_of_slow_inputs
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.requested_donation import refuse_static_donation
@@ -230,6 +231,14 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _find_or_build_entry(self, call: RecordedCall) -> _core.Entry:
         return find_or_build_entry(self, call)
+
+    # Loops outside of traces have functions of their own for these two.
+
+    def _advise(self, call: RecordedCall) -> None:
+        warn_of_slow_inputs(self._table, call)
+
+    def _build(self, call: RecordedCall) -> _core.Entry:
+        return build_entry(call, earlier=self._table.earlier_entries())
 
     def _with_symbols(self, call: RecordedCall, opened: _core.Opened, shapes: bool = False) -> RecordedCall:
         return with_symbols(call, self._table, self._function, opened, shapes)

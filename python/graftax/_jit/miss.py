@@ -12,7 +12,6 @@ from graftax._capture.cache_layout import Cache
 from graftax._capture.retrace_signals import NewReads
 from graftax._explain import compile_events, frozen
 from graftax._jit import program_store
-from graftax._jit.build_entry import build_entry
 from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.compile_progress import report_stages
@@ -92,8 +91,8 @@ def find_or_build_entry(jitted: Jitted[..., Any], call: RecordedCall) -> _core.E
     if table.frozen and loaded is None:
         frozen.refuse(table, name, recording)
     compile_events.listen()
-    _warn_of_slow_inputs(table, call)
-    entry = build_entry(call, earlier=table.earlier_entries())
+    jitted._advise(call)
+    entry = jitted._build(call)
     if loaded is not None and table.loaded is not None:
         entry = table.loaded.entry(entry, context, call.arguments, loaded, numbers)
     # Keep the entry's own GraphDef, which holds identity statics weakly, and not that of the recording.
@@ -107,7 +106,7 @@ def find_or_build_entry(jitted: Jitted[..., Any], call: RecordedCall) -> _core.E
     return entry
 
 
-def _warn_of_slow_inputs(table: FunctionTable, call: RecordedCall) -> None:
+def warn_of_slow_inputs(table: FunctionTable, call: RecordedCall) -> None:
     """Warns about inputs that make this function slow, before another structure is compiled."""
     recording = call.recording
     table.history.warns = True

@@ -243,7 +243,8 @@ class _Body:
             result = self._run_observed(values, reads)
         except Exception as error:
             graph.give_globals()
-            if asks_for_a_value(error) and self._make_numpy_constant():
+            # The code may have caught the error about a tracer, and raised another one for it.
+            if (asks_for_a_value(error) or graph.raised) and self._make_numpy_constant():
                 raise NewReads from None
             raise
         # Functions that the trace has made, and that outlive it, get their own globals back. Those that JAX runs later
