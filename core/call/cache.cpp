@@ -145,7 +145,8 @@ Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values
     out = fitting_direct(*this, leaves, host_values, trace_context);
     if (!out && !refused) to_remember = Direct::look(leaves, std::move(trace_context), looks);
     if (to_remember) to_remember->after_looks = remembered;  // see `remember`
-  } catch (nb::python_error& e) {                            // something of JAX is not as it was when it was probed
+  } catch (nb::python_error& e) {
+    // Something of JAX is not as it was when it was probed.
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
     refused = true;
   }

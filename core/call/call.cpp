@@ -25,7 +25,7 @@ bool layout_matches(const Program& program, PyObject* layout) {
   return program.layout && equal(program.layout, layout);
 }
 
-constexpr int max_restarts = 300;  // as in _capture/read_set.py
+constexpr int max_restarts = 300;  // as in _capture/retrace_signals.py
 PyObject* new_reads = nullptr;     // what a trace gives up with; kept for the life of the process
 
 // Leaves a call whose entry does not serve it any more: `call` begins it again, with the roots that are known by then.

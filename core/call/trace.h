@@ -98,7 +98,7 @@ class Trace {
   nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays,
                    bool numbers, bool share, bool numpy);
   // What the function changed in registered nodes and their classes' flatten leaves out: (path, class, name of the
-  // attribute, is it what is behind it that was changed?).
+  // attribute, was it changed in place, and not replaced?).
   nb::list left_out();
   // Puts handed-over nodes back to what they were.
   void restore();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JAX's own frames that run nobody else's code: what is below such a frame need not be heard of, and runs as fast as if
-// there were no hook. Which these are is Python's to say (`inner_frames` in `_jax/compat.py`).
+// there were no hook. Which these are is Python's to say (`inner_frames` in `_jax/inner_frames.py`).
 #pragma once
 
 #include <unordered_map>

@@ -149,7 +149,8 @@ int on_function(PyFunction_WatchEvent event, PyFunctionObject* function, PyObjec
 void watch(const Read& b) {
   if (PyType_Check(b.holder)) {
     auto* type = reinterpret_cast<PyTypeObject*>(b.holder);
-    if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return;  // no code can change it
+    // No code can change it.
+    if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return;
     check(PyType_Watch(type_watcher, b.holder));
     return;
   }
@@ -163,7 +164,8 @@ void unwatch(const Read& b) {
   if (names == watched().end()) return;
   auto name = names->second.find(b.name);
   if (name != names->second.end() && --name->second == 0) names->second.erase(name);
-  if (!names->second.empty()) return;  // other reads are of this dict
+  // Other reads are of this dict.
+  if (!names->second.empty()) return;
   watched().erase(names);
   if (PyDict_Unwatch(dict_watcher, b.holder) < 0) PyErr_Clear();
 }

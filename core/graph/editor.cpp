@@ -85,12 +85,15 @@ class RebuildSpine {
     before_.reserve(code_.size());
     for (uint32_t pc = 0; pc < code_.size(); ++pc) {
       Instr& n = code_[pc];
-      before_.push_back({n.flags, n.node->whole});
-      if (n.op != Op::node) continue;
+      bool is_node = n.op == Op::node;
+      before_.push_back({n.flags, is_node ? n.node->whole : nullptr, is_node ? n.node->own : NONE});
+      if (!is_node) continue;
       if (pc < spine.size() && spine[pc]) {
         // These flags let a Builder take the recorded object in place of a new one.
         n.flags &= static_cast<uint16_t>(~(HANDED_OVER | SELF_CONTAINED | TARGET));
         n.node->whole = nullptr;
+        // One that counts by its identity, because it is a key as well, is made anew all the same. A mark stays itself.
+        if (!n.node->kind->sentinel || n.node->items + n.node->fields > 0) n.node->own = NONE;
       } else {
         n.flags |= HANDED_OVER;
       }
@@ -101,7 +104,9 @@ class RebuildSpine {
   ~RebuildSpine() {
     for (size_t pc = 0; pc < code_.size(); ++pc) {
       code_[pc].flags = before_[pc].flags;
-      if (code_[pc].op == Op::node) code_[pc].node->whole = before_[pc].whole;
+      if (code_[pc].op != Op::node) continue;
+      code_[pc].node->whole = before_[pc].whole;
+      code_[pc].node->own = before_[pc].own;
     }
   }
 
@@ -109,6 +114,7 @@ class RebuildSpine {
   struct Before {
     uint16_t flags;
     PyObject* whole;
+    uint32_t own;
   };
   std::vector<Instr>& code_;
   std::vector<Before> before_;
@@ -169,7 +175,7 @@ bool write_changes(GraphEditor& g, const Changes& changes) {
     }
     builder.drain();
   }
-  // By here everything is built, and the flags are as they were: user code has no more to run.
+  // By here everything is built, and the flags are as they were: no unflatten runs from here on.
   Commit commit;
   for (Write& w : writes) {
     PyObject* obj = g.rec.live[w.pc];

@@ -162,6 +162,7 @@ bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& b
   // Below a Dynamic; at a place whose number has been found to change; or where the option says so. Numbers of a
   // captured function are its constants, but for those in its variables and attributes.
   if (below.in_dynamic) return true;
+  if (options_.root_names && root_ >= PyTuple_GET_SIZE(options_.root_names)) return false;  // of a key: static
   bool may_be_symbolic = options_.symbolic && (!below.in_function || below.in_state || !root_has(CAPTURED_ROOT));
   if (!may_be_symbolic && (!options_.dynamic || below.in_function)) return false;
   std::vector<Step> steps = open_steps();

@@ -114,6 +114,9 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
 bool same_key(PyObject* a, PyObject* b) {
   if (a == b) return true;
   if (!PyWeakref_CheckRef(a) || !PyWeakref_CheckRef(b)) return false;
+  // A `WeakMethod` is more than its referent, and says itself what is equal to it.
+  if (Py_TYPE(a)->tp_richcompare != _PyWeakref_RefType.tp_richcompare)
+    return Py_TYPE(a) == Py_TYPE(b) && own_equal(a, b);
   Owned x = contents_root(a), y = contents_root(b);
   return x && x.get() == y.get();
 }

@@ -244,3 +244,13 @@ def test_an_explanation_shows_what_was_changed_in_place():
         "global TABLE was array([1, 2]), is array([1, 4])",
         "global TABLE was array([1, 4]), is array([1, 3])",
     ]
+
+
+def test_static_arrays_of_small_floats_are_told_apart():
+    types_of_eight_bits = jnp.float8_e4m3fn, jnp.float8_e4m3b11fnuz
+    jitted = graftax.jit(lambda y, table: y * types_of_eight_bits.index(table.dtype), static_argnames="table")
+    tables = [np.zeros(2, dtype) for dtype in types_of_eight_bits]
+    assert [jitted(jnp.ones(()), table=table).item() for table in tables] == [0, 1]
+    assert [str(cause) for cause in graftax.explain(jitted).variants[1].causes] == [
+        "table was array([0, 0], dtype='float8_e4m3fn'), is array([0, 0], dtype='float8_e4m3b11fnuz')"
+    ]

@@ -166,6 +166,39 @@ def test_an_array_that_is_put_below_a_weak_key_is_put_there_or_refused():
     assert len(node.seen) == 1
 
 
+@pytest.mark.parametrize("make", [lambda node: weakref.WeakSet([node]), lambda node: {node: 2}], ids=["weak", "strong"])
+def test_a_number_below_a_key_is_static_whatever_else_is_traced(make):
+    node = Node(None)
+    node.k = 1
+    jitted = graftax.jit(lambda keys, rate, y: y * rate * next(iter(keys)).k, dynamic="rate")
+    assert jitted(make(node), 0.5, x).tolist() == (x * 0.5).tolist()
+
+
+@pytest.mark.parametrize("make", [lambda node: weakref.WeakSet([node]), lambda node: {node: 2}], ids=["weak", "strong"])
+def test_an_edit_of_an_object_that_is_a_key_as_well_is_not_lost(make):
+    node = Node(None)
+    node.k = 1
+    graph = [node, make(node)]
+    assert graftax.at(graph)["[0].k"].set(5)[0].k == 5 and node.k == 1
+    numbers, rest = graftax.partition(graph, int)
+    assert numbers[0] is not node and graftax.combine(numbers, rest)[0].k == 1
+
+
+def test_two_methods_of_one_object_are_two_weak_keys():
+    class Model:
+        def first(self):
+            return 1
+
+        def second(self):
+            return 2
+
+    model = Model()
+    jitted = graftax.jit(lambda methods, y: y * next(iter(methods))()())
+    for method, expected in ((model.first, 1), (model.second, 2), (model.first, 1)):
+        assert jitted({weakref.WeakMethod(method): 0}, jnp.ones(())).item() == expected
+    assert jitted.cache_info().traces == 2
+
+
 def test_an_array_below_a_weak_key_is_a_clear_error():
     node = Node(x)
     with pytest.raises(graftax.UnsupportedValueError, match="dict key"):

@@ -15,7 +15,7 @@ Owned referent_of(PyObject* ref) {
   return own(PyTuple_Pack(2, referent.get(), callback));
 }
 
-// (mapping,) of a mappingproxy or a view of a dict. Neither has an attribute for it, but its tp_traverse visits it.
+// (mapping,) of a mappingproxy or a view of a dict. Neither gives the dict itself, but its tp_traverse visits it.
 Owned mapping_of(PyObject* proxy) {
   PyObject* mapping = nullptr;
   visitproc take = [](PyObject* visited, void* out) {

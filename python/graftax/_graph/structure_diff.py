@@ -16,7 +16,7 @@ from graftax._base.errors import GraftaxError
 from graftax._base.handles import HandleLayout
 from graftax._base.key_path import keystr
 from graftax._graph.structure import KeyEntry, Op, Row, Structure, place_name, plain_key
-from graftax._graph.types.static_values import PLAIN
+from graftax._graph.types.static_values import PLAIN, dtype_text
 from graftax._jax.equations import is_jaxpr
 
 A = TypeVar("A")
@@ -195,9 +195,9 @@ def _static_value(row: Row) -> object:
     except ReferenceError:
         return _DEAD_STATIC
     if type(value) is np.ndarray and row.plain_value is not None and not value.dtype.hasobject:
-        # Its content may have changed since. The text of a dtype does not name those of other packages (bfloat16).
-        dtype, shape, content = row.plain_value
-        return np.frombuffer(content, value.dtype if value.dtype.str == dtype else dtype).reshape(shape)
+        dtype, shape, content = row.plain_value  # as it was recorded: it may have been changed in place since
+        if dtype == dtype_text(value.dtype) and value.dtype.itemsize:
+            return np.frombuffer(content, value.dtype).reshape(shape)
     return value
 
 

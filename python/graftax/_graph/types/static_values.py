@@ -142,7 +142,12 @@ def treedef_value(treedef: Any) -> tuple[Any, ...]:
 
 
 def numpy_value(obj: Any) -> tuple[Any, ...]:
-    return (obj.dtype.str, obj.shape, obj.tobytes())
+    return (dtype_text(obj.dtype), obj.shape, obj.tobytes())
+
+
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """A text that only equal dtypes have: `str` alone is '<V1' for several types of eight bits, and has no fields."""
+    return dtype.str if dtype.isbuiltin == 1 else repr(dtype)
 
 
 REDUCE: dict[type, Callable[[Any], Any]] = {
