@@ -146,8 +146,8 @@ def numpy_value(obj: Any) -> tuple[Any, ...]:
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """A text that only equal dtypes have: `str` alone is '<V1' for several types of eight bits, and has no fields."""
-    return dtype.str if dtype.isbuiltin == 1 else repr(dtype)
+    """A text from which NumPy makes the dtype again."""
+    return dtype.name if dtype.isbuiltin == 2 else dtype.str  # of another package: `str` is '<V1' for several of these
 
 
 REDUCE: dict[type, Callable[[Any], Any]] = {
