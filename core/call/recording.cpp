@@ -142,6 +142,15 @@ void bind_recording(nb::module_& m) {
           "holds_ids", [](const Recording& r) { return holds_ids(r.program()); },
           "Is there a number among its statics that may be the id() of an object?")
       .def_prop_ro(
+          "holds_own_ids",
+          [](const Recording& r) {
+            if (!holds_ids(r.program())) return false;
+            std::vector<PyObject*> objects;
+            for (uint32_t pc : r.program().track_pc) objects.push_back(r.live[pc]);
+            return holds_ids_of(r.program(), std::move(objects));
+          },
+          "Is there the id() of one of its objects among its statics?")
+      .def_prop_ro(
           "named",
           [](const Recording& r) {
             nb::set out;

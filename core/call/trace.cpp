@@ -31,6 +31,14 @@ nb::dict Trace::identities() const {
   return out;
 }
 
+bool Trace::leaves_ids_of_copies(const Outcome& outcome) const {
+  if (!holds_ids(outcome.program)) return false;
+  std::vector<PyObject*> copies;
+  for (uint32_t pc : recording_->program().track_pc)
+    if (expected(pc) != recording_->live[pc]) copies.push_back(expected(pc));
+  return holds_ids_of(outcome.program, std::move(copies));
+}
+
 nb::object Trace::original(nb::handle rebuilt) const {
   const Program& p = recording_->program();
   for (uint32_t pc : p.track_pc)
@@ -465,6 +473,9 @@ void bind_trace(nb::module_& m) {
       .def("leaf_names", &Trace::leaf_names, nb::sig("def leaf_names(self) -> list[str]"))
       .def("identities", &Trace::identities, nb::sig("def identities(self) -> dict[int, tuple[int, int]]"),
            "Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).")
+      .def("leaves_ids_of_copies", &Trace::leaves_ids_of_copies, nb::arg("outcome"),
+           nb::sig("def leaves_ids_of_copies(self, outcome: Outcome) -> bool"),
+           "Does the Outcome hold the id() of a rebuilt node, which is another object than the caller's?")
       .def("original", &Trace::original, nb::sig("def original(self, rebuilt: object, /) -> Any"),
            "The caller's object that a rebuilt one stands for; None of anything else.")
       .def("functions", &Trace::functions, nb::sig("def functions(self) -> list[Any]"),

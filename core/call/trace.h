@@ -84,6 +84,8 @@ class Trace {
   nb::list extend(nb::object recording, nb::sequence leaves);
   // Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).
   nb::dict identities() const;
+  // Does the Outcome hold the id() of a rebuilt node, which is another object than the caller's?
+  bool leaves_ids_of_copies(const Outcome& outcome) const;
   // The caller's object that a rebuilt one stands for; none of anything else.
   nb::object original(nb::handle rebuilt) const;
   // The functions among the rebuilt nodes.

@@ -252,6 +252,17 @@ bool holds_ids(const Program& p) {
   });
 }
 
+bool holds_ids_of(const Program& p, std::vector<PyObject*> objects) {
+  std::sort(objects.begin(), objects.end(), std::less<>());
+  return std::any_of(p.statics.begin(), p.statics.end(), [&](const Static& s) {
+    if (s.type != &PyLong_Type) return false;
+    Owned number = static_object(s);
+    int overflow = 0;
+    long long address = number ? PyLong_AsLongLongAndOverflow(number.get(), &overflow) : 0;
+    return std::binary_search(objects.begin(), objects.end(), reinterpret_cast<PyObject*>(address), std::less<>());
+  });
+}
+
 bool same_order(const Program& a, const Program& b) {
   for (const Instr& n : a.code) {
     if (n.op != Op::node) continue;

@@ -218,6 +218,8 @@ Program program_from_state(PyObject* state, bool is_outcome);
 
 // Is there a number among its statics that may be the id() of an object?
 bool holds_ids(const Program& program);
+// Is there the id() of one of these objects among its statics?
+bool holds_ids_of(const Program& program, std::vector<PyObject*> objects);
 // Of two equal programs: do the sets in them iterate in the same order, also after what a function that was traced with
 // the first one does to them?
 bool same_order(const Program& a, const Program& b);

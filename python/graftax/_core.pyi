@@ -221,6 +221,10 @@ class Recording:
         """Is there a number among its statics that may be the id() of an object?"""
 
     @property
+    def holds_own_ids(self) -> bool:
+        """Is there the id() of one of its objects among its statics?"""
+
+    @property
     def named(self) -> set[Any]:
         """The classes of its nodes, and the classes and modules in it."""
 
@@ -494,6 +498,9 @@ class Trace:
 
     def identities(self) -> dict[int, tuple[int, int]]:
         """Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's)."""
+
+    def leaves_ids_of_copies(self, outcome: Outcome) -> bool:
+        """Does the Outcome hold the id() of a rebuilt node, which is another object than the caller's?"""
 
     def original(self, rebuilt: object, /) -> Any:
         """The caller's object that a rebuilt one stands for; None of anything else."""

@@ -90,6 +90,11 @@ def on_collection(phase, info):
 def count_in_state():
     STATE["n"] += 1
     return STATE["n"]
+class Order:
+    def __init__(self): self.places = {}
+    def build(self, objects): self.places = {id(obj): i for i, obj in enumerate(objects)}
+    def place(self, obj): return self.places[id(obj)]
+ORDER = Order()
 def rate(): return SETTINGS.rate if SETTINGS.on else 1.0
 def call(name, x): return REGISTRY.get(name)(x)
 def remember(n):
@@ -207,6 +212,37 @@ def test_the_ids_that_a_package_gives_are_its_own(package: Any):
         warnings.simplefilter("error")
         step(ONE)
     assert package._next == 1
+
+
+class Weight:
+    def __init__(self, value: float) -> None:
+        self.value = jnp.float32(value)
+
+
+@pytest.mark.parametrize("is_built_inside", [False, True])
+@pytest.mark.parametrize("is_passed", [False, True])
+def test_a_package_finds_objects_by_ids_that_it_has_kept(package: Any, is_built_inside: bool, is_passed: bool):
+    """As the optimizers of Keras do."""
+    weights, order = [Weight(1.0), Weight(2.0)], package.Order() if is_passed else package.ORDER
+
+    def step(weights: list[Weight], order: Any) -> Any:
+        order = order or package.ORDER
+        if not order.places:
+            order.build(weights)
+        for weight in weights:
+            weight.value = weight.value + order.place(weight)
+        return [order.place(weight) for weight in reversed(weights)]
+
+    step = graftax.jit(step, warn_impure=False)
+    if not is_built_inside:
+        order.build(weights)
+    for _ in range(4):
+        assert step(weights, order if is_passed else None) == [1, 0]
+    assert order.places == {id(weight): i for i, weight in enumerate(weights)}
+    assert [weight.value.item() for weight in weights] == [1.0, 6.0]
+    assert step.cache_info().traces <= 2
+    with pytest.raises(KeyError):
+        step([Weight(1.0), Weight(2.0)], order if is_passed else None)
 
 
 def test_what_the_collector_calls_is_nobodys(package: Any):

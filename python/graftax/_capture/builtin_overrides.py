@@ -49,6 +49,8 @@ class StoodIn:
         self._signals = signals
         self.of_ids: Scopes = {}  # of code that calls id()
         self.of_vars: Scopes = {}  # of code that calls vars()
+        self._of_ids_in_packages: Scopes = {}  # of code of packages that calls id(), while these get the copies' ids
+        self._packages_get_ids = False  # do they get the ids of the caller's objects?
         self.now = _Thread()
         self._of_types: Scopes = {}  # of code that names type()
         self._of_powers: Scopes = {}  # of code that names pow(), which asks its third operand for nothing
@@ -66,11 +68,17 @@ class StoodIn:
     def note(
         self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
     ) -> None:
-        """Notes the builtins that code names: `id` and `vars` only in the user's code, the others in any."""
-        if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
-            # `deepcopy` and the user's code find each other's objects by id.
-            for asking in (scope, copy.deepcopy.__globals__):
-                self.of_ids.setdefault(id(asking), asking)
+        """Notes the builtins that code names: `id` and `vars` only in the user's code, the others in any.
+
+        For `id` see `give_ids_to_packages`, too.
+        """
+        if ("id",) in names.chains and "id" not in scope and "id" not in cells:
+            if users or self._packages_get_ids:
+                # `deepcopy` and the user's code find each other's objects by id.
+                for asking in (scope, copy.deepcopy.__globals__):
+                    self.of_ids.setdefault(id(asking), asking)
+            else:
+                self._of_ids_in_packages.setdefault(id(scope), scope)
         if users and "vars" in names.loaded and "vars" not in scope:
             self.of_vars.setdefault(id(scope), scope)
         if users and not self._asks_in_c:
@@ -89,6 +97,20 @@ class StoodIn:
             if scope.get(name) is np:
                 scalar_types = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)
                 self._passed.setdefault(id(scope), set()).update(scalar_types)
+
+    def give_ids_to_packages(self) -> bool:
+        """From now on code of packages gets the ids of the caller's objects, too: some object holds such ids.
+
+        As a rule packages ask for ids within one call, for which those of copies serve as well, and are read faster. But
+        an optimizer of Keras finds its Variables by ids that it has kept since it was built.
+
+        Returns:
+            Whether code of packages that has run may have got other ids.
+        """
+        was_given_others = not self._packages_get_ids and bool(self._of_ids_in_packages)
+        self._packages_get_ids = True
+        self.of_ids.update(self._of_ids_in_packages)
+        return was_given_others
 
     def note_class_check(self, code: types.CodeType, scope: dict[str, Any]) -> bool | None:
         """Notes code of `typing` by which `isinstance` asks a union. Before Python 3.14 that calls `type`.

@@ -172,6 +172,7 @@ class Rebuilt:
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
         self.in_keys: dict[int, int] = {}  # the same of objects that are keys of a cache
+        self.leaves_ids = False  # does an object or a result hold the id() of a copy when the trace has ended?
         self.raised: list[BaseException] = []  # errors about a tracer, which the code may have caught
         self.changes_in_place = False  # did its code change arrays in place, or arguments that could be NumPy's?
         self.views: Views | None = None  # of the traced function

@@ -130,6 +130,8 @@ def trace_call(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
     has_constants = call.plan.signature.numpy_is_constant or call.plan.options.static
     constants = recording.instances((np.ndarray,)) if has_constants else ()
     try:
+        if reads is not None and call.plan.options.captured and recording.holds_own_ids:
+            reads.builtins.give_ids_to_packages()
         with read_only(constants), contextlib.nullcontext() if reads is None else reads.begun(locks):
             traced = _trace_once(call)
         _tell_of_locks(call, locks)
@@ -185,6 +187,10 @@ def _trace_once(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
             keeps=not options.captured,
             growth=growth,
         )
+        # Code of a package has kept the id of a copy, as an optimizer does that is built in the trace.
+        if graph.leaves_ids and table.reads is not None and options.captured:
+            if table.reads.builtins.give_ids_to_packages():
+                raise NewReads
         if share:
             outcome.alike = alias_groups(aliases.sources(outputs))
     # The entry is not known here, so findings wait for it in the table, under the id of the Outcome (`note_traced`).
@@ -425,6 +431,8 @@ def run_trace(
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
                 outcome, outputs, changed, lost = in_context(tracing.finish, result, *finish_options)
+            if graph is not None:
+                graph.leaves_ids = tracing.leaves_ids_of_copies(outcome)
             _refuse_kept_tracers(name, running.recording or recording, outcome, outputs, running)
             _see_to_hosts(name, graph, running.recording or recording, outcome, (roots, values), equations_before)
         except GlobalAssigned as error:

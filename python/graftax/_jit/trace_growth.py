@@ -154,6 +154,8 @@ class Growth:
         origins = plan.signature.origins[len(self.plan.signature.origins) :]
         if any(map(reads.has_set, origins)) or not views.can_extend():
             return False
+        if recording.holds_own_ids and reads.builtins.give_ids_to_packages():
+            return False
         added = recording.leaves[len(self.leaves) :]
         if has_tracer(added):  # the function has put it there before it was read
             return False
