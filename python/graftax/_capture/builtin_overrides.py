@@ -101,8 +101,8 @@ class StoodIn:
     def give_ids_to_packages(self) -> bool:
         """From now on code of packages gets the ids of the caller's objects, too: some object holds such ids.
 
-        As a rule packages ask for ids within one call, for which those of copies serve as well, and are read faster. But
-        an optimizer of Keras finds its Variables by ids that it has kept since it was built.
+        As a rule packages ask for ids within one call, for which those of copies serve as well, and are read faster.
+        But an optimizer of Keras finds its Variables by ids that it has kept since it was built.
 
         Returns:
             Whether code of packages that has run may have got other ids.

@@ -188,9 +188,9 @@ def _trace_once(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
             growth=growth,
         )
         # Code of a package has kept the id of a copy, as an optimizer does that is built in the trace.
-        if graph.leaves_ids and table.reads is not None and options.captured:
-            if table.reads.builtins.give_ids_to_packages():
-                raise NewReads
+        may_begin_anew = graph.leaves_ids and table.reads is not None and options.captured
+        if may_begin_anew and table.reads.builtins.give_ids_to_packages():
+            raise NewReads
         if share:
             outcome.alike = alias_groups(aliases.sources(outputs))
     # The entry is not known here, so findings wait for it in the table, under the id of the Outcome (`note_traced`).
