@@ -11,7 +11,7 @@ import types
 import typing
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftax._graph.types.describe import LAZY_IMPORT
 
@@ -28,33 +28,11 @@ def is_asked_any_time(code: types.CodeType) -> bool:
     return code.co_name == "__annotate__"
 
 
-class Names(NamedTuple):
-    """What one code object names. The code of functions defined inside of it has names of its own."""
-
-    chains: tuple[tuple[str, ...], ...]  # (global or free variable or imported module, attribute, attribute, ...)
-    imports: dict[str, str]  # local variable -> module, with the dots of a relative import; "from m" -> m
-    imported: tuple[tuple[str, str], ...]  # (such a module, the name that is imported from it, or "")
-    loaded: tuple[str, ...]  # globals
-    stored: tuple[str, ...]  # globals that it assigns or deletes
-    variables: frozenset[str]  # globals and variables of an enclosing call, read, assigned or deleted
-    assigned: frozenset[str]  # variables of an enclosing call that it assigns
-    attributes: frozenset[str]
-    stored_attributes: frozenset[str]
-    read_attributes: frozenset[str]
-    of_super: frozenset[str]  # attributes that it may ask `super()` for
-    texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
-    literals: frozenset[str]  # its short texts: keys, perhaps
-    computes: bool  # does it ask for attributes by names that it computes, or for all names?
-    sets: bool  # does it set attributes by names that it computes?
-    matches: bool  # does it match classes, by the names in their `__match_args__`?
-    asks_classes: bool  # does it ask of which classes an object is?
-
-
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, Names] = weakref.WeakKeyDictionary()
 _ALL: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[str, ...], tuple[str, ...]]] = weakref.WeakKeyDictionary()
 _NAMESPACES = ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
-_LOADS = frozenset(f"LOAD_{namespace}" for namespace in _NAMESPACES)
-_CHANGES = frozenset(f"{verb}_{namespace}" for verb in ("STORE", "DELETE") for namespace in _NAMESPACES)
+LOADS = frozenset(f"LOAD_{namespace}" for namespace in _NAMESPACES)
+CHANGES = frozenset(f"{verb}_{namespace}" for verb in ("STORE", "DELETE") for namespace in _NAMESPACES)
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_TEXT = frozenset(
     ("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller", "__getattribute__")
@@ -62,7 +40,7 @@ _BY_TEXT = frozenset(
 _OF_ALL_NAMES = frozenset(("dir", "getmembers", "attrgetter", "methodcaller", "format", "format_map", "getattr_static"))
 _LONGEST_KEY = 40  # characters of a text that may be a key of a library's table of settings
 # These do nothing, or belong to the instruction beside them.
-_NO_OPERATION = frozenset(("PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
+_NO_OPERATION = frozenset(("PRECALL", "EXTENDED_ARG", "NOP", "RESUME", "COPY_FREE_VARS"))
 _ASKS_BY_TEXT = frozenset(("getattr", "hasattr"))
 _SETS_BY_TEXT = frozenset(("setattr", "delattr"))
 _SETTERS = frozenset(("__setattr__", "__delattr__"))  # methods that do the same
@@ -72,7 +50,7 @@ def names_of(code: types.CodeType) -> Names:
     """What this code names. Each code object is read once."""
     names = _NAMES.get(code)
     if names is None:
-        names = _NAMES[code] = _Scan(code).names()
+        names = _NAMES[code] = Names(code)
     return names
 
 
@@ -94,70 +72,69 @@ def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
     return instructions
 
 
-class _Scan:
-    """Reads the instructions of one code object, once."""
+def operations_of(code: types.CodeType) -> list[dis.Instruction]:
+    """Its instructions, without those that do nothing, or only belong to the next one."""
+    return [instruction for instruction in instructions_of(code) if instruction.opname not in _NO_OPERATION]
+
+
+def pushes_null(instruction: dis.Instruction) -> bool:
+    """Is it the load of a global that pushes a null as well, for a call? The lowest bit of its argument says so."""
+    return instruction.opname == "LOAD_GLOBAL" and bool((instruction.arg or 0) & 1)
+
+
+def loads_method(instruction: dis.Instruction) -> bool:
+    """Is it the load of an attribute for a call? From Python 3.12 on, the lowest bit says so; before, LOAD_METHOD."""
+    is_marked = sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR" and bool((instruction.arg or 0) & 1)
+    return is_marked or instruction.opname == "LOAD_METHOD"
+
+
+class Names:
+    """What one code object names. The code of functions defined inside of it has names of its own."""
 
     def __init__(self, code: types.CodeType) -> None:
-        self.code = code
-        self.chains: dict[tuple[str, ...], None] = {}
-        self.imports: dict[str, str] = {}
-        self.imported: dict[tuple[str, str], None] = {}
-        self.loaded: dict[str, None] = {}
-        self.stored: dict[str, None] = {}
-        self.variables: set[str] = set()
-        self.assigned: set[str] = set()
+        self.chains: dict[tuple[str, ...], None] = {}  # (global, free variable or imported module, attribute, ...)
+        self.imports: dict[str, str] = {}  # local variable -> module, with the dots of a relative import; "from m" -> m
+        self.imported: dict[tuple[str, str], None] = {}  # (such a module, the name that is imported from it, or "")
+        self.loaded: dict[str, None] = {}  # globals
+        self.stored: dict[str, None] = {}  # globals that it assigns or deletes
+        self.variables: set[str] = set()  # globals and variables of an enclosing call, read, assigned or deleted
+        self.assigned: set[str] = set()  # variables of an enclosing call that it assigns
         self.attributes: set[str] = set()
         self.stored_attributes: set[str] = set()
         self.read_attributes: set[str] = set()
+        self.texts: set[str] = set()  # attributes that it may name by a text, as `getattr` does
         self._chain: tuple[str, ...] = ()  # that led to the value on top of the stack; empty where no name did
         self._module = ""  # that `import m` has pushed, until a variable takes it
         self._from_module = ""  # the `m` of the last `from m import x`
         self._constants: tuple[Any, Any] = (None, None)  # the last two: level and names of an import
-
-    def names(self) -> Names:
-        instructions = instructions_of(self.code)
+        instructions = instructions_of(code)
         for instruction in instructions:
             if instruction.opname != "COPY":  # a copy on top of the stack is what the chain led to
                 self._read(instruction.opname, instruction.argval)
-        # Code with `getattr` or the like may name each attribute whose name is one of its texts; `match` names the
-        # keywords of a class pattern in a constant, too.
-        texts: set[str] = set()
-        matches = any(instruction.opname == "MATCH_CLASS" for instruction in instructions)
-        if matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
-            texts = {text for text in texts_in(self.code.co_consts) if text.isidentifier()}
-            self.attributes |= texts
-            by_text = {*self.loaded, *self.attributes} & _BY_TEXT
-            self.stored_attributes |= texts if by_text & _SETS_BY_TEXT else set()
-            self.read_attributes |= texts if by_text - _SETS_BY_TEXT or matches else set()
+        # Does it match classes, by the names in their `__match_args__`? Does it ask of which classes an object is?
+        self.matches = any(instruction.opname == "MATCH_CLASS" for instruction in instructions)
+        self.asks_classes = self.matches or not self.loaded.keys().isdisjoint(("isinstance", "issubclass"))
+        self._take_texts(code)
+        # Attributes that it may ask `super()` for, and its short texts: keys, perhaps.
+        self.of_super = self.attributes if "super" in self.loaded else set[str]()
+        self.literals = {text for text in texts_in(code.co_consts) if len(text) <= _LONGEST_KEY}
+        # Does it ask for attributes by names that it computes, or for all names? Does it set some by such names?
+        asks_for_all = not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes})
+        self.computes = asks_for_all or _computes_names(code, _ASKS_BY_TEXT)
+        self.sets = not _SETTERS.isdisjoint(self.attributes) or _computes_names(code, _SETS_BY_TEXT)
         # A name alone is dropped where an attribute of it is read: following the longer chain notes it as well.
-        chains = self.chains
-        longest = [c for c in chains if len(c) > 1 or not any(d[: len(c)] == c for d in chains if len(d) > len(c))]
-        return Names(
-            tuple(longest),
-            self.imports,
-            tuple(self.imported),
-            tuple(self.loaded),
-            tuple(self.stored),
-            frozenset(self.variables),
-            frozenset(self.assigned),
-            frozenset(self.attributes),
-            frozenset(self.stored_attributes),
-            frozenset(self.read_attributes),
-            frozenset(self.attributes if "super" in self.loaded else ()),
-            frozenset(texts),
-            frozenset(text for text in texts_in(self.code.co_consts) if len(text) <= _LONGEST_KEY),
-            not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes})
-            or self._computes_names(instructions, _ASKS_BY_TEXT),
-            not _SETTERS.isdisjoint(self.attributes) or self._computes_names(instructions, _SETS_BY_TEXT),
-            matches,
-            matches or not self.loaded.keys().isdisjoint(("isinstance", "issubclass")),
-        )
+        for first in {chain[0] for chain in self.chains if len(chain) > 1}:
+            self.chains.pop((first,), None)
 
-    def _computes_names(self, instructions: tuple[dis.Instruction, ...], functions: frozenset[str]) -> bool:
-        if functions.isdisjoint(self.loaded):  # most code: nothing to look for
-            return False
-        operations = [instruction for instruction in instructions if instruction.opname not in _NO_OPERATION]
-        return _computes_names(operations, functions)
+    def _take_texts(self, code: types.CodeType) -> None:
+        """Code with `getattr` or the like may name each attribute whose name is one of its texts."""
+        # `match` names the keywords of a class pattern in a constant, too.
+        if self.matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
+            self.texts = {text for text in texts_in(code.co_consts) if text.isidentifier()}
+            self.attributes |= self.texts
+            by_text = {*self.loaded, *self.attributes} & _BY_TEXT
+            self.stored_attributes |= self.texts if by_text & _SETS_BY_TEXT else set()
+            self.read_attributes |= self.texts if by_text - _SETS_BY_TEXT or self.matches else set()
 
     def _read(self, op: str, name: Any) -> None:
         """Reads one instruction. Whatever is not an attribute ends the chain of the value on top of the stack."""
@@ -168,13 +145,13 @@ class _Scan:
         if op.startswith("LOAD_SUPER"):
             self.attributes.add(name)
             self.read_attributes.add(name)
-        elif op in _LOADS:
+        elif op in LOADS:
             chain = (name,)
             self.chains[chain] = None
             self.variables.add(name)
             if op in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self.loaded[name] = None
-        elif op in _CHANGES or op in _FROM_CLASS_BODY:
+        elif op in CHANGES or op in _FROM_CLASS_BODY:
             self.variables.add(name)
             if op.endswith("_GLOBAL"):
                 self.stored[name] = None
@@ -227,11 +204,14 @@ def texts_in(values: Iterable[object]) -> Iterator[str]:
             yield from texts_in(tuple(value))
 
 
-def _computes_names(instructions: list[dis.Instruction], functions: frozenset[str]) -> bool:
+def _computes_names(code: types.CodeType, functions: frozenset[str]) -> bool:
     """Is there a call such as `getattr(x, name)`, of one of these functions, whose name is no text in the code?
 
     Each load of such a function is followed to its call. Whatever else happens to it counts as a computed name.
     """
+    if functions.isdisjoint(code.co_names):  # most code: nothing to look for
+        return False
+    instructions = operations_of(code)
     two_variables = ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
     for i, instruction in enumerate(instructions):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in functions:
@@ -273,12 +253,6 @@ def globals_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return names
 
 
-def _operations_of(code: types.CodeType) -> list[dis.Instruction]:
-    """Its instructions, without those that only belong to the next one."""
-    skipped = ("PRECALL", "EXTENDED_ARG")
-    return [instruction for instruction in instructions_of(code) if instruction.opname not in skipped]
-
-
 def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProxyType({})) -> set[str]:
     """The globals that code stores, returns or passes on.
 
@@ -288,17 +262,14 @@ def passed_on(code: types.CodeType, scope: Mapping[str, Any] = types.MappingProx
     Args:
         scope: the code's globals, which tell whether a `cast` is that of `typing`.
     """
-    instructions = _operations_of(code)
-    # The lowest bit of the argument says that the load pushes a null as well, for a call.
-    loaded = [
-        (i, instruction)
-        for i, instruction in enumerate(instructions)
-        if instruction.opname == "LOAD_GLOBAL" and not (instruction.arg or 0) & 1
-    ]
+    instructions = operations_of(code)
     return {
         instruction.argval
-        for i, instruction in loaded
-        if not _is_class_asked_for(instructions, i) and not _is_cast_to(instructions, i, scope)
+        for i, instruction in enumerate(instructions)
+        if instruction.opname == "LOAD_GLOBAL"
+        and not (
+            pushes_null(instruction) or _is_class_asked_for(instructions, i) or _is_cast_to(instructions, i, scope)
+        )
     }
 
 
@@ -308,7 +279,7 @@ def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
     Args:
         module: the name of the global. It is among the results where code does so with the module itself.
     """
-    instructions = _operations_of(code)
+    instructions = operations_of(code)
     names = [instruction.opname for instruction in instructions]
     attributes: set[str] = set()
     for i, instruction in enumerate(instructions):
@@ -316,12 +287,11 @@ def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
             continue
         following = instructions[i + 1]
         # Up to Python 3.12 the null of a call is pushed before the module, from 3.13 on behind the attribute.
-        is_call = "PUSH_NULL" in (*names[max(i - 1, 0) : i], names[i + 2]) or (instruction.arg or 0) & 1
+        is_call = "PUSH_NULL" in (*names[max(i - 1, 0) : i], names[i + 2]) or pushes_null(instruction)
         if following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(module)
-        elif following.opname == "LOAD_ATTR" and not is_call:
-            is_method = sys.version_info >= (3, 12) and (following.arg or 0) & 1
-            attributes |= set() if is_method else {following.argval}
+        elif not is_call and not loads_method(following):
+            attributes.add(following.argval)
     return attributes
 
 
@@ -334,7 +304,7 @@ def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
         if instruction.opname not in ("LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE"):
             return False
     for instruction in reversed(instructions[:i]):
-        if instruction.opname == "LOAD_GLOBAL" and (instruction.arg or 0) & 1:
+        if pushes_null(instruction):
             return instruction.argval in ("isinstance", "issubclass")
         if not instruction.opname.startswith(("LOAD_", "BINARY_SUBSCR")):
             return False

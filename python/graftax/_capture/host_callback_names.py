@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 import dis
-import sys
 import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import instructions_of, names_of, nested_codes
-from graftax._capture.constant_values import is_empty
+from graftax._capture.bytecode import (
+    CHANGES,
+    LOADS,
+    loads_method,
+    names_of,
+    nested_codes,
+    operations_of,
+    pushes_null,
+)
+from graftax._capture.constant_values import content, is_empty
 
 
 def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
@@ -56,14 +63,10 @@ def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> It
 
 _CALLBACKS = frozenset({"callback", "debug_callback", "io_callback", "pure_callback"})
 _OURS = __name__.partition(".")[0]
-_NO_OPERATION = frozenset({"PRECALL", "EXTENDED_ARG", "NOP", "COPY_FREE_VARS"})
 _BY_NAME = frozenset({"LOAD_GLOBAL", "LOAD_DEREF"})
-_OF_VARIABLES = _BY_NAME | {
-    f"{verb}_{namespace}"
-    for verb in ("LOAD", "STORE", "DELETE")
-    for namespace in ("NAME", "GLOBAL", "DEREF", "CLASSDEREF")
-}
-_GIVEN: weakref.WeakKeyDictionary[types.CodeType, dict[str, list[tuple[str, ...]]]] = weakref.WeakKeyDictionary()
+_METHODS: weakref.WeakKeyDictionary[types.CodeType, dict[str, list[tuple[str, ...]]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def receivers(function: types.FunctionType) -> Iterator[tuple[types.CellType | None, str, Any]]:
@@ -73,7 +76,7 @@ def receivers(function: types.FunctionType) -> Iterator[tuple[types.CellType | N
 
     def value_of(name: str) -> Any:
         cell = cells.get(name)
-        return scope.get(name, MISSING) if cell is None else MISSING if is_empty(cell) else cell.cell_contents
+        return scope.get(name, MISSING) if cell is None else content(cell)
 
     for name, called in _given_methods(function.__code__).items():
         value = value_of(name)
@@ -84,23 +87,21 @@ def receivers(function: types.FunctionType) -> Iterator[tuple[types.CellType | N
 
 def _given_methods(code: types.CodeType) -> dict[str, list[tuple[str, ...]]]:
     """name -> chains of names of the callbacks that get `name.method`. Only for names without other uses."""
-    chains_by_name = _GIVEN.get(code)
+    chains_by_name = _METHODS.get(code)
     if chains_by_name is None:
         calls_by_name: dict[str, list[tuple[str, ...]]] = {}
         used_otherwise = set[str]()
         for nested in nested_codes(code):
-            operations = [
-                instruction for instruction in instructions_of(nested) if instruction.opname not in _NO_OPERATION
-            ]
+            operations = operations_of(nested)
             for i, instruction in enumerate(operations):
-                if instruction.opname not in _OF_VARIABLES:
+                if instruction.opname not in LOADS | CHANGES:
                     continue
                 called = _called_with(operations, i) if instruction.opname in _BY_NAME else ()
                 if called:
                     calls_by_name.setdefault(instruction.argval, []).append(called)
                 else:
                     used_otherwise.add(instruction.argval)
-        chains_by_name = _GIVEN[code] = {
+        chains_by_name = _METHODS[code] = {
             name: chains for name, chains in calls_by_name.items() if name not in used_otherwise
         }
     return chains_by_name
@@ -109,7 +110,7 @@ def _given_methods(code: types.CodeType) -> dict[str, list[tuple[str, ...]]]:
 def _called_with(operations: list[dis.Instruction], i: int) -> tuple[str, ...]:
     """The names of a callback (`jax`, `debug`, `callback`) whose first argument is an attribute of what operation `i`
     loads. Empty where it is not so."""
-    if not _is_loaded_attribute(operations[i + 1]):
+    if operations[i + 1].opname != "LOAD_ATTR" or loads_method(operations[i + 1]):
         return ()
     # What is loaded before the first argument is the function: attributes back to a global or a variable.
     callee = i - 1
@@ -125,17 +126,8 @@ def _called_with(operations: list[dis.Instruction], i: int) -> tuple[str, ...]:
     # Each Python marks in another way that the function is loaded for a call: by a null that is pushed before or behind
     # it, by the lowest bit of LOAD_GLOBAL, or by the load of a method.
     is_called |= index > 0 and operations[index - 1].opname == "PUSH_NULL"
-    is_called |= operations[index].opname == "LOAD_GLOBAL" and bool((operations[index].arg or 0) & 1)
-    is_called |= operations[callee].opname == "LOAD_METHOD" or _is_method_call(operations[callee])
+    is_called |= pushes_null(operations[index]) or loads_method(operations[callee])
     return tuple(reversed(names)) if is_called and names[0] in _CALLBACKS else ()
-
-
-def _is_loaded_attribute(instruction: dis.Instruction) -> bool:
-    return instruction.opname == "LOAD_ATTR" and not _is_method_call(instruction)
-
-
-def _is_method_call(instruction: dis.Instruction) -> bool:
-    return sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR" and bool((instruction.arg or 0) & 1)
 
 
 def _is_callback(value: object, attributes: tuple[str, ...]) -> bool:

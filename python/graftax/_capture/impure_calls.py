@@ -112,7 +112,7 @@ class ImpureCalls:
         self.heard: dict[str, dict[str, None]] = {}  # what was called or read, with the lines
         self.warned: set[tuple[str, int, str]] = set()  # the keys of warnings that were given
         self._of_packages: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
-        self._imports: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[tuple[str, str], ...], str]] = (
+        self._imports: weakref.WeakKeyDictionary[types.CodeType, tuple[Iterable[tuple[str, str]], str]] = (
             weakref.WeakKeyDictionary()
         )
         self._stored_attributes: set[str] = set()  # by code of the user's

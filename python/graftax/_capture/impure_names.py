@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import builtins
-import dis
 import itertools
 import os
 import sys
@@ -12,7 +11,7 @@ import types
 from typing import Any, NamedTuple
 
 from graftax._base.missing import MISSING
-from graftax._capture.bytecode import Names
+from graftax._capture.bytecode import Names, instructions_of, pushes_null
 from graftax._capture.impure_functions import (
     NOW,
     Call,
@@ -115,9 +114,7 @@ def module_reads(scope: LookupScope, names: Names) -> list[ModuleRead]:
     for first_name, name in dict.fromkeys((chain[0], chain[1]) for chain in names.chains if len(chain) >= 2):
         read = read_of(scope.value((first_name,)), name)
         if read is not None:
-            named = (
-                instruction.positions for instruction in dis.get_instructions(scope.code) if instruction.argval == name
-            )
+            named = (instruction.positions for instruction in instructions_of(scope.code) if instruction.argval == name)
             lines = (positions.lineno for positions in named if positions is not None)
             line = next(filter(None, lines), scope.code.co_firstlineno)
             reads.append(ModuleRead(read, line, str(scope.scope.get("__name__"))))
@@ -142,13 +139,12 @@ def _offsets_of_calls(scope: LookupScope) -> dict[int, Call]:  # unmeasured: of 
     is_called = has_null = False  # a null is pushed before what is called, or by the lowest bit of LOAD_GLOBAL
     module, imported = "", ()
     variables: dict[str, tuple[str, ...]] = {}  # local variables with imported names, as chains
-    instructions = [instruction for instruction in dis.get_instructions(scope.code) if instruction.opname != "CACHE"]
-    for instruction, following in itertools.pairwise(instructions):
+    for instruction, following in itertools.pairwise(instructions_of(scope.code)):
         op, name = instruction.opname, instruction.argval
         if op in ("LOAD_ATTR", "LOAD_METHOD"):
             chain = (*chain, name) if chain else ()
         elif op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLASSDEREF"):
-            is_called = has_null or (op == "LOAD_GLOBAL" and bool((instruction.arg or 0) & 1))
+            is_called = has_null or pushes_null(instruction)
             local = (name,) if name in scope.imports else ()
             chain = variables.get(name, local) if op == "LOAD_FAST" else (name,)
         else:

@@ -118,7 +118,7 @@ class _Flow:
         # A jump leads here, besides what was followed up to here. Loops are followed once: their jump back is ignored.
         if instruction.offset in self._targets:
             self._stack, self._variables = self._meeting(*self._targets[instruction.offset], self._stack)
-        if self._stack is None or op in ("CACHE", "EXTENDED_ARG"):
+        if self._stack is None or op == "EXTENDED_ARG":
             return
         if "JUMP" in op or op in ("FOR_ITER", "SEND"):
             stack = self._stack_after(dis.stack_effect(instruction.opcode, instruction.arg, jump=True))
