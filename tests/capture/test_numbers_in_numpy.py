@@ -120,6 +120,16 @@ def test_scalars_of_numpy_are_those_of_plain_python(program: Any, count: int | N
     assert traces(f) == (len(values) if count is None else count)
 
 
+def numpy_itself() -> Any:
+    return np
+
+
+def test_a_helper_may_return_numpy_itself():
+    f = graftax.jit(lambda x, n: x * numpy_itself().sqrt(n), warn_impure=False)
+    for value in (4, 9):
+        assert same(f(x(), value), x() * np.sqrt(value))
+
+
 def test_whole_scalars_compile_once_and_comparisons_by_their_outcome():
     for program, count in ((whole_operators, 2), (a_comparison, 3)):
         f = graftax.jit(program)

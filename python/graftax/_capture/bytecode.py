@@ -287,7 +287,7 @@ def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
             continue
         following = instructions[i + 1]
         # Up to Python 3.12 the null of a call is pushed before the module, from 3.13 on behind the attribute.
-        is_call = "PUSH_NULL" in (*names[max(i - 1, 0) : i], names[i + 2]) or pushes_null(instruction)
+        is_call = "PUSH_NULL" in (*names[max(i - 1, 0) : i], *names[i + 2 : i + 3]) or pushes_null(instruction)
         if following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(module)
         elif not is_call and not loads_method(following):
