@@ -51,7 +51,7 @@ class StoodIn:
         self.of_vars: Scopes = {}  # of code that calls vars()
         self._of_ids_in_packages: Scopes = {}  # of code of packages that calls id(), while these get the copies' ids
         self._packages_get_ids = False  # do they get the ids of the caller's objects?
-        self.now = _Thread()
+        self.thread = _Thread()
         self._of_types: Scopes = {}  # of code that names type()
         self._of_powers: Scopes = {}  # of code that names pow(), which asks its third operand for nothing
         self._of_numbers: Scopes = {}  # of code that calls float(), int() or math on a symbol
@@ -62,7 +62,7 @@ class StoodIn:
     def size(self) -> tuple[int, ...]:
         """Sizes of what makes a trace begin anew when it grows. Most of it matters to symbols alone."""
         kinds = len(self._of_types), len(self._of_powers), sum(map(len, self._passed.values())), self._asks_in_c
-        symbolic = kinds if self.now.symbolic else ()
+        symbolic = kinds if self.thread.symbolic else ()
         return len(self.of_ids), len(self.of_vars), *symbolic
 
     def note(
@@ -122,7 +122,7 @@ class StoodIn:
             return None
         is_new = id(scope) not in self._of_types
         self._of_types.setdefault(id(scope), scope)
-        return is_new and self.now.symbolic
+        return is_new and self.thread.symbolic
 
     def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         """Notes that code asks a symbol for its value in C, as `float(x)` does.
@@ -131,7 +131,7 @@ class StoodIn:
             NewReads: the code is to find a function that takes symbols, in the next trace.
         """
         # A frame may have what it sees of its module's globals: the module's own are noted.
-        scope = self.now.originals.get(id(scope), scope)
+        scope = self.thread.originals.get(id(scope), scope)
         if is_never_asked(code.co_filename) or id(scope) in self._of_numbers:
             return
         builtins = _FOR_SYMBOLS.intersection(names_of(code).loaded)

@@ -61,7 +61,7 @@ class _Thread(threading.local):
         self.named: Callable[[], list[Any]] | None = None  # gives the caches that its code names; None: all in `_met`
 
 
-_now = _Thread()
+_THREAD = _Thread()
 
 
 def note_cache(value: object) -> Any:
@@ -75,21 +75,21 @@ def note_cache(value: object) -> Any:
     ref = weakref.ref(value, _forget)
     if ref not in _met:
         _met[ref] = None
-    if id(value) not in _now.results:
+    if id(value) not in _THREAD.results:
         _hold(value)
     return value
 
 
 def _hold(cache: object) -> None:
     """Notes what a cache gives out before the trace changes it."""
-    if _now.held is None or not is_known:
+    if _THREAD.held is None or not is_known:
         return
     results = results_in(cache)
-    _now.results[id(cache)] = cache, results
+    _THREAD.results[id(cache)] = cache, results
     for value in [value for result in results.values() for value in (result, *values_in(result))]:
         held = value if type(value) in (list, dict) else attributes_of(value)
-        if held is not None and id(held) not in _now.held:
-            _now.held[id(held)] = held, held.copy(), cache
+        if held is not None and id(held) not in _THREAD.held:
+            _THREAD.held[id(held)] = held, held.copy(), cache
 
 
 def is_object(value: object) -> bool:
@@ -116,27 +116,27 @@ def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(trace)
     def run_trace(*args: P.args, **kwargs: P.kwargs) -> R:
-        outer, _now.held, _now.results = (_now.held, _now.results), {}, {}
+        outer, _THREAD.held, _THREAD.results = (_THREAD.held, _THREAD.results), {}, {}
         try:
             for cache in _caches():
                 _hold(cache)
             returned = trace(*args, **kwargs)
             if outer[0] is not None:  # the trace around this one may still be discarded, and this one with it
-                for held, state in _now.held.items():
+                for held, state in _THREAD.held.items():
                     outer[0].setdefault(held, state)
-                for cache, results in _now.results.items():
+                for cache, results in _THREAD.results.items():
                     outer[1].setdefault(cache, results)
             return returned
         except BaseException as error:
             _put_back(lambda held: True)
-            take_out_new = functools.partial(_take_out_new, _now.results)
+            take_out_new = functools.partial(_take_out_new, _THREAD.results)
             if isinstance(error, NewReads) and error.if_discarded is not None:
                 error.if_discarded.append(take_out_new)
             else:
                 take_out_new()
             raise
         finally:
-            _now.held, _now.results = outer
+            _THREAD.held, _THREAD.results = outer
 
     return run_trace
 
@@ -161,7 +161,7 @@ def refuse_cached(name: str) -> None:
 def _put_back(is_unwanted: Callable[[Any], bool]) -> Any:
     """Undoes unwanted changes of what caches gave out before the trace. Gives one of the caches where there are any."""
     changed_cache = None
-    for held, original, cache in list((_now.held or {}).values()):
+    for held, original, cache in list((_THREAD.held or {}).values()):
         if not same_items(held, original) and is_unwanted(held):
             changed_cache = cache
             held.clear()
@@ -184,14 +184,14 @@ def look_at(named: Callable[[], list[Any]] | None) -> Callable[[], list[Any]] | 
 
     A program may have caches with a whole model or a data set, which a function that does not name them cannot reach.
     """
-    outer, _now.named = _now.named, named
+    outer, _THREAD.named = _THREAD.named, named
     return outer
 
 
 def _caches() -> list[Any]:
     """The caches that the running trace may fill."""
-    if _now.named is not None and is_known:
-        return _now.named()
+    if _THREAD.named is not None and is_known:
+        return _THREAD.named()
     return [cache for ref in list(_met) if (cache := ref()) is not None]
 
 

@@ -1,53 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code objects by identity: equal code of two modules reads the globals of its own module."""
+"""Code objects and others by identity: equal code of two modules reads the globals of its own module."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 
-class CodeSet:
-    """A set of code objects by identity, which keeps none of them alive."""
+class IdentitySet(Generic[T]):
+    """A set of objects by identity, in the order in which they were added. It keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._by_id: dict[int, weakref.ref[CodeType]] = {}
+        self._by_id: dict[int, weakref.ref[Any]] = {}
 
-    def add(self, code: CodeType) -> None:
-        if code not in self:
-            codes, key = self._by_id, id(code)
+    def add(self, value: T) -> None:
+        if value not in self:
+            references, key = self._by_id, id(value)
 
-            def forget(reference: weakref.ref[CodeType]) -> None:
-                if codes.get(key) is reference:  # else other code has been added with the same id
-                    del codes[key]
+            def forget(reference: weakref.ref[Any]) -> None:
+                if references.get(key) is reference:  # else another object has been added with the same id
+                    del references[key]
 
-            codes[key] = weakref.ref(code, forget)
+            references[key] = weakref.ref(value, forget)
 
-    def update(self, codes: Iterable[CodeType]) -> None:
-        for code in codes:
-            self.add(code)
+    def update(self, values: Iterable[T]) -> None:
+        for value in values:
+            self.add(value)
 
-    def discard(self, code: CodeType) -> None:
-        if code in self:
-            del self._by_id[id(code)]
+    def discard(self, value: T) -> None:
+        if value in self:
+            del self._by_id[id(value)]
 
-    def __contains__(self, code: object) -> bool:
-        reference = self._by_id.get(id(code))
-        return reference is not None and reference() is code
+    def __contains__(self, value: object) -> bool:
+        reference = self._by_id.get(id(value))
+        return reference is not None and reference() is value
 
-    def __iter__(self) -> Iterator[CodeType]:
+    def __iter__(self) -> Iterator[T]:
+        # Another thread may add some meanwhile.
         for reference in list(self._by_id.values()):
-            if (code := reference()) is not None:
-                yield code
+            if (value := reference()) is not None:
+                yield value
 
 
 class MetCode:
     """Code objects, each with the globals that it was met with: the same code may run with those of several modules."""
 
     def __init__(self) -> None:
-        self._codes = CodeSet()
+        self._codes = IdentitySet[CodeType]()
         self._scopes: dict[int, set[int]] = {}  # by the id of the code, the ids of globals; 0 for any globals
 
     def add(self, code: CodeType, scope: dict[str, Any] | None = None) -> None:

@@ -33,7 +33,7 @@ from graftax._capture.bytecode import (
     texts_in,
 )
 from graftax._capture.caches_after_traces import note_cache
-from graftax._capture.code_by_identity import CodeSet, MetCode
+from graftax._capture.code_by_identity import IdentitySet, MetCode
 from graftax._capture.code_owner import (
     is_never_asked,
     is_of_module,
@@ -71,7 +71,7 @@ from graftax._capture.lru_caches import CachedValues
 from graftax._capture.origin import Origin
 from graftax._capture.read_names import ReadNames
 from graftax._capture.retrace_signals import Signals
-from graftax._capture.trace_local import Now
+from graftax._capture.trace_local import ThreadState
 
 
 class CodeReads:
@@ -91,12 +91,12 @@ class CodeReads:
         self.named = NamedFunctions()
         self.known = MetCode()
         self.of_graph = MetCode()  # of functions that were part of the roots
-        self._now = Now()
+        self.thread = ThreadState()
         self._functions_asked = 0
         self._with_attributes = weakref.WeakSet[types.FunctionType]()
         self._forgotten = 0  # how often names had been forgotten when classes were looked at
-        self._rooted = CodeSet()  # code that reads a root by its name
-        self._inner = CodeSet()  # code of functions that known code makes
+        self._rooted = IdentitySet[types.CodeType]()  # code that reads a root by its name
+        self._inner = IdentitySet[types.CodeType]()  # code of functions that known code makes
         self._package_classes: dict[type, bool] = {}  # is it new, so that no name was looked up in it?
         self._asked_of_packages: set[str] = set()
         self._locks: dict[int, Any] = {}  # that bindings lead to
@@ -337,7 +337,7 @@ class CodeReads:
             self.attributes.attributes |= {part for text in texts if isinstance(text, str) for part in text.split(".")}
         elif isinstance(value, LOCKS):
             self._locks[id(value)] = value
-            self._now.locks.note(value)
+            self.thread.locks.note(value)
         elif isinstance(value, logging.Logger):
             self._note_library(levels_of(value))
         elif isinstance(value, jax.custom_jvp | jax.custom_vjp):
@@ -372,19 +372,19 @@ class CodeReads:
         self._look_up_in_packages()
         self._note_all(attributes.asked_of_modules())
         self._ask_functions()
-        if self._now.shown is not None:
+        if self.thread.is_tracing:
             self._note_before()
 
     def _note_before(self) -> None:
         """Notes what classes, modules and functions hold before the running trace sets their attributes."""
         size = self.named.size, len(self.attributes.classes), len(self.attributes.modules), len(self._scopes)
-        if size != self._now.noted:
-            noted_functions, self._now.noted = (*self._now.noted, 0)[0], size
+        if size != self.thread.noted:
+            noted_functions, self.thread.noted = (*self.thread.noted, 0)[0], size
             scopes = [vars(module) for module in list(self.attributes.modules.values()) if is_open_scope(vars(module))]
             # Functions that are roots are put back with the other roots.
             new = self.named.functions(start=noted_functions)
             functions = [f for f in new if not self.names.is_noted((id(f), None))]
-            self._now.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
+            self.thread.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
 
 
 def _defaults_of(function: object) -> tuple[object, ...]:

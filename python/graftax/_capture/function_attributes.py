@@ -7,6 +7,7 @@ import weakref
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.origin import Origin
 
 
@@ -71,17 +72,16 @@ class NamedFunctions:
     """The functions that code may ask for attributes, and the names under which it finds them. None is kept alive."""
 
     def __init__(self) -> None:
-        self._functions: dict[int, weakref.ref[FunctionType]] = {}  # by id
+        self._functions = IdentitySet[FunctionType]()
         self._in_order: list[weakref.ref[FunctionType]] = []  # as they were noted, dead ones included
         self._places: dict[tuple[int, str], tuple[Any, str]] = {}  # (holder, or a function with it as globals; name)
 
     def note(self, function: FunctionType) -> bool:
         """Notes a function. True where it is new."""
-        reference = self._functions.get(id(function))
-        if reference is not None and reference() is function:
+        if function in self._functions:
             return False
-        self._functions[id(function)] = weakref.ref(function)
-        self._in_order.append(self._functions[id(function)])
+        self._functions.add(function)
+        self._in_order.append(weakref.ref(function))
         return True
 
     def note_place(self, key: tuple[int, str], holder: object) -> None:

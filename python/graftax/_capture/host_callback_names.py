@@ -64,9 +64,7 @@ def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> It
 _CALLBACKS = frozenset({"callback", "debug_callback", "io_callback", "pure_callback"})
 _OURS = __name__.partition(".")[0]
 _BY_NAME = frozenset({"LOAD_GLOBAL", "LOAD_DEREF"})
-_METHODS: weakref.WeakKeyDictionary[types.CodeType, dict[str, list[tuple[str, ...]]]] = (
-    weakref.WeakKeyDictionary()
-)
+_METHODS: weakref.WeakKeyDictionary[types.CodeType, dict[str, list[tuple[str, ...]]]] = weakref.WeakKeyDictionary()
 
 
 def receivers(function: types.FunctionType) -> Iterator[tuple[types.CellType | None, str, Any]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import types
 
 from graftax._capture.bytecode import nested_codes
-from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.constant_values import content
 from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
 from graftax._capture.read_names import ReadNames
@@ -18,9 +18,9 @@ class HostCaptures:
     def __init__(self, names: ReadNames) -> None:
         self._names = names
         self._functions: dict[int, tuple[types.CellType, str]] = {}  # by id: hidden variables, with their names
-        self._on_host = CodeSet()  # of functions that code gives to callbacks
+        self._on_host = IdentitySet[types.CodeType]()  # of functions that code gives to callbacks
         self._receivers: set[str] = set()  # hidden names of objects whose methods are given to callbacks
-        self._receiving = CodeSet()  # the code that gives them
+        self._receiving = IdentitySet[types.CodeType]()  # the code that gives them
         self._was_refused = False  # has `hide_inner` been asked?
 
     @property

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import sys
 import types
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -23,8 +22,9 @@ from graftax import _core
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names
 from graftax._capture.caches_after_traces import attributes_of, holds_tracer, same_items
-from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.code_owner import HEAP_TYPE, is_open_scope, is_users_scope
+from graftax._capture.origin import Origin
 from graftax._jax.traces import current_trace
 
 CHANGED = (
@@ -105,8 +105,8 @@ class LibraryGlobals:
     def __init__(self) -> None:
         self._tables: dict[int, SettingsTable] = {}  # by the id of their values
         self._keys: dict[tuple[int, Any], tuple[SettingsTable, Any]] = {}  # names that were noted alone
-        self._functions: dict[int, weakref.ref[types.FunctionType]] = {}  # of which the closures were noted
-        self._without_name = CodeSet()  # of functions that no module holds
+        self._functions = IdentitySet[types.FunctionType]()  # of which the closures were noted
+        self._without_name = IdentitySet[types.CodeType]()  # of functions that no module holds
         self.changing: set[tuple[int, Any]] = set()  # what traces have changed, by the id of its dict, and the key
 
     def note(self, code: types.CodeType, scope: dict[str, Any], names: Names) -> Iterator[Setting]:
@@ -139,7 +139,7 @@ class LibraryGlobals:
         if not _core.has_watchers and (code in self._without_name or not _has_name(function)):
             self._without_name.add(code)
             return
-        self._functions[id(function)] = weakref.ref(function)
+        self._functions.add(function)
         module = str(function.__globals__.get("__name__"))
         place = code.co_filename, code.co_firstlineno
         table = SettingsTable(place, module, function.__qualname__, cells, True, _DEPTH)
@@ -151,8 +151,7 @@ class LibraryGlobals:
 
     def has_met(self, function: object) -> bool:
         """Was the closure of this function noted?"""
-        reference = self._functions.get(id(function))
-        return reference is not None and reference() is function
+        return function in self._functions
 
     def renewed(self, holder: Any, name: Any) -> Iterator[Setting]:
         """Notes what a name leads to that has another value now."""
@@ -246,7 +245,7 @@ class Snapshot:
                 continue
             changes[place] = Change(table.place, table.module, table.what_is(key), key, old, new)
             if holds_tracer(new, ending):
-                _put(table.values, key, old)
+                Origin(table.values, key).put(old)
                 changes[place] = changes[place]._replace(is_undone=True)
         return changes
 
@@ -258,20 +257,13 @@ def _undo(table: SettingsTable, content: Any, ending: object) -> dict[tuple[int,
         for key, new in list(values.items()):
             old = content.get(key, MISSING)
             if old is not new and holds_tracer(new, ending):
-                _put(values, key, old)
+                Origin(values, key).put(old)
                 changes[id(values), key] = Change(table.place, table.module, table.what, key, old, new, True)
     elif not same_items(values, content) and holds_tracer(list(values), ending):
         values.clear()
         values.extend(content) if type(values) is list else values.update(content)
         changes[id(values), None] = Change(table.place, table.module, table.what, None, None, None, True)
     return changes
-
-
-def _put(values: dict[Any, Any], key: object, value: object) -> None:
-    if value is MISSING:
-        values.pop(key, None)
-    else:
-        values[key] = value
 
 
 def _has_name(function: types.FunctionType) -> bool:

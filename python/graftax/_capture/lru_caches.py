@@ -26,6 +26,7 @@ from graftax._base.errors import MutationError
 from graftax._base.missing import MISSING
 from graftax._capture.cache_layout import Cache, is_known, results_in, table_of, take_out
 from graftax._capture.caches_after_traces import attributes_of, is_object, values_in
+from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.code_owner import is_users_code
 from graftax._capture.library_reads import Held, can_be_root, watch_attributes
 from graftax._capture.origin import Origin
@@ -80,51 +81,50 @@ class CachedValues:
     def __init__(self) -> None:
         self.objects: dict[str, Held] = {}  # those that are roots, by the names that messages have for them
         self.bindings: list[Binding] = []
-        self._caches: dict[int, weakref.ref[Any]] = {}  # by id
+        self._caches = IdentitySet[Any]()
         self._functions: dict[int, weakref.ref[Any]] = {}  # by the id of its function, the cache
         # Calls of a cache are known by its id and the arguments.
         self._to_fill: list[tuple[Any, tuple[Any, ...]]] = []  # calls that plain Python makes before the next trace
         self._errors: dict[tuple[int, tuple[Any, ...]], Exception] = {}  # what these have raised
         self._filling: set[tuple[int, tuple[Any, ...]]] = set()  # those in `_to_fill`
         self._times: Counter[tuple[int, tuple[Any, ...]]] = Counter()  # how often each was made in this call
-        self._now = _Thread()
+        self._thread = _Thread()
 
     @contextlib.contextmanager
     def begun(self) -> Generator[None]:
         """While entered, a trace runs. What it puts into a cache is its own, and no root of it."""
-        outer_results, self._now.results_before = self._now.results_before, {}
-        outer_copies, self._now.copies = self._now.copies, []
+        outer_results, self._thread.results_before = self._thread.results_before, {}
+        outer_copies, self._thread.copies = self._thread.copies, []
+        is_over = True
         try:
-            for cache in self.named():
-                self._now.results_before[id(cache)] = results_in(cache)
+            for cache in self._caches:
+                self._thread.results_before[id(cache)] = results_in(cache)
             yield
         except NewReads:  # the call goes on with another trace
+            is_over = False
             raise
-        except BaseException:
-            self._times.clear()
-            raise
-        else:
-            self._times.clear()
         finally:
+            if is_over:
+                self._times.clear()
             # The copies end with the trace: no call asks a cache for them again.
-            for filled in self._now.copies:
+            for filled in self._thread.copies:
                 for key in filter(filled.has_copy, results_in(filled.cache)):
                     take_out(filled.cache, key)
-            self._now.results_before, self._now.copies = outer_results, outer_copies
+            self._thread.results_before, self._thread.copies = outer_results, outer_copies
 
     def note_copy(self, function: types.FunctionType, copy: object, original: int, frame: types.FrameType) -> None:
         """The trace computes a result for a copy of the caller's object, which no call will ask the cache for."""
         if (cache := self._functions[id(function)]()) is not None:
             is_known = any(id(argument) == original for key in results_in(cache) for argument in _arguments_in(key))
             place = frame.f_code, frame.f_lineno, frame.f_globals.get("__name__")
-            self._now.copies.append(_FilledForCopy(cache, copy, is_known, CachedCall(function.__qualname__, *place)))
+            self._thread.copies.append(_FilledForCopy(cache, copy, is_known, CachedCall(function.__qualname__, *place)))
 
     def lost(self) -> Iterator[CachedCall]:
         """The calls of this trace that differ from plain Python, since the cache is asked for a copy.
 
         Plain Python has a result already, or keeps an object as the result, which later calls give out.
         """
-        for filled in self._now.copies:
+        for filled in self._thread.copies:
             results = [result for key, result in results_in(filled.cache).items() if filled.has_copy(key)]
             if filled.is_known or any(type(result) in _CONTAINERS or is_object(result) for result in results):
                 yield filled.call
@@ -134,8 +134,8 @@ class CachedValues:
 
         Copies for which the trace itself has computed the result are left out: any such object gets that result.
         """
-        copies = {id(filled.copy) for filled in self._now.copies if not filled.is_known}
-        for cache in self.named():
+        copies = {id(filled.copy) for filled in self._thread.copies if not filled.is_known}
+        for cache in self._caches:
             yield from (
                 argument
                 for key in results_in(cache)
@@ -145,28 +145,24 @@ class CachedValues:
 
     def note(self, cache: object) -> types.CodeType | None:
         """Notes a cache that code names. Gives the code of its function where that is new."""
-        if type(cache) is not Cache or not is_known or self._is_known(cache):
+        if type(cache) is not Cache or not is_known or cache in self._caches:
             return None
-        self._caches[id(cache)] = weakref.ref(cache)
-        if self._now.results_before is not None:
-            self._now.results_before[id(cache)] = results_in(cache)
+        self._caches.add(cache)
+        if self._thread.results_before is not None:
+            self._thread.results_before[id(cache)] = results_in(cache)
         function = getattr(cache, "__wrapped__", None)
         if not isinstance(function, types.FunctionType):
             return None
         self._functions[id(function)] = weakref.ref(cache)
         return function.__code__
 
-    def _is_known(self, cache: object) -> bool:
-        reference = self._caches.get(id(cache))
-        return reference is not None and reference() is cache
-
     def named(self) -> list[Any]:
         """The caches that the code names, and that are still alive."""
-        return [cache for reference in list(self._caches.values()) if (cache := reference()) is not None]
+        return list(self._caches)
 
     def names(self) -> list[str]:
         """The functions of the user's that have such a cache."""
-        functions = [getattr(reference(), "__wrapped__", None) for reference in list(self._caches.values())]
+        functions = [getattr(cache, "__wrapped__", None) for cache in self._caches]
         of_python = [function for function in functions if isinstance(function, types.FunctionType)]
         return [f.__qualname__ for f in of_python if is_users_code(f.__code__, f.__globals__)]
 
@@ -228,14 +224,13 @@ class CachedValues:
         objects: dict[str, Held] = {}
         bindings: list[Binding] = []
         watched = {id(holder) for holder, _ in self.bindings}
-        for reference in list(self._caches.values()):
-            cache = reference()
-            if cache is None or not 0 < cache.cache_info().currsize <= _MOST_KEYS:
+        for cache in self._caches:
+            if not 0 < cache.cache_info().currsize <= _MOST_KEYS:
                 continue
             results = {key: value for key, value in results_in(cache).items() if _is_watched(key)}
             # What the running trace has put there is not the caller's own. Another thread may have noted the cache.
-            if self._now.results_before is not None:
-                original = self._now.results_before.setdefault(id(cache), results)
+            if self._thread.results_before is not None:
+                original = self._thread.results_before.setdefault(id(cache), results)
                 results = {key: value for key, value in results.items() if original.get(key, MISSING) is value}
             table = table_of(cache)
             bindings += [(table, key) for key in results]

@@ -158,6 +158,7 @@ def seen(function: types.FunctionType) -> types.FunctionType:
     return twin
 
 
+OriginRoot = tuple[Origin, Any, Any]  # its rebuilt value, the caller's
 _PATCHING = threading.RLock()  # one trace at a time puts what it sees into classes and modules
 
 
@@ -235,18 +236,11 @@ class Views:
 
     Args:
         reads: what the code reads; None where the trace is part of one around it, which takes care of that.
-        changed: origins, and the rebuilt values.
-        assigned: origins that the code assigns, and the cells with their values.
+        roots: origins, their rebuilt values and the caller's. Of a name that the code assigns, these are cells.
         rebuilt: is asked about rebuilt objects; None for a part of the trace around it.
     """
 
-    def __init__(
-        self,
-        reads: ReadSet | None,
-        changed: list[tuple[Origin, Any]],
-        assigned: list[tuple[Origin, types.CellType]],
-        rebuilt: Rebuilt | None,
-    ) -> None:
+    def __init__(self, reads: ReadSet | None, roots: list[OriginRoot], rebuilt: Rebuilt | None) -> None:
         self._reads, self._rebuilt, self._is_part = reads, rebuilt or Rebuilt(), rebuilt is None
         self._modules: dict[int, _SeenModule] = {}  # by the id of their dict
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # by id: (globals, what frames see of them)
@@ -259,11 +253,13 @@ class Views:
         self._roots_in: dict[int, dict[str, int]] = {}  # the same by dict, and by name
         self._patching = contextlib.ExitStack()  # holds _PATCHING while classes and modules have stand-ins
         self._origins: list[tuple[Origin, Any]] = []  # all origins, with the rebuilt values of their roots
-        self._show(changed, assigned)
+        self._show(roots)
 
-    def _show(self, changed: list[tuple[Origin, Any]], assigned: list[tuple[Origin, types.CellType]]) -> None:
+    def _show(self, roots: list[OriginRoot]) -> None:
         """Puts these values where the code looks for them; into classes and modules only when the trace runs."""
         reads = self._reads
+        assigned = [(origin, cell) for origin, cell, _ in roots if origin.assigned]
+        changed = [(origin, value) for origin, value, own in roots if value is not own and not origin.assigned]
         shown_values = [*changed, *((origin, content(cell)) for origin, cell in assigned)]
         self._assigned += assigned
         self._shown += shown_values
@@ -343,10 +339,6 @@ class Views:
         """What frames of these globals see: the globals themselves where no copy was made."""
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
 
-    def know(self, origins: Iterable[tuple[Origin, object]]) -> None:
-        """Notes origins with the values of their roots, whether or not these are other objects than the caller's."""
-        self._origins += origins
-
     @property
     def origins(self) -> list[Origin]:
         """All origins that are known by now."""
@@ -366,12 +358,17 @@ class Views:
             return self.seen(origin.holder).get(origin.name or "", MISSING)
         return self._classes[origin.key].current() if origin.key in self._classes else origin.value()
 
-    def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
-        """Tells the rebuilt graph which globals frames see. `roots` are numbers of roots, by the keys of origins."""
-        self._roots.update(roots)
-        for (holder, name), root in roots.items():
-            if name is not None:
-                self._roots_in.setdefault(holder, {})[name] = root
+    def tell(self, roots: list[OriginRoot], first: int) -> None:
+        """Notes roots, whether or not code sees other objects there, and tells the rebuilt graph which globals it sees.
+
+        Args:
+            first: the number of the first of them.
+        """
+        self._origins += ((origin, value) for origin, value, _ in roots)
+        for root, (origin, _, _) in enumerate(roots, first):
+            self._roots[origin.key] = root
+            if origin.name is not None:
+                self._roots_in.setdefault(id(origin.holder), {})[origin.name] = root
         for i, (scope, frame_scope) in self._scopes.items():
             self._rebuilt.scopes[id(frame_scope)] = scope, self._roots_in.setdefault(i, {})
 
@@ -414,15 +411,12 @@ class Views:
         if self._is_part:
             self._rebuilt.give_globals()
 
-    def _give_own_classes(self) -> None:
-        for module in self._modules.values():
-            module.uncover()
-
     @contextlib.contextmanager
     def with_own_classes(self) -> Generator[None]:
         """While entered, modules have the classes that they had when the roots were recorded."""
         covered = [module for module in self._modules.values() if module.is_covered]
-        self._give_own_classes()
+        for module in covered:
+            module.uncover()
         try:
             yield
         finally:
@@ -437,19 +431,15 @@ class Views:
             self._patching.callback(_PATCHING.release)
         return is_free
 
-    def extend(self, reads: ReadSet, origins: list[tuple[Origin, Any, Any]], first: int) -> None:
-        """Adds roots of the running trace, from number `first` on: (origin, its rebuilt value, the caller's)."""
+    def extend(self, reads: ReadSet, roots: list[OriginRoot], first: int) -> None:
+        """Adds roots of the running trace, from number `first` on."""
         patched, scopes, functions, shown = set(self._classes), set(self._scopes), len(self.functions), len(self._shown)
-        changed = [
-            (origin, value) for origin, value, original in origins if value is not original and not origin.assigned
-        ]
-        self._show(changed, [(origin, value) for origin, value, _ in origins if origin.assigned])
-        self.tell({origin.key: first + i for i, (origin, _, _) in enumerate(origins)})
-        self.know((origin, value) for origin, value, _ in origins)
+        self._show(roots)
+        self.tell(roots, first)
         self._patch([replacement for key, replacement in self._classes.items() if key not in patched])
         new_scopes = [pair for i, pair in self._scopes.items() if i not in scopes]
-        reads.builtins.now.originals.update({id(frame_scope): scope for scope, frame_scope in new_scopes})
-        reads.show({origin.key for origin, _ in self._shown[shown:]})
+        reads.builtins.thread.originals.update({id(frame_scope): scope for scope, frame_scope in new_scopes})
+        reads.thread.show({origin.key for origin, _ in self._shown[shown:]})
         _core.sees_too(new_scopes, self.functions[functions:])
 
     def _run(self, function: Callable[[], object], reads: ReadSet) -> Any:
@@ -464,7 +454,7 @@ class Views:
         self._patch(list(self._classes.values()))
         try:
             scopes = list(self._scopes.values())
-            reads.builtins.now.originals = {id(frame_scope): scope for scope, frame_scope in scopes}
+            reads.builtins.thread.originals = {id(frame_scope): scope for scope, frame_scope in scopes}
             arguments = enter, reads.known, scopes, self.functions, inner_frames()
             run = functools.partial(self._answering, function)
             result = _core.run_watched(run, *arguments, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
@@ -540,7 +530,8 @@ class Views:
         Returns:
             The origins that the trace has assigned, although no code was known to assign them.
         """
-        self._give_own_classes()
+        for module in self._modules.values():
+            module.uncover()
         for attribute in self._classes.values():
             origin = attribute.origin
             current = attribute.current()

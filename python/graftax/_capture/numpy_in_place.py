@@ -229,7 +229,7 @@ class _Thread(threading.local):
         self.watches: tuple[NumpyWatch, ...] = ()
 
 
-_now = _Thread()
+_THREAD = _Thread()
 
 
 @contextmanager
@@ -243,13 +243,13 @@ def watching_numpy(
         paths: gives the path of each leaf.
         originals, leaves: the caller's leaves, and the tracers.
     """
-    watch, outer = NumpyWatch(name, paths), _now.watches
+    watch, outer = NumpyWatch(name, paths), _THREAD.watches
     watch.add(originals, leaves)
-    _now.watches = (*outer, watch)
+    _THREAD.watches = (*outer, watch)
     try:
         yield watch
     finally:
-        _now.watches = outer
+        _THREAD.watches = outer
         watch.forget()
 
 
@@ -312,7 +312,7 @@ _known_to_core: set[type] = set()
 
 def _is_asked_by_user(frame: types.FrameType) -> bool:
     """Does code of the user's call, and not JAX, which computes with JAX's arrays whatever it gets?"""
-    return bool(_now.watches) and not is_never_asked(frame.f_code.co_filename)
+    return bool(_THREAD.watches) and not is_never_asked(frame.f_code.co_filename)
 
 
 def _is_numpys(value: object) -> bool:
@@ -328,7 +328,7 @@ def _note_result(result: object, array: object, is_view: bool) -> Any:
     if isinstance(result, Tracer) and not isinstance(result, _NumpyValue):
         _become(result, _NumpyArray if result.ndim or is_view else _NumpyValue)
         if is_view:
-            _now.watches[-1].note_view(result, array)
+            _THREAD.watches[-1].note_view(result, array)
     return result
 
 
@@ -402,7 +402,7 @@ def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
         frame = sys._getframe(1)
         if not _is_asked_by_user(frame):
             return NotImplemented
-        _now.watches[-1].has_changes = True
+        _THREAD.watches[-1].has_changes = True
         if not _is_numpys(operand):
             return NotImplemented
         result = getattr(self, plain_name)(operand)
@@ -415,7 +415,7 @@ def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
             text = "Cannot cast ufunc {!r} output from {!r} to {!r} with casting rule 'same_kind'"
             raise TypeError(text.format(name, result.dtype, self.dtype))
         result = result.astype(self.dtype)  # an array that NumPy changes keeps its dtype
-        _now.watches[-1].replace(_Change(self, operator, frame))
+        _THREAD.watches[-1].replace(_Change(self, operator, frame))
         return _note_result(result, self, False)
 
     in_place.__name__ = f"__i{name}__"
@@ -425,7 +425,7 @@ def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
 def _noting_change(array: object, operand: object) -> Any:
     """An operator such as `__iadd__` of an argument that is not NumPy's: Python computes `a = a + x` then."""
     if _is_asked_by_user(sys._getframe(1)):
-        _now.watches[-1].has_changes = True
+        _THREAD.watches[-1].has_changes = True
     return NotImplemented
 
 
@@ -433,7 +433,7 @@ def _noting(method: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(method)
     def noting(self: object, *args: object, **kwargs: object) -> Any:
         if _is_asked_by_user(sys._getframe(1)):
-            _now.watches[-1].has_changes = True
+            _THREAD.watches[-1].has_changes = True
         return method(self, *args, **kwargs)
 
     return noting
@@ -445,7 +445,7 @@ def _refuse_use(array: object) -> Any:
     Raises:
         MutationError: a trace that runs has changed it.
     """
-    for watch in reversed(_now.watches):
+    for watch in reversed(_THREAD.watches):
         for change in watch.changes:
             if change.array is array or watch.base(array) is change.array:
                 raise MutationError(change.text(USED_AGAIN))

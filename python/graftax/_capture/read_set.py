@@ -17,7 +17,7 @@ from typing import Any
 
 from graftax import _core
 from graftax._base.missing import MISSING
-from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.code_owner import is_never_asked_code, is_of_module, is_users_class, is_users_code, is_users_scope
 from graftax._capture.code_reads import CodeReads
 from graftax._capture.constant_values import (
@@ -41,6 +41,7 @@ from graftax._capture.library_reads import (
 from graftax._capture.locks import Locks
 from graftax._capture.origin import Origin
 from graftax._capture.read_names import Variables
+from graftax._capture.retrace_signals import HeededSignals
 from graftax._capture.trace_local import Begun, synchronized
 from graftax._graph.types.describe import is_symbol
 from graftax._jax.nested_jit import is_inside_jit
@@ -55,9 +56,9 @@ class ReadSet(CodeReads):
         super().__init__()
         self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
         self._itself: Callable[[], Any] = lambda: None  # the traced function, where its defaults may change
-        self._own_codes = CodeSet()  # the code that it had, then or earlier
-        self._ran = CodeSet()  # code with variables of an enclosing call that has run in traces
-        self._scanned = CodeSet()  # code of functions that traces made
+        self._own_codes = IdentitySet[types.CodeType]()  # the code that it had, then or earlier
+        self._ran = IdentitySet[types.CodeType]()  # code with variables of an enclosing call that has run in traces
+        self._scanned = IdentitySet[types.CodeType]()  # code of functions that traces made
         self._last: _core.Reads | None = None  # what the last entry depends on
         self._unchanged_since: object = object()  # replaced after each change of that
 
@@ -70,15 +71,15 @@ class ReadSet(CodeReads):
         Raises:
             NewReads: at its end, where it was told to begin anew.
         """
-        outer_locks, self._now.locks = self._now.locks, locks
+        outer_locks, self.thread.locks = self.thread.locks, locks
         self.abstract_classes.begin()
         try:
             for lock in list(self._locks.values()):
                 locks.note(lock)
-            with self.cached.begun(), self.signals.heeded():
+            with self.cached.begun(), HeededSignals(self.signals):
                 yield
         finally:
-            self._now.locks = outer_locks
+            self.thread.locks = outer_locks
 
     def enter(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         """Notes what code names that begins to run under a trace. The frame hook calls this before the frame runs.
@@ -121,7 +122,7 @@ class ReadSet(CodeReads):
                 with self.lock:  # a program on disk depends on its code
                     self._meet(present, code, scope, function, first)
                 return self.signals.give()
-            if (original := self._now.copied(first)) is not None:
+            if (original := self.thread.begun.copied(first)) is not None:
                 self.cached.note_copy(function, first, original, sys._getframe(1))
         if self.known.has(code, scope):
             return False
@@ -159,7 +160,7 @@ class ReadSet(CodeReads):
         is_met_each_time = self._is_met_each_time(code, scope, function)
         if not is_met_each_time:
             self.known.add(code, scope)
-        if self._is_jitted_inside(code, function, present) or (self._size != size_before and not self._take_in()):
+        if self._is_jitted_inside(code, function, present) or self._has_to_restart(size_before):
             return self.signals.give()
         return False if is_met_each_time else None
 
@@ -178,33 +179,23 @@ class ReadSet(CodeReads):
         """Notes what a function of the standard library reads that begins to run."""
         size_before = self._size
         self._note_library(reads)
-        return self.signals.give() if self._size != size_before and not self._take_in() else False
+        return self.signals.give() if self._has_to_restart(size_before) else False
 
     @synchronized
     def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
         """The traced function begins. A call by its own code takes the defaults that it has, which are roots then."""
-        if not self._now.runs:
-            self._now.runs = True
+        if not self.thread.runs:
+            self.thread.runs = True
             return False
         size_before = self._size
         self.add(code, scope, function)
         self.known.add(code, scope)
-        return self.signals.give() if self._size != size_before and not self._take_in() else False
+        return self.signals.give() if self._has_to_restart(size_before) else False
 
-    def _take_in(self) -> bool:
-        """Gives the running trace the roots that were found. False where it has to begin anew with them."""
-        return self._now.take_in is not None and self._now.take_in()
-
-    def show(self, keys: Iterable[tuple[int, str | None]]) -> None:
-        """The running trace sees these origins rebuilt, too."""
-        self._now.show(keys)
-
-    def has_set(self, origin: Origin) -> bool:
-        """Has the running trace changed what is there, before it was a root?"""
-        return self._now.has_set(origin)
-
-    def note_lock(self, lock: object) -> None:
-        self._now.locks.note(lock)
+    def _has_to_restart(self, size_before: tuple[int, ...]) -> bool:
+        """Gives the running trace the roots that were found since. True where it has to begin anew with them."""
+        take_in = self.thread.begun.take_in
+        return self._size != size_before and (take_in is None or not take_in())
 
     @synchronized
     def note_itself(self, function: types.FunctionType) -> None:
@@ -235,7 +226,7 @@ class ReadSet(CodeReads):
         reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
         if not reads_root and not any(origin.holder is function for origin in self.names.origins):
             return False
-        was_known, is_inside = self.has_inner_jit, is_inside_jit(self._now.trace)
+        was_known, is_inside = self.has_inner_jit, is_inside_jit(self.thread.trace)
         self.has_inner_jit = was_known or is_inside
         return is_inside and not was_known
 
@@ -276,14 +267,14 @@ class ReadSet(CodeReads):
 
     def begin(self, begun: Begun) -> None:
         """A trace begins: notes what those names hold that its code may set, and that it does not see rebuilt."""
-        self._now.begin(begun)
+        self.thread.begin(begun)
         self._note_before()
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
         size_before = self._size
         self._note_imported()
-        changed = self._now.end(self.attributes.sets, self.names.left)
+        changed = self.thread.end(self.attributes.sets, self.names.left)
         for origin in changed:
             if origin.name is None:
                 self.names.add(origin)
@@ -293,8 +284,8 @@ class ReadSet(CodeReads):
 
     def _has_changed(self) -> bool:
         """Has the trace changed anything so far?"""
-        set_names = self._now.set_names(self.attributes.sets, self.names.left)
-        return self._now.has_changed() or next(set_names, None) is not None
+        set_names = self.thread.set_names(self.attributes.sets, self.names.left)
+        return self.thread.begun.has_changed() or next(set_names, None) is not None
 
     def hide_inner(self, code: types.CodeType) -> bool:
         """As `HostCaptures.hide_inner`."""

@@ -28,32 +28,18 @@ class Signals:
     """How often the traces of one function were told to begin anew, in any thread."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0
 
     def give(self) -> NewReads:
         """Counts a signal, and gives the exception to raise in the code of the trace."""
-        self._count += 1
+        self.count += 1
         return NewReads()
 
-    def heeded(self) -> Heeded:
-        """While entered, a trace runs.
 
-        Raises:
-            NewReads: at its end, where it was told to begin anew and has returned, or raised something else.
-        """
-        return Heeded(self)
+class HeededSignals:
+    """While entered, a trace runs. It ends with NewReads where it was told to begin anew, whatever it does instead."""
 
-    @property
-    def count(self) -> int:
-        return self._count
-
-
-class Heeded:
-    """What `Signals.heeded` gives.
-
-    It is not a generator: frames of `contextlib` would be in the traceback of each error in a trace.
-    """
-
+    # It is not a generator: frames of `contextlib` would be in the traceback of each error in a trace.
     def __init__(self, signals: Signals) -> None:
         self._signals, self._count_before = signals, signals.count
 

@@ -109,6 +109,14 @@ def global_names(function: types.FunctionType) -> tuple[tuple[str, ...], tuple[s
     return tuple(dict.fromkeys([*names, *stored])), stored
 
 
+def _defaults_of(function: types.FunctionType) -> tuple[Any, ...]:
+    """The defaults of its positional and its keyword-only parameters; MISSING where there is none."""
+    code, defaults, keywords = function.__code__, function.__defaults__ or (), function.__kwdefaults__ or {}
+    keyword_only = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    without_default = [MISSING] * (code.co_argcount - len(defaults))
+    return (*without_default, *defaults, *(keywords.get(name, MISSING) for name in keyword_only))
+
+
 @dataclasses.dataclass(frozen=True)
 class Signature:
     """How the arguments of one function become roots, and how rebuilt roots become a call again."""
@@ -149,15 +157,9 @@ class Signature:
         """
         # The parameters, as they lie in `co_varnames`: positional, keyword-only, *args, **kwargs.
         code = function.__code__
-        count, keyword_only = code.co_argcount, code.co_kwonlyargcount
-        variables = code.co_varnames
-        names = variables[: count + keyword_only]
-        defaults: list[Any] = [MISSING] * len(names)
-        positional_defaults = function.__defaults__ or ()
-        defaults[count - len(positional_defaults) : count] = positional_defaults
-        for i, name in enumerate(names[count:], count):
-            defaults[i] = (function.__kwdefaults__ or {}).get(name, MISSING)
-        index = count + keyword_only
+        variables, count = code.co_varnames, code.co_argcount
+        index = count + code.co_kwonlyargcount
+        names, defaults = variables[:index], _defaults_of(function)
         var_positional = variables[index] if code.co_flags & _VARARGS else None
         index += var_positional is not None
         var_keyword = variables[index] if code.co_flags & _VARKEYWORDS else None
@@ -169,7 +171,7 @@ class Signature:
         stored = tuple(name for name in stored if name not in hidden and name not in assigned)
         binding = _core.Binding(
             names=names,
-            defaults=tuple(defaults),
+            defaults=defaults,
             missing=MISSING,
             given=function.__defaults__,
             positional=count,
@@ -196,7 +198,7 @@ class Signature:
             code,
             skip,
             binding,
-            tuple(defaults),
+            defaults,
         )
 
     @staticmethod
@@ -349,56 +351,52 @@ class Signature:
             graph: is told of rebuilt objects, and asked about them.
         """
         # The roots lie in this order: arguments, variables, the function's own globals, origins.
-        extra = layout[0] if layout else 0
-        positional = self.positional + extra
+        positional = self.positional + (layout[0] if layout else 0)
         named = (*self.names[self.positional :], *layout[1:])
-        offset = positional + len(named)
-        cells = values[offset : offset + len(self.cells)]
-        offset += len(self.cells)
+        first_cell = positional + len(named)
+        first_captured = first_cell + len(self.cells)
+        cells = values[first_cell:first_captured]
         own_globals = [Origin(function.__globals__, name) for name in self.globals]
-        captured = list(zip([*own_globals, *self.origins], values[offset:], roots[offset:], strict=True))
-        changed = [
-            (origin, value) for origin, value, original in captured if value is not original and not origin.assigned
-        ]
-        assigned = [(origin, value) for origin, value, _ in captured if origin.assigned]
-        views = Views(reads, changed, assigned, graph)
+        captured = list(
+            zip([*own_globals, *self.origins], values[first_captured:], roots[first_captured:], strict=True)
+        )
+        views = Views(reads, captured, graph)
         if graph is not None:
             graph.views = views
-            first = offset - len(self.cells)
-            pairs = zip(cells, roots[first:offset], strict=True)
-            graph.cells.update(
-                {
-                    id(rebuilt_cell): (first + i, original)
-                    for i, (rebuilt_cell, original) in enumerate(pairs)
-                    if rebuilt_cell is not original
-                }
-            )
-            views.tell({origin.key: offset + i for i, (origin, _, _) in enumerate(captured)})
-            views.know((origin, value) for origin, value, _ in captured)
-        # The function runs as a twin with these globals and variables, also where nothing watches its frames.
-        own_scope = function.__globals__
-        scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)
-        if self.cells or scope is not own_scope:
-            rebuilt = dict(zip(self.cells, cells, strict=True))
-            closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-            # If its own code calls it, it is a root, and the rebuilt function has rebuilt defaults.
-            base = next(
-                (copy for original_function, copy in views.functions if original_function is function), function
-            )
-            twin = with_parts(base, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)
-            views.functions.insert(0, (function, twin))  # before the rebuilt one, whose defaults may be replaced
-            function = twin
+            for i, (rebuilt_cell, original) in enumerate(zip(cells, roots[first_cell:first_captured], strict=True)):
+                if rebuilt_cell is not original:
+                    graph.cells[id(rebuilt_cell)] = first_cell + i, original
+            views.tell(captured, first_captured)
+        is_changed = any(value is not original and not origin.assigned for origin, value, original in captured)
+        twin = self._twin(function, cells, views, is_changed)
 
         def run(arguments: list[Any]) -> Any:
             keywords = dict(zip(named, arguments[positional:], strict=True))
-            return views.run(functools.partial(function, *arguments[:positional], **keywords))
+            return views.run(functools.partial(twin, *arguments[:positional], **keywords))
 
-        result = with_handles(run, values[: positional + len(named)], name, uses_up)
+        result = with_handles(run, values[:first_cell], name, uses_up)
         # Without a read set, nothing gives the module what the function assigns in its copy.
-        lost = [n for n in self.stored if scope.get(n, MISSING) is not self._global(n, values)]
+        rebuilt_globals = dict(zip(self.globals, values[first_captured:], strict=False))
+        lost = [n for n in self.stored if twin.__globals__.get(n, MISSING) is not rebuilt_globals[n]]
         if lost:
             raise GlobalAssigned(lost)
         return result
+
+    def _twin(
+        self, function: types.FunctionType, cells: list[Any], views: Views, is_changed: bool
+    ) -> types.FunctionType:
+        """The function with rebuilt globals and variables: it runs as that also where nothing watches its frames."""
+        own_scope = function.__globals__
+        scope = views.scope(own_scope) if is_changed or self.stored else views.seen(own_scope)
+        if not self.cells and scope is own_scope:
+            return function
+        rebuilt = dict(zip(self.cells, cells, strict=True))
+        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+        # If its own code calls it, it is a root, and the rebuilt function has rebuilt defaults.
+        base = next((copy for original, copy in views.functions if original is function), function)
+        twin = with_parts(base, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)
+        views.functions.insert(0, (function, twin))  # before the rebuilt one, whose defaults may be replaced
+        return twin
 
     def held(self, roots: tuple[Any, ...]) -> list[tuple[Origin, types.CellType, Any]]:
         """(name that the code assigns, its cell among the roots of a call, what that holds), before the call."""
@@ -409,11 +407,6 @@ class Signature:
         """Puts what the assigned names hold now into their cells."""
         for origin, cell, _ in self.held(roots):
             fill(cell, origin.value())
-
-    def _global(self, name: str, values: list[Any]) -> Any:
-        """The rebuilt value of a global of the function."""
-        first_global = len(values) - len(self.origins) - len(self.globals)
-        return values[first_global + self.globals.index(name)]
 
 
 def give_back(held_cells: list[tuple[Origin, types.CellType, Any]]) -> None:

@@ -42,32 +42,33 @@ class Begun(NamedTuple):
     copied: Callable[[object], int | None]  # of a copy: the id of the caller's object
 
 
-class Now(threading.local):
-    """The trace that runs in this thread: others may trace the same function at once."""
+_NO_TRACE = Begun(set(), None, lambda: False, lambda obj: None)
+
+
+class ThreadState(threading.local):
+    """What is known of the trace that runs in this thread: others may trace the same function at once."""
 
     def __init__(self) -> None:
-        self.shown: set[tuple[int, str | None]] | None = None  # what it sees rebuilt; None where no trace runs
+        self.begun = _NO_TRACE
         self.noted: tuple[int, ...] = ()  # how many classes, modules and functions there were at the last `note`
         self.trace: object = None  # that of JAX
         self.runs = False  # has the traced function begun? From then on its own code calls it
         self._held: dict[int, tuple[Any, dict[str, Any]]] = {}  # modules and classes, with what they held before
         self._states: dict[int, State] = {}  # the same of functions
         self.locks = Locks(())  # that its code knows
-        # As in `Begun`.
-        self.take_in: Callable[[], bool] | None = None
-        self.has_changed: Callable[[], bool] = lambda: False
-        self.copied: Callable[[object], int | None] = lambda obj: None
+
+    @property
+    def is_tracing(self) -> bool:
+        return self.begun is not _NO_TRACE
 
     def begin(self, begun: Begun) -> None:
-        self.trace, self.noted, self.runs = current_trace(), (), False
-        self.shown, self.take_in, self.has_changed, self.copied = begun
+        self.begun, self.trace, self.noted, self.runs = begun, current_trace(), (), False
         self._held, self._states = {}, {}
 
     def show(self, keys: Iterable[tuple[int, str | None]]) -> None:
         """The trace sees these rebuilt as well from now on."""
-        self.shown = self.shown or set()
         for key in keys:
-            self.shown.add(key)
+            self.begun.shown.add(key)
             if key[1] is None:  # what it sets from now on is set in the copy, which is written back
                 self._states.pop(key[0], None)
 
@@ -76,9 +77,8 @@ class Now(threading.local):
         for holder in holders:
             if id(holder) not in self._held:
                 self._held[id(holder)] = holder, dict(names_in(holder))
-        shown = self.shown or set()
         for function in functions:
-            if (id(function), None) not in shown and id(function) not in self._states:
+            if (id(function), None) not in self.begun.shown and id(function) not in self._states:
                 self._states[id(function)] = State.from_function(function)
 
     def has_set(self, origin: Origin) -> bool:
@@ -101,7 +101,7 @@ class Now(threading.local):
             current = dict(names_in(holder))
             for name in current.keys() | original.keys():
                 old, new = original.get(name, MISSING), current.get(name, MISSING)
-                if old is new or (id(holder), name) in left or (id(holder), name) in (self.shown or ()):
+                if old is new or (id(holder), name) in left or (id(holder), name) in self.begun.shown:
                     continue
                 # Another thread may have set it. If no code of the trace seems to have, only a tracer tells.
                 if sets(name) or holds_tracer(new, self.trace):
@@ -111,8 +111,7 @@ class Now(threading.local):
         """Puts back what the trace has set, and gives the origins of that. The arguments are those of `set_names`."""
         changed = list(self.set_names(sets, left))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
-        self.shown, self.trace, self.take_in, self._held, self._states = None, None, None, {}, {}
-        self.has_changed, self.copied = lambda: False, lambda obj: None
+        self.begun, self.trace, self._held, self._states = _NO_TRACE, None, {}, {}
         for origin, old in changed:
             origin.put(old)
         for state in states:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from graftax import _core
-from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.impure_calls import Overheard
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
@@ -99,7 +99,7 @@ class FunctionTable(_core.Table):
         self.numpy_is_constant = False  # of captured arrays: the code asks for their values
         self.warned_of_lost_sharing = False
         self.has_warned = False  # a trace has warned about the code
-        self.unrepeated = CodeSet()  # of functions whose calls cannot share a program
+        self.unrepeated = IdentitySet[types.CodeType]()  # of functions whose calls cannot share a program
         self.unrepeated_reasons: dict[str, str] = {}  # the reasons, by the names of the functions
         self.repeated_parts: dict[int, list[str]] = {}  # what a trace has shared, by id(Outcome)
         self._make_read_set = read_set_factory(options)
@@ -302,7 +302,7 @@ class FunctionTable(_core.Table):
         self.outgrown, self.before_edit = [], []
         self.stop_sharing()  # for a new read set, because the old one keeps classes and functions alive
         self.advice, self.warned_of_lost_sharing, self.has_warned = Advice(), False, False
-        self.unrepeated = CodeSet()
+        self.unrepeated = IdentitySet[types.CodeType]()
         self.unrepeated_reasons.clear()
         self.history = self.history.fresh()
         self.loaded = None

@@ -21,7 +21,7 @@ from jax.core import Tracer
 from graftax import _core
 from graftax._base.errors import GraftaxError
 from graftax._capture.bytecode import names_of
-from graftax._capture.code_by_identity import CodeSet
+from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.code_owner import HEAP_TYPE
 from graftax._capture.namespaces import Rebuilt
 from graftax._capture.numbers.symbols import ScalarSymbol, Symbol
@@ -203,7 +203,7 @@ class RepeatedParts:
         self._graph, self._recording, self._run_trace = graph, recording, run_trace
         self._instances = dict[type, int]()  # the classes with several objects, and how many
         self._named = set[int]()  # the ids of code that is asked about from its first call on
-        self._skipped = CodeSet()  # code that is not worth it, or not clean, in this trace
+        self._skipped = IdentitySet[types.CodeType]()  # code that is not worth it, or not clean, in this trace
         self._unfit = Counter[int]()  # calls with arguments that no program takes, by the id of a function in `_parts`
         self._observed = 0  # the number of observed calls
         self._size_of_parts = 0  # the equations of all parts that were called

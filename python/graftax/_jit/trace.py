@@ -278,7 +278,7 @@ class _Body:
         impure_calls = caller._table.impure_calls_only
         call_arguments = caller._function, call.roots, values, call.layout, name, uses_up, reads, graph
         if reads is not None:
-            reads.builtins.now.symbolic = call.has_symbols
+            reads.builtins.thread.symbolic = call.has_symbols
         if reads is None or reads.has_inner_jit or program_store.current() is None:
             caches = private_caches(reads is not None and reads.has_inner_jit)
         else:  # a program outlives the process: what functions read that JAX has traced before this has to be heard of

@@ -152,7 +152,7 @@ class Growth:
         if contextvars.ContextVar in recording.named - self.recording.named:  # the trace needs a context of its own
             return False
         origins = plan.signature.origins[len(self.plan.signature.origins) :]
-        if any(map(reads.has_set, origins)) or not views.can_extend():
+        if any(map(reads.thread.has_set, origins)) or not views.can_extend():
             return False
         if recording.holds_own_ids and reads.builtins.give_ids_to_packages():
             return False
@@ -166,7 +166,7 @@ class Growth:
         # Tell all that know the roots.
         first = len(self.roots)
         for lock in recording.instances(LOCKS):
-            reads.note_lock(lock)
+            reads.thread.locks.note(lock)
         self.plan, self.roots, self.recording, self.leaves, self.is_used = plan, roots, recording, leaves, True
         running.recording, running.roots, running.leaves = recording, roots, leaves
         if self.aliases is not None:
