@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from graftax import _core
+from graftax._base.class_lookup import in_mro
 from graftax._base.errors import GraftaxError
 from graftax._base.missing import MISSING
 from graftax._capture.bytecode import Names
@@ -25,7 +26,6 @@ from graftax._capture.constant_values import (
     is_bound_by,
     is_constant,
     is_looked_up,
-    is_protocol,
     overridden,
 )
 from graftax._capture.origin import Origin
@@ -145,7 +145,7 @@ class AttributeReads:
         yield from self.add(type(cls))
         if self._matches:
             self.attributes |= {"__match_args__", *_match_args(cls)}
-        if is_protocol(cls):  # `isinstance` asks the object for each of them
+        if in_mro(cls, "_is_protocol"):  # of `typing`: `isinstance` asks the object for each of them
             self.attributes |= {name for name in vars(cls) if not name.startswith("_")}
         for base in cls.__mro__[1:]:
             yield from self.add(base)

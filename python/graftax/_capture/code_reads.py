@@ -47,6 +47,7 @@ from graftax._capture.constant_values import (
     OF_NAMES,
     PARTS,
     cells_of,
+    defaults_of,
     has_state,
     in_class,
     is_bound_by,
@@ -111,7 +112,8 @@ class CodeReads:
         if is_never_asked(code.co_filename):
             return
         # Generated code, and a `__hash__` that graftax calls at times of its own choosing, make no roots.
-        users = is_users_code(code, scope) and not is_asked_any_time(code) and not is_generated(code, function)
+        is_from_user = is_users_code(code, scope)
+        users = is_from_user and not is_asked_any_time(code) and not is_generated(code, function)
         names = names_of(code)
         self.attributes.note_any(names)
         self.names.touched.clear()
@@ -134,11 +136,11 @@ class CodeReads:
             if not is_of_named_tuple(code):  # which calls nothing but `tuple.__new__`
                 self.impure.note(code, scope, cells, names)
             self.attributes.note_users(names)
-            for value in (*cells.values(), *_defaults_of(function)):
+            for value in (*cells.values(), *defaults_of(function)):
                 self._note_all(self.attributes.add_in(value))
             for name in names.stored:
                 self.names.assign(Origin(scope, name, True))
-        elif not is_users_code(code, scope):
+        elif not is_from_user:
             self.attributes.note_library(names)
             self.impure.note_of_package(code)
             self._note_settings(self.impure.library.note(code, scope, names))
@@ -153,16 +155,19 @@ class CodeReads:
             function_named = self._follow(chain, scope, cells, names, users)
             if function_named is not None and self._is_passed_on(chain, code, function_named):
                 self.names.add(Origin(function_named, None))  # it may leave the trace, or be compared with a root
-        # The function itself: a root where it holds state, else its code and its constant variables are compared.
         if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):
-            self.names.functions.setdefault(id(function), function)
-            self.names.note_keywords(function)
-            if has_state(function):
-                self.names.add(Origin(function, None))
-            else:  # variables that hold constants by now may be assigned later
-                self.names.cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
+            self._note_state(function)
         if self.names.touches_root():  # met each time, since JAX may jit it inside and keep a tracer of the root
             self._rooted.add(code)
+
+    def _note_state(self, function: types.FunctionType) -> None:
+        """A function with state is a root. Of any other one, the code and the constant variables are compared."""
+        self.names.functions.setdefault(id(function), function)
+        self.names.note_keywords(function)
+        if has_state(function):
+            self.names.add(Origin(function, None))
+        else:  # variables that hold constants by now may be assigned later
+            self.names.cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
 
     def _is_passed_on(self, chain: tuple[str, ...], code: types.CodeType, function: types.FunctionType) -> bool:
         """Does code do more with a function of the user's than call it, or give it to a callback of JAX?"""
@@ -212,7 +217,12 @@ class CodeReads:
                 if function is not None and self.note_function(function, binding) and attribute in asked_attributes:
                     self.names.add(Origin(function, None))
                 return None
-        # The end of the chain.
+        return self._note_end(value, binding, names, users)
+
+    def _note_end(
+        self, value: Any, binding: tuple[Any, str] | None, names: Names, users: bool
+    ) -> types.FunctionType | None:
+        """Notes the value at the end of a chain. Gives it where it is a function of the user's with state."""
         function = function_in(value) if users else None
         if function is not None and self.note_function(function, binding):
             # The code asks something for its defaults or its closure: perhaps this function, under another name.
@@ -385,9 +395,3 @@ class CodeReads:
             new = self.named.functions(start=noted_functions)
             functions = [f for f in new if not self.names.is_noted((id(f), None))]
             self.thread.note([*self.attributes.classes, *scopes, *self._scopes.values()], functions)
-
-
-def _defaults_of(function: object) -> tuple[object, ...]:
-    if not isinstance(function, types.FunctionType):
-        return ()
-    return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()

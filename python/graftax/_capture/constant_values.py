@@ -100,7 +100,7 @@ def _is_sentinel(value: object) -> bool:
 
 def has_state(function: types.FunctionType) -> bool:
     """Does a function hold what can change by itself, or change its variables of an enclosing call?"""
-    contents = [cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell)]
+    contents = cells_of(function).values()
     return (
         has_defaults(function)
         or not all(map(is_constant, contents))
@@ -110,7 +110,14 @@ def has_state(function: types.FunctionType) -> bool:
 
 def has_defaults(function: types.FunctionType) -> bool:
     """Has it defaults that can change by themselves?"""
-    return not all(map(is_constant, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())))
+    return not all(map(is_constant, defaults_of(function)))
+
+
+def defaults_of(function: object) -> tuple[Any, ...]:
+    """The defaults of all parameters of a function; none of any other object."""
+    if not isinstance(function, types.FunctionType):
+        return ()
+    return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
 
 
 def is_empty(cell: types.CellType) -> bool:
@@ -185,10 +192,6 @@ def is_looked_up(cls: type, name: str, value: object) -> bool:
         return True
     is_special = name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON and name != "__hash__"
     return is_special and is_users_class(cls) and (is_constant(value) or callable(value) or is_bound_by(value))
-
-
-def is_protocol(cls: type) -> bool:
-    return bool(in_mro(cls, "_is_protocol"))
 
 
 def is_bound_by(value: object) -> bool:

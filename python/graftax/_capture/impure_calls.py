@@ -26,13 +26,13 @@ from graftax._capture.code_by_identity import MetCode
 from graftax._capture.code_owner import is_never_asked, is_users_code
 from graftax._capture.constant_values import cells_of
 from graftax._capture.impure_functions import (
+    CACHE_OF_INSTANCE,
     ENVIRON,
     ENVIRON_CODES,
     ENVIRON_FILES,
     VALUES_ALONE,
     Call,
     call_of,
-    call_of_instance,
     handing_over,
     known_functions,
 )
@@ -385,7 +385,7 @@ class _Watch:
     def tell_of_cache(self, call: CachedCall) -> None:
         """Notes a call of a cache for a copy, where code of the user's makes it."""
         if is_users_code(call.code, vars(sys.modules.get(call.module or "", builtins))):
-            self._tell(call_of_instance(call.name), *call[1:])
+            self._tell(Call(call.name, CACHE_OF_INSTANCE), *call[1:])
 
     def tell_of_environ(self, frame: types.FrameType | None) -> None:  # unmeasured: in an event
         """Notes a use of `os.environ`. `frame` is of one of its own methods."""

@@ -43,16 +43,13 @@ _THREADS = Kind(
     "Start it outside, or call the function directly.",
 )
 _THREAD = Kind(_VALUE, "Ask for it outside and pass the answer as an argument.")
-_SIGNAL = Kind(
-    "do not do it again",
-    "Read or set it outside and pass what the function needs as an argument.",
-)
+_SIGNAL = Kind("do not do it again", "Read or set it outside and pass what the function needs as an argument.")
 _CHANGED = Kind("do not do it again", f"Do it outside of the function. {_CALLBACK}")
 _CACHE = Kind(
     "leave the cache alone, and do not ask it again",
     "Do it outside, and pass what the function needs as an argument.",
 )
-_CACHE_OF_INSTANCE = Kind(
+CACHE_OF_INSTANCE = Kind(
     "compute nothing, and neither find a result in the cache nor put one there",
     "The cache goes by the object, which is a copy while the function is traced. Use functools.cached_property, or "
     "pass the result to the function as an argument.",
@@ -295,11 +292,6 @@ def call_of(function: Any, first: Any = MISSING) -> Call | None:
     if call is None and id(first) in table.states and hasattr(function, "__name__"):
         return Call(f"{table.states[id(first)]}.{function.__name__}", _RANDOM)
     return call
-
-
-def call_of_instance(method: str) -> Call:
-    """The entry for a method under `functools.cache` that is called for a copy of the caller's object."""
-    return Call(method, _CACHE_OF_INSTANCE)
 
 
 def is_console(value: object) -> bool:

@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from graftax import _core
 from graftax._base.errors import StructureError
-from graftax._capture.constant_values import cells_of
+from graftax._capture.constant_values import cells_of, defaults_of
 from graftax._graph.structure import Op, Structure, place_name
 
 CLASS_HOLDS_TRACER = (
@@ -43,16 +43,10 @@ def _tracers_of(cls: type) -> Iterator[str]:
             if _holds_tracer(value):
                 yield f"its attribute {attribute}"
             for function in _functions_of(value):
-                for variable, content in _state_of(function):
+                state = [(f"the variable {variable}", content) for variable, content in cells_of(function).items()]
+                for variable, content in (*state, ("a default", defaults_of(function))):
                     if _holds_tracer(content):
                         yield f"{function.__name__} (in {variable})"
-
-
-def _state_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for variable, content in cells_of(function).items():
-        yield f"the variable {variable}", content
-    yield "a default", function.__defaults__
-    yield "a default", function.__kwdefaults__
 
 
 def _holds_tracer(value: Any, depth: int = 3) -> bool:

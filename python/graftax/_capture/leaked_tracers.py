@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors for tracers of a transform that has ended: where they are, from which transform, and what to write instead."""
+"""Errors for tracers that a trace leaves somewhere: those of a transform that has ended, and strings made of tracers.
+
+They say where the tracer is, from which transform, and what to write instead.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import jax
 
 from graftax import _core
 from graftax._base.errors import MutationError
-from graftax._graph.structure import RootPath, place_name
+from graftax._graph.structure import Op, RootPath, Structure, place_name
 from graftax._jax.tracers import is_ended, live_traces, trace_of, transform_of
 
 CHANGED_INSIDE = (
@@ -25,6 +28,10 @@ HOLDS_TRACER = (
 )
 REMEDY = "Use graftax.{ours} in its place, or return the new value from that function."
 UNKNOWN_REMEDY = "Return the new value from that function, and assign it outside of the transform."
+TEXT_OF_TRACER = (
+    "{name}: {path} is {text!r}, a string made from a traced array, which has no value yet. Return the array and "
+    "make the string after the call, or print it during the call with jax.debug.print."
+)
 
 
 class LeakedTracerError(MutationError, jax.errors.UnexpectedTracerError):
@@ -89,3 +96,19 @@ def ended_among(name: str, roots: Sequence[object], names: tuple[str, ...]) -> M
 def is_unexpected(error: BaseException) -> bool:
     """Is it JAX's error for a tracer that has outlived its transform?"""
     return isinstance(error, jax.errors.UnexpectedTracerError)
+
+
+def refuse_text(name: str, recording: _core.Recording, outcome: _core.Outcome, path: Callable[[RootPath], str]) -> None:
+    """Raises LeakedTracerError for a string that the function has made of a tracer, as `f"{x}"` does."""
+    texts = outcome.texts_of_tracers
+    if not texts:
+        return
+    # An argument may be a text that looks like it.
+    argument_texts = set(recording.instances((str,)))
+    text = next((text for text in texts if text not in argument_texts), None)
+    if text is None:
+        return
+    structure = Structure(outcome)
+    row = next((row for row in structure.rows if row.op is Op.static and row.value is text), None)
+    place = "a key of a dict" if row is None else path(structure.root_path(row))
+    raise LeakedTracerError(TEXT_OF_TRACER.format(name=name, path=place, text=text))

@@ -237,10 +237,6 @@ def _are_imported(names: Names, scope: dict[str, Any]) -> bool:
     return all(name in module or "__getattr__" in module for module, name in imported_names)
 
 
-def _scope_of(name: Any) -> dict[str, Any] | None:
-    return getattr(sys.modules.get(name), "__dict__", None)
-
-
 class LibraryState:
     """What the code of a library read under the traces of one function."""
 
@@ -262,8 +258,9 @@ class LibraryState:
 
     def imports(self, code: types.CodeType, scope: dict[str, Any]) -> bool:
         """Does the import of a module begin with this code? Its arrays would be tracers, so plain Python imports it."""
-        name = scope.get("__name__", "")
-        if code.co_name != "<module>" or name in self._were_imported or _scope_of(name) is not scope:
+        if code.co_name != "<module>" or (name := scope.get("__name__", "")) in self._were_imported:
+            return False
+        if getattr(sys.modules.get(name), "__dict__", None) is not scope:
             return False
         self._to_import.append(name)
         self._were_imported.add(name)

@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -450,3 +450,20 @@ def _refuse_use(array: object) -> Any:
             if change.array is array or watch.base(array) is change.array:
                 raise MutationError(change.text(USED_AGAIN))
     return type(array).__bases__[1].aval.__get__(array)
+
+
+# ---- arrays that are constants of a program
+
+
+@contextmanager
+def read_only(arrays: Iterable[np.ndarray]) -> Generator[None]:
+    """While entered, writing to one of these arrays raises NumPy's own error, in the line that writes."""
+    # The body runs once, in the trace: the array would have the change after the first call, and in no later one.
+    writable = [array for array in {id(array): array for array in arrays}.values() if array.flags.writeable]
+    for array in writable:
+        array.flags.writeable = False
+    try:
+        yield
+    finally:
+        for array in writable:
+            array.flags.writeable = True

@@ -22,19 +22,17 @@ from graftax._base.errors import ConcurrentChangeError, MutationError, rename_le
 from graftax._base.given_warnings import count_warnings
 from graftax._capture.caches_after_traces import clear_caches, keeping_cached, refuse_cached
 from graftax._capture.caught_errors import tell_of_caught
-from graftax._capture.constant_arrays import read_only
 from graftax._capture.host_callbacks import codes as host_codes
 from graftax._capture.host_callbacks import give_own, host_functions, rule_codes, warn_of_changes
 from graftax._capture.leaked_classes import refuse_tracers_in_classes
-from graftax._capture.leaked_tracers import ended_among, is_unexpected, refuse_ended
+from graftax._capture.leaked_tracers import ended_among, is_unexpected, refuse_ended, refuse_text
 from graftax._capture.left_out_fields import refuse_left_out
 from graftax._capture.locks import LOCKS, Locks
 from graftax._capture.namespaces import Rebuilt
-from graftax._capture.numpy_in_place import watching_numpy
+from graftax._capture.numpy_in_place import read_only, watching_numpy
 from graftax._capture.read_set import ReadSet
 from graftax._capture.retrace_signals import NewReads
 from graftax._capture.signature import GlobalAssigned
-from graftax._capture.texts_of_tracers import refuse_text
 from graftax._graph.array_aliases import alias_groups, recording_aliases
 from graftax._graph.types.ignored import refusing_uses
 from graftax._graph.types.opaque_values import allow_new_objects

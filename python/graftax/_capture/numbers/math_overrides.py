@@ -82,11 +82,15 @@ class _ClassStandIn:
         return repr(self._cls)
 
 
-class _Math(types.ModuleType):
-    """The module `math` for symbols. What it does not have comes from `math`."""
+class _ModuleStandIn(types.ModuleType):
+    """A module for symbols, with these names in it. What it does not have comes from the module itself."""
+
+    def __init__(self, module: types.ModuleType, names: dict[str, Any]) -> None:
+        super().__init__(module.__name__, module.__doc__)
+        vars(self).update(names, _module=module)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(math, name)
+        return getattr(self._module, name)
 
 
 def _class_of(*args: object, **kwargs: object) -> Any:
@@ -116,23 +120,7 @@ def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
     return result
 
 
-class _Numpy(types.ModuleType):
-    """The module `numpy` for symbols: its classes of scalars can be called with them."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-
-def numpy_for(passed: Set[str]) -> Any:
-    """The module `numpy` for code that passes on what these names of it lead to: these stay NumPy's own."""
-    module = _Numpy("numpy")
-    vars(module).update({name: stand_in for name, stand_in in _SCALARS.items() if name not in passed})
-    return module
-
-
-_MATH = _Math("math", math.__doc__)
 _IN_MATH = {name: _on_symbols(f"math.{name}", getattr(math, name)) for name in _FUNCTIONS if hasattr(math, name)}
-vars(_MATH).update(_IN_MATH)
 TYPE = _ClassStandIn(type, _class_of)
 _BUILTINS: dict[str, Any] = {cls.__name__: _ClassStandIn(cls, _on_symbols(cls.__name__, cls)) for cls in (float, int)}
 _BUILTINS["sum"] = _sum
@@ -141,7 +129,8 @@ SCALAR_TYPES = frozenset(f"{kind}{width}" for kind, widths in _BITS.items() for 
 _SCALARS: dict[str, Any] = {
     name: _ClassStandIn(getattr(np, name), _on_symbols(f"np.{name}", getattr(np, name))) for name in SCALAR_TYPES
 }
-OF_NUMBERS: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH.items()} | {id(math): _MATH}
+OF_NUMBERS: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH.items()}
+OF_NUMBERS[id(math)] = _ModuleStandIn(math, _IN_MATH)
 
 
 def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> dict[str, Any]:
@@ -154,5 +143,6 @@ def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> di
     replacements.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() - passed if name not in scope})
     of_numpy = [name for name, value in scope.items() if value is np]
     if of_numpy and passed.isdisjoint(of_numpy) and not passed >= SCALAR_TYPES:
-        replacements.update(dict.fromkeys(of_numpy, numpy_for(passed)))
+        scalar_types = {name: stand_in for name, stand_in in _SCALARS.items() if name not in passed}
+        replacements.update(dict.fromkeys(of_numpy, _ModuleStandIn(np, scalar_types)))
     return replacements

@@ -38,28 +38,6 @@ from graftax._jax.symbolic_numbers import (
 )
 from graftax._jax.tracebacks import call_site
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-    "<<": operator.lshift,
-    ">>": operator.rshift,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-}
-_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 # The methods of `int` that do its arithmetic and comparisons.
 _OF_INT = tuple(
     name
@@ -274,7 +252,7 @@ def operation(name: str, f: Callable[..., object], *values: object) -> Any:
     # A result of another type, or with other settings of NumPy than those of the call, cannot be a node.
     is_plain = type(value) in (int, float, bool)
     if not is_plain and not (ufuncs.is_scalar(value) and trace.has_its_errors()):
-        return f(*[trace.value(operand) if is_symbol(operand) else operand for operand in operands])
+        return f(*map(_value_of, operands))
     # A truth decides what code does next, so it is a guard. A number is a symbol, if its type cannot be another one.
     node = trace.program.operation(name, *map(trace.node, operands))
     if type(value) is bool or type(value) is np.bool_:
@@ -290,7 +268,7 @@ def operation(name: str, f: Callable[..., object], *values: object) -> Any:
 
 
 def _binary(name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
-    f = _BINARY.get(name) or _COMPARED[name]
+    f, _ = ufuncs.OPERATORS[name]
 
     def method(self: object, operand: object) -> Any:
         return operation(name, f, operand, self) if reflected else operation(name, f, self, operand)
@@ -455,7 +433,7 @@ class Symbol:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         name = ufuncs.name_of_ufunc(ufunc, method, options, sys._getframe(1))
         if name is not None:
-            f: Callable[..., Any] = _BINARY.get(name) or _COMPARED.get(name) or ufunc
+            f, _ = ufuncs.OPERATORS.get(name, (ufunc, ufunc))
             result = operation(name, f, *inputs)
             if result is not NotImplemented:
                 return result

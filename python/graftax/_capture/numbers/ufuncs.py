@@ -4,32 +4,35 @@
 from __future__ import annotations
 
 import dis
+import operator
 import types
 from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 
-_OPERATORS: dict[Any, str] = {
-    np.add: "+",
-    np.subtract: "-",
-    np.multiply: "*",
-    np.divide: "/",
-    np.floor_divide: "//",
-    np.remainder: "%",
-    np.power: "**",
-    np.left_shift: "<<",
-    np.right_shift: ">>",
-    np.bitwise_and: "&",
-    np.bitwise_or: "|",
-    np.bitwise_xor: "^",
-    np.less: "<",
-    np.less_equal: "<=",
-    np.equal: "==",
-    np.not_equal: "!=",
-    np.greater: ">",
-    np.greater_equal: ">=",
+# What a HostProgram calls an operator -> the function of Python, the ufunc of NumPy.
+OPERATORS: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
+    "+": (operator.add, np.add),
+    "-": (operator.sub, np.subtract),
+    "*": (operator.mul, np.multiply),
+    "/": (operator.truediv, np.divide),
+    "//": (operator.floordiv, np.floor_divide),
+    "%": (operator.mod, np.remainder),
+    "**": (operator.pow, np.power),
+    "<<": (operator.lshift, np.left_shift),
+    ">>": (operator.rshift, np.right_shift),
+    "&": (operator.and_, np.bitwise_and),
+    "|": (operator.or_, np.bitwise_or),
+    "^": (operator.xor, np.bitwise_xor),
+    "<": (operator.lt, np.less),
+    "<=": (operator.le, np.less_equal),
+    "==": (operator.eq, np.equal),
+    "!=": (operator.ne, np.not_equal),
+    ">": (operator.gt, np.greater),
+    ">=": (operator.ge, np.greater_equal),
 }
+_NAMES_OF_UFUNCS = {ufunc: name for name, (_, ufunc) in OPERATORS.items()}
 _BY_INSTRUCTION = (dis.opmap["BINARY_OP"], dis.opmap["COMPARE_OP"])
 _FUNCTIONS = frozenset({np.round, np.around, np.clip, np.nan_to_num, np.isclose, np.interp})
 _KINDS = "biuf"
@@ -48,8 +51,8 @@ def name_of_ufunc(ufunc: Any, method: str, options: Any, frame: types.FrameType)
     """
     if method != "__call__" or options or ufunc.nout != 1:
         return None
-    if ufunc in _OPERATORS and frame.f_code.co_code[frame.f_lasti] in _BY_INSTRUCTION:
-        return _OPERATORS[ufunc]
+    if ufunc in _NAMES_OF_UFUNCS and frame.f_code.co_code[frame.f_lasti] in _BY_INSTRUCTION:
+        return _NAMES_OF_UFUNCS[ufunc]
     if ufunc is np.power and "power" not in frame.f_code.co_names:
         return None  # `pow` or `operator.pow`, of which one was given a NumPy scalar
     return f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else None
