@@ -12,7 +12,6 @@ import functools
 import gc
 import threading
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -21,6 +20,7 @@ from jax.core import Tracer
 from graftax._base.errors import MutationError
 from graftax._base.missing import MISSING
 from graftax._capture.cache_layout import Cache, is_known, results_in, take_out
+from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.code_owner import HEAP_TYPE
 from graftax._capture.numbers.symbols import Symbol
 from graftax._capture.retrace_signals import NewReads
@@ -36,13 +36,7 @@ _NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunction
 _MOST = 10_000  # values that are looked at in one cache
 _DEPTH = 4  # levels of containers and objects
 
-# A WeakSet cannot be looked through while another thread notes a cache; a dict is copied at once.
-_met: dict[weakref.ref[Any], None] = {}
-
-
-def _forget(ref: weakref.ref[Any]) -> None:
-    _met.pop(ref, None)
-
+_met = IdentitySet[Any]()  # caches that code under any trace has named
 
 KEPT_IN_CACHE = (
     "{name} puts an array into an object that {cache} returned. The contents of a cache are not an input "
@@ -72,9 +66,7 @@ def note_cache(value: object) -> Any:
         value = value.fget
     if type(value) is not Cache:
         return None
-    ref = weakref.ref(value, _forget)
-    if ref not in _met:
-        _met[ref] = None
+    _met.add(value)
     if id(value) not in _THREAD.results:
         _hold(value)
     return value
@@ -192,7 +184,7 @@ def _caches() -> list[Any]:
     """The caches that the running trace may fill."""
     if _THREAD.named is not None and is_known:
         return _THREAD.named()
-    return [cache for ref in list(_met) if (cache := ref()) is not None]
+    return list(_met)
 
 
 def clear_caches() -> None:

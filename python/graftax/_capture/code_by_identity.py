@@ -39,8 +39,11 @@ class IdentitySet(Generic[T]):
         reference = self._by_id.get(id(value))
         return reference is not None and reference() is value
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def __iter__(self) -> Iterator[T]:
-        # Another thread may add some meanwhile.
+        # Another thread may add some meanwhile, which a WeakSet would not allow. A dict is copied at once.
         for reference in list(self._by_id.values()):
             if (value := reference()) is not None:
                 yield value

@@ -171,7 +171,7 @@ class CodeReads:
 
     def _is_passed_on(self, chain: tuple[str, ...], code: types.CodeType, function: types.FunctionType) -> bool:
         """Does code do more with a function of the user's than call it, or give it to a callback of JAX?"""
-        return len(chain) == 1 and not self.hosts.run_on_host(function.__code__) and chain[0] in passed_on(code)
+        return len(chain) == 1 and function.__code__ not in self.hosts.on_host and chain[0] in passed_on(code)
 
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool

@@ -18,7 +18,7 @@ class HostCaptures:
     def __init__(self, names: ReadNames) -> None:
         self._names = names
         self._functions: dict[int, tuple[types.CellType, str]] = {}  # by id: hidden variables, with their names
-        self._on_host = IdentitySet[types.CodeType]()  # of functions that code gives to callbacks
+        self.on_host = IdentitySet[types.CodeType]()  # of functions that code gives to callbacks alone
         self._receivers: set[str] = set()  # hidden names of objects whose methods are given to callbacks
         self._receiving = IdentitySet[types.CodeType]()  # the code that gives them
         self._was_refused = False  # has `hide_inner` been asked?
@@ -27,10 +27,6 @@ class HostCaptures:
     def cells(self) -> list[types.CellType]:
         """The hidden variables. If one gets another value, it may have to be a root."""
         return [cell for cell, _ in list(self._functions.values())]
-
-    def run_on_host(self, code: types.CodeType) -> bool:
-        """Was a function of this code found to be given to callbacks alone?"""
-        return code in self._on_host
 
     def is_receiver(self, name: str) -> bool:
         """Is a name hidden because callbacks are given methods of its value?"""
@@ -79,7 +75,7 @@ class HostCaptures:
         # Host functions with state that were taken for origins.
         for origin in [known for known in names.origins if known.name is None and known.holder.__code__ in hosts]:
             names.drop([origin])
-            self._on_host.add(origin.holder.__code__)
+            self.on_host.add(origin.holder.__code__)
             is_new = True
         # Host functions that are defined outside, in variables of the function.
         for cell, name in passed_hosts(function, hosts) if hosts else ():

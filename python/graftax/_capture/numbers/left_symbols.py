@@ -32,7 +32,8 @@ def put_in_place(symbols: list[Any], numbers: Sequence[object]) -> None:
         del referrers, values
         if not level:
             break
-    swap.rebuild_immutable()
+    for holder in list(swap.immutable.values()):
+        swap.rebuilt(holder)
     for holder in holders:
         swap.replace_in(holder)
 
@@ -54,17 +55,13 @@ class _Swap:
     def _replacement(self, value: object) -> Any:
         return self.replacements.get(id(value), value)
 
-    def rebuild_immutable(self) -> None:
-        for holder in list(self.immutable.values()):
-            self._rebuilt(holder)
-
-    def _rebuilt(self, value: Any) -> Any:
+    def rebuilt(self, value: Any) -> Any:
         """The replacement of a value, which is rebuilt if it is a tuple or slice to be rebuilt."""
         if id(value) in self.immutable and id(value) not in self.replacements:
             if type(value) is slice:
-                self.replacements[id(value)] = slice(*map(self._rebuilt, (value.start, value.stop, value.step)))
+                self.replacements[id(value)] = slice(*map(self.rebuilt, (value.start, value.stop, value.step)))
             else:
-                self.replacements[id(value)] = tuple.__new__(type(value), map(self._rebuilt, value))
+                self.replacements[id(value)] = tuple.__new__(type(value), map(self.rebuilt, value))
         return self._replacement(value)
 
     def replace_in(self, holder: object) -> None:

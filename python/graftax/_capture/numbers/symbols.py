@@ -489,15 +489,14 @@ class IntSymbol(Symbol):
         return IntSymbol if makes_seed(sys._getframe(1)) else int
 
     def __index__(self) -> int:
-        # JAX tries a static slice first. After this error it makes a dynamic one, for which the index is an input.
-        if not self._of_trace.is_pinned(self) and tries_static_slice(sys._getframe(1)):
-            raise TypeError("an index that may be another one in the next call")
         frame = sys._getframe(1)
-        return (
-            self._guarded_value()
-            if OF_INTEGERS.isdisjoint(frame.f_code.co_names)
-            else self._of_trace.value_for(self, frame)
-        )
+        # JAX tries a static slice first. After this error it makes a dynamic one, for which the index is an input.
+        if not self._of_trace.is_pinned(self) and tries_static_slice(frame):
+            raise TypeError("an index that may be another one in the next call")
+        # Functions such as `math.comb` ask for the index, too: in the next trace, the code finds one for symbols.
+        if OF_INTEGERS.isdisjoint(frame.f_code.co_names):
+            return self._guarded_value()
+        return self._of_trace.value_for(self, frame)
 
 
 class FloatSymbol(Symbol):
