@@ -21,6 +21,7 @@ def registered_classes(cls: type) -> object:
     while classes:
         cls = classes.pop()
         if isinstance(cls, abc.ABCMeta):
+            # As weak references, which are equal while their classes are the same.
             registered.update(_get_dump(cls)[0])
         classes += type.__subclasses__(cls)
     return frozenset(registered)

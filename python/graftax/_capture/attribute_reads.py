@@ -268,6 +268,7 @@ class AttributeReads:
         A name that no class of the user's has is looked up only in the bases from libraries. If a class of the user's
         gets that name later, the binding of its names (`OF_NAMES`) fails.
         """
+        # Without `object`, which nobody can change.
         users_dicts = [vars(base) for base in cls.__mro__[:-1] if is_users_class(base)]
         users_names = set[str]().union(*users_dicts)
         names = users_names & asked.by_user | users_names & asked.by_libraries

@@ -81,6 +81,7 @@ class StoodIn:
                 self._of_ids_in_packages.setdefault(id(scope), scope)
         if users and "vars" in names.loaded and "vars" not in scope:
             self.of_vars.setdefault(id(scope), scope)
+        # A serializer in C looks at the types of numbers by itself, so it would find a symbol where there was an int.
         if users and not self._asks_in_c:
             firsts = {chain[0] for chain in names.chains}
             modules = [sys.modules.get(module) for module in names.imports.values()]
@@ -94,6 +95,7 @@ class StoodIn:
         if classes := _FOR_SYMBOLS.intersection(names.loaded):
             self._passed.setdefault(id(scope), set()).update(classes & passed_on(code, scope))
         for name in names.loaded:
+            # The same for the classes of NumPy's scalars, which code names as attributes of the module.
             if scope.get(name) is np:
                 scalar_types = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)
                 self._passed.setdefault(id(scope), set()).update(scalar_types)

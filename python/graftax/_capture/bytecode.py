@@ -23,6 +23,7 @@ def is_asked_any_time(code: types.CodeType) -> bool:
 
     A `__hash__` that counts its calls writes another value each time that graftax looks up a key.
     """
+    # Most of them write nothing: then what they read may be a root, as in any other method.
     if code.co_name == "__hash__":
         return any(instruction.opname in _WRITES for instruction in instructions_of(code))
     return code.co_name == "__annotate__"
@@ -33,6 +34,7 @@ _ALL: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[str, ...], tuple[str
 _NAMESPACES = ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
 LOADS = frozenset(f"LOAD_{namespace}" for namespace in _NAMESPACES)
 CHANGES = frozenset(f"{verb}_{namespace}" for verb in ("STORE", "DELETE") for namespace in _NAMESPACES)
+# From Python 3.12 on, what a class body or an annotation reads from the scope around it.
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_TEXT = frozenset(
     ("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller", "__getattribute__")
@@ -142,6 +144,7 @@ class Names:
             self._attribute(name, op in ("STORE_ATTR", "DELETE_ATTR"))
             return
         chain: tuple[str, ...] = ()
+        # From Python 3.12 on, `super().name` is one instruction.
         if op.startswith("LOAD_SUPER"):
             self.attributes.add(name)
             self.read_attributes.add(name)
@@ -172,6 +175,7 @@ class Names:
             self.imports.setdefault(f"from {self._from_module}", self._from_module)
             self.imported[self._from_module, name] = None
             self.chains[f"from {self._from_module}", name] = None
+        # From Python 3.14 on, small integers have an instruction of their own.
         elif op in ("LOAD_CONST", "LOAD_SMALL_INT"):
             self._constants = self._constants[1], name
         elif op == "STORE_FAST":

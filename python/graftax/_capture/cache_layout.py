@@ -27,6 +27,7 @@ UNKNOWN_LAYOUT = (
 
 def table_of(cache: object) -> dict[Any, Any]:
     """The dict that the cache looks its keys up in."""
+    # The attributes of a cache, such as `__wrapped__`, are a dict as well.
     referents = [referent for referent in gc.get_referents(cache) if referent is not vars(cache)]
     return next((referent for referent in reversed(referents) if type(referent) is dict), {})  # behind its links
 
@@ -52,6 +53,7 @@ def _is_known() -> bool:
     """Do these functions find, in a cache of each kind, what the cache gives out, and take it out?"""
     for size in (None, 4):
         cache: Any = functools.lru_cache(size)(lambda *args: [args])
+        # A single int or text is its own key. For other calls the key is a tuple.
         expected = {1: cache(1), "a": cache("a"), (2, 3): cache(2, 3), (): cache()}
         results = results_in(cache)
         if results.keys() != expected.keys() or any(results[key] is not expected[key] for key in expected):

@@ -156,6 +156,7 @@ def _put_back(is_unwanted: Callable[[Any], bool]) -> Any:
     for held, original, cache in list((_THREAD.held or {}).values()):
         if not same_items(held, original) and is_unwanted(held):
             changed_cache = cache
+            # In place: the cache gives out this very object, and others may hold it.
             held.clear()
             held.extend(original) if type(held) is list else held.update(original)
     return changed_cache
@@ -194,6 +195,7 @@ def clear_caches() -> None:
         for cache in _caches():
             if not cache.cache_info().currsize or not any(_goes(value, ending, live) for value in values_in(cache)):
                 continue
+            # One result alone can only be taken out where the layout of a cache is known.
             if not is_known:
                 cache.cache_clear()
                 continue
@@ -223,6 +225,7 @@ def values_in(holder: object) -> list[Any]:
     values: list[Any] = []
     level = gc.get_referents(holder)
     for _ in range(_DEPTH + 1):
+        # A cache may hold a whole data set, so each level is cut before the next one is asked for.
         level = level[: _MOST - len(values)]
         values += level
         level = gc.get_referents(*[value for value in level if not issubclass(type(value), _NO_HOLDERS)])

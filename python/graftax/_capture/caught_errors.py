@@ -97,6 +97,7 @@ class Caught:
         self, code: types.CodeType, error: BaseException, trace: types.TracebackType | None
     ) -> None:  # unmeasured: in an event
         """Notes that a handler of this code begins. `trace` is the traceback of the error."""
+        # What other threads, finalizers and signal handlers catch in the midst of a trace says nothing of its symbols.
         if threading.get_ident() in self._other_threads or _core.is_interrupted():
             return
         # A handler that cleans up (`with`, `finally`) raises the exception again: the last handler decides.
@@ -126,6 +127,7 @@ class FrameEvents:
 
     def __call__(self, frame: types.FrameType, event: str, arg: Any) -> Any:  # unmeasured: in an event
         local = self.call_listener(frame, event, arg) if self.call_listener is not None and event == "call" else None
+        # Events of lines would be far more than those of exceptions, and nobody asks for them.
         frame.f_trace_lines = False
 
         def on_event(frame: types.FrameType, event: str, arg: Any) -> Any:
@@ -187,6 +189,7 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function
             return False
         events = FrameEvents(caught)
         sys.settrace(events)
+        # For the threads that the code starts, which may catch something as well.
         threading.settrace(events)
         return True
 
@@ -214,6 +217,7 @@ def catching() -> Generator[Caught]:
 
 def tell_of_caught(name: str, raised: list[BaseException]) -> None:
     """Warns of errors about a tracer that were raised in a trace of the function `name`, and caught by its code."""
+    # Each has left a frame of a trace that ended well all the same, so code has caught it.
     for error in raised:
         traceback, class_name = error.__traceback__, type(error).__name__
         if traceback is None or not _handles(traceback.tb_frame.f_code.co_filename):  # JAX itself has tried it

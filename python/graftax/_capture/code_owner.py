@@ -32,6 +32,7 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(sorted({path.rstrip("/") + "/" for path in paths}))
 
 
+# Found once, at import: each frame of a trace asks whose code it is.
 _LIBRARIES = _library_folders()
 
 
@@ -109,6 +110,7 @@ def is_users_class(cls: type) -> bool:
     if not cls.__flags__ & HEAP_TYPE:
         return False
     module = sys.modules.get(getattr(cls, "__module__", ""))
+    # A class that `exec` has made may belong to no module.
     return module is None or is_users_scope(vars(module))
 
 

@@ -116,6 +116,7 @@ class CodeReads:
         users = is_from_user and not is_asked_any_time(code) and not is_generated(code, function)
         names = names_of(code)
         self.attributes.note_any(names)
+        # From here on it collects the names of this code alone, for `touches_root` at the end.
         self.names.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
@@ -292,6 +293,7 @@ class CodeReads:
         """Notes the settings that code may ask the classes of installed packages for."""
         if not self._package_classes:
             return
+        # A class that is new is asked for all names, the others only for those that have come since.
         all_names = self.attributes.of_anybody
         new_names, self._asked_of_packages = all_names - self._asked_of_packages, all_names
         for cls, is_new in list(self._package_classes.items()):
@@ -303,6 +305,7 @@ class CodeReads:
 
     def _note_cache(self, value: object) -> None:
         """Notes a `functools.lru_cache`, and has its function heard of again when that fills the cache."""
+        # If the code of its function was met before, its frames are not announced any more.
         cache = note_cache(value)
         code = self.cached.note(cache) if cache is not None else None
         if code is not None:
@@ -320,6 +323,7 @@ class CodeReads:
         for function in list(self._with_attributes):
             if self.attributes.reads_names or not attributes.isdisjoint(vars(function)):
                 self.names.add(Origin(function, None))
+        # Annotations are a dict of their own, which may change without the function.
         for function in self.named.functions() if "__annotations__" in attributes else ():
             self._note_library(annotations_of(function))
         # A function whose variable holds a root is a root, too: its copy has to hold the copy.

@@ -48,6 +48,7 @@ _BOUND = (
 def is_constant(value: Any) -> bool:
     """Can this value not change by itself? Then its binding is watched, and it is no root."""
     cls = type(value)
+    # A member may have attributes of its own, which can change.
     if isinstance(value, enum.Enum):
         return _core.is_opaque(value)
     if cls in _PLAIN or isinstance(value, _BOUND) or value is MISSING:
@@ -61,6 +62,7 @@ def is_constant(value: Any) -> bool:
         return is_constant(value.__self__)
     if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
         owner = value.__self__
+        # A method in C, such as `losses.append`, is a constant only if its object is one.
         return owner is None or _is_name_of_module(value, owner) or is_constant(owner)
     if cls is types.FunctionType or isinstance(value, _core.Caller):
         return True  # what it holds is noted when it runs in a trace
@@ -94,6 +96,7 @@ def _is_sentinel(value: object) -> bool:
     cls = type(value)
     # A class statement adds at most two pointers of 8 bytes, for the dict and the weak references.
     holds_data = cls.__basicsize__ > object.__basicsize__ + 16 or cls.__itemsize__ or getattr(value, "__dict__", None)
+    # A file or a lock has its state in C, where nobody sees it: it is no sentinel, though it holds no attributes.
     is_refused = _core.kind_info(cls)[0] == "refused"
     return not holds_data and not is_refused and not is_users_class(cls) and bool(cls.__flags__ & HEAP_TYPE)
 

@@ -41,6 +41,7 @@ def find_counters(
         return numbers_computed_anew(function.__code__, function.__globals__, parameters, hands_back=True), False
     counters = set[Name]()
     for code, scope in codes:
+        # Only the results of the traced function itself can be arguments of its next call.
         counters |= numbers_computed_anew(code, scope, names, hands_back=code is function.__code__)
         counters |= set() if _TALLY.isdisjoint(names_of(code).attributes) else tallied
     return counters, True
@@ -57,6 +58,7 @@ def _reachable(functions_and_classes: Iterable[object]) -> tuple[list[tuple[type
         reachable.add(value)
     for code, scope in reachable.codes():
         codes.append((code, scope))
+        # Each time, since `is_known` may change with each code object.
         if not reachable.is_known or len(codes) > _MOST_CODES or not _is_plain(code, scope):
             return codes, False
     return codes, reachable.is_known

@@ -42,12 +42,14 @@ class State(NamedTuple):
         function: Any = self.owner
         function.__defaults__, function.__kwdefaults__ = self.defaults, self.keywords
         for current, original in ((self.keywords or {}, self.in_keywords), (vars(function), self.attributes)):
+            # The dicts stay the same objects, since bindings know them by their identity.
             if not _same_items(current, original):
                 current.clear()
                 current.update(original)
 
 
 def _same_items(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    # By identity: `==` would run code of the user's, and of two arrays it has no truth value.
     return first.keys() == second.keys() and all(value is second[key] for key, value in first.items())
 
 
@@ -73,6 +75,7 @@ class NamedFunctions:
 
     def __init__(self) -> None:
         self._functions = IdentitySet[FunctionType]()
+        # Dead ones stay, so that positions do not move: `functions(start)` gives what has come since the last look.
         self._in_order: list[weakref.ref[FunctionType]] = []  # as they were noted, dead ones included
         self._places: dict[tuple[int, str], tuple[Any, str]] = {}  # (holder, or a function with it as globals; name)
 

@@ -29,6 +29,7 @@ def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
     todo = [(code, False)]
     while todo:
         nested, is_in_host = todo.pop()
+        # What is defined inside a host function runs on the host, too.
         is_in_host |= nested in hosts
         (in_hosts if is_in_host else outside_hosts).update(names_of(nested).variables)
         todo += [(constant, is_in_host) for constant in nested.co_consts if isinstance(constant, types.CodeType)]
@@ -40,6 +41,7 @@ def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> It
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     filled = {name: cell for name, cell in cells if not is_empty(cell)}
     used_otherwise = set[str]()
+    # An attribute of it, or another value under its name, is more than passing it on.
     for code in nested_codes(function.__code__):
         names = names_of(code)
         used_otherwise |= {chain[0] for chain in names.chains if len(chain) > 1} | names.assigned
@@ -78,6 +80,7 @@ def receivers(function: types.FunctionType) -> Iterator[tuple[types.CellType | N
 
     for name, called in _given_methods(function.__code__).items():
         value = value_of(name)
+        # Functions of a module and methods of a class have no object that would change.
         is_object = value is not MISSING and not isinstance(value, types.ModuleType | types.FunctionType | type)
         if is_object and all(_is_callback(value_of(chain[0]), chain[1:]) for chain in called):
             yield cells.get(name), name, value

@@ -122,6 +122,7 @@ def copied(callback: Callable[..., object], traces: _Traces) -> tuple[tuple[Any,
     """
     copies: set[int] = set()
     for roots, values in traces:
+        # What a trace passes through is the caller's own object, and among both.
         copies |= _nodes(tuple(values)) - _nodes(tuple(roots))
     captured = _captured_of(callback, copies)
     return (tuple(value for _, value in captured), tuple(name for name, _ in captured)) if captured else None
@@ -186,6 +187,7 @@ def codes(since: int) -> set[types.CodeType]:
 def _functions(since: int) -> Iterator[tuple[types.FunctionType, bool]]:
     """(function on the host, whether it belongs to a callback of graftax, which checks what it changes)"""
     for callback in host_functions(since, pure=True):
+        # A callback of graftax is a method of an object that has the host function.
         host = getattr(getattr(callback, "__self__", None), "host_function", callback)
         is_checked = host is not callback
         while isinstance(host, functools.partial):
@@ -214,6 +216,7 @@ def _assigned_among(host: object, roots: set[tuple[int, str | None]]) -> list[st
 def _captured(callback: Callable[..., object]) -> list[tuple[str, Any]]:
     """(name, value) of all that a host function captures: what it is bound to, its variables, its globals."""
     plain, prefix, _ = resolve(callback)
+    # `losses.append` is a method in C: for `resolve` it is a callable without code, and not bound to the list.
     bound = (callback.__self__,) if isinstance(callback, types.BuiltinMethodType) else prefix
     captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in bound]
     cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
@@ -255,6 +258,7 @@ def _codes(host: object) -> Iterator[types.CodeType]:
         elif callable(function) and id(function) not in visited:
             visited.add(id(function))
             plain, prefix, _ = resolve(function)
+            # The object of a bound method, or the instance whose `__call__` runs: which of its methods run, names say.
             for value in prefix:
                 todo += [value] if callable(value) else []
                 todo += [x for n in plain.__code__.co_names if callable(x := vars(type(value)).get(n))]

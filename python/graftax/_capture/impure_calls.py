@@ -163,6 +163,7 @@ class ImpureCalls:
 
     def note_setting(self, table: SettingsTable, key: object) -> None:
         """Notes that code which is going to run reads a setting of an installed package."""
+        # The trace runs already, but the code that may change this setting has not run yet.
         for calls, snapshot in _THREAD.libraries:
             if calls is self:
                 snapshot.add(table, key)
@@ -187,6 +188,7 @@ class ImpureCalls:
         watch = _watch()
         if watch is None or not watch.looks:
             return bool(suspects)
+        # Calls were noted by their lines, since that is what warnings show.
         lines = {f"{code.co_filename}:{line}" for code in suspects for _, _, line in code.co_lines()}
         return any(not lines.isdisjoint(places) for places in self.heard.values())
 
@@ -226,6 +228,7 @@ class ImpureCalls:
                 that are errors.
             hears_all: whether to listen to all calls, for `may_repeat`.
         """
+        # Where nobody listens, a trace ahead cannot be stopped before it does what only a call may do.
         if is_ahead() and not wanted:
             give_up()
         watch, is_raising = _Watch(self, name, recording, warns, hears_all) if wanted else None, True
@@ -271,6 +274,7 @@ class ImpureCalls:
             is_raising = False
         finally:
             changes = _THREAD.libraries.pop()[1].changes()
+            # What was put back is as it was before, so it stays a binding.
             self.library.changing |= {place for place, change in changes.items() if not change.is_undone}
             warnings_by_key: _Warnings = {}
             for change in filter(is_setting, changes.values() if warns else ()):
@@ -288,6 +292,7 @@ class ImpureCalls:
                 if not is_raising:
                     raise
             else:
+                # A warning that is an error is given again by the next trace.
                 self.warned.add(key)
 
 
@@ -466,6 +471,7 @@ if sys.version_info >= (3, 12):
         # Code of the user's.
         if call is None and id(first_argument) in watch.opaque:
             call = handing_over(function)
+        # `default_rng(None)` draws its seed as `default_rng()` does.
         if call is None or (call.unseeded and first_argument is not _monitoring.MISSING and first_argument is not None):
             return
         watch.tell(call, sys._getframe(1))
@@ -492,6 +498,7 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
     def _begin() -> bool:
         trace_function = sys.gettrace()
         if isinstance(trace_function, FrameEvents):
+            # A thread has one trace function: this one listens to exceptions, and passes calls on.
             trace_function.call_listener = _on_frame
             return True
         if trace_function is None:

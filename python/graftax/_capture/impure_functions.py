@@ -201,6 +201,7 @@ def _table(modules: tuple[str, ...], method_rows: tuple[_Methods, ...]) -> Table
     states: dict[int, str] = {}
     for module in modules:
         names = vars(sys.modules[module])
+        # The functions of these modules are methods of one hidden generator.
         if module in ("random", "numpy.random"):
             states[id(names["random"].__self__)] = module
         shown = {
@@ -215,6 +216,7 @@ def _table(modules: tuple[str, ...], method_rows: tuple[_Methods, ...]) -> Table
             (advice, name) for advice, chosen_names in chosen for name in chosen_names or names["__all__"]
         ]:
             value = names.get(name)
+            # Making a generator draws nothing, unless it has no seed.
             if callable(value) and not isinstance(value, type) and name not in unseeded:
                 calls[value] = Call(f"{shown}{name}", advice)
         calls.update((names[name], Call(f"{module}.{name}", _UNSEEDED[module][0], True)) for name in unseeded)
@@ -248,6 +250,7 @@ def known_functions() -> Table:
 @functools.lru_cache(1)
 def _table_for_count(count: int) -> Table:
     """The table is looked up again when there are more modules than the last time."""
+    # Classes of modules that are imported later join the table then, so nothing is imported for it.
     method_rows = tuple(row for row in _METHODS if hasattr(sys.modules.get(row[0]), row[1]))
     return _table(tuple(name for name in _FUNCTIONS if name in sys.modules), method_rows)
 

@@ -85,6 +85,7 @@ def names_impure(scope: LookupScope, names: Names) -> bool:
 
 def _asks_for_a_method(scope: LookupScope, names: Names, table: Table) -> bool:
     """Does code name such a method, of an object that is known only when it runs (`self.logger`), or may have it?"""
+    # The class is not known before the call, so the name of the method decides.
     method_names = names.attributes & table.method_names
     if not method_names:
         return False
@@ -97,6 +98,7 @@ def _may_lead_to_a_method(value: object, table: Table) -> bool:
     """May an object, or what it holds, have such a method?"""
     if isinstance(value, type):
         return issubclass(value, table.classes)
+    # These have methods of the same names: `clear` of a dict, say, beside that of `threading.Event`.
     return type(value) not in (types.ModuleType, str, bytes, list, tuple, dict, set)
 
 
@@ -127,6 +129,7 @@ def calls_in(scope: LookupScope, names: Names) -> Offsets:
         return {ANYWHERE: None}
     offsets: Offsets = dict(_offsets_of_calls(scope))
     tells_itself = any(_tells_itself(scope.value(chain)) for chain in names.chains)
+    # Such a method tells itself that it runs, if the code that calls it is listened to. Where it does so is not known.
     if tells_itself or _asks_for_a_method(scope, names, known_functions()):
         offsets[ANYWHERE] = None
     return offsets
@@ -157,6 +160,7 @@ def _offsets_of_calls(scope: LookupScope) -> dict[int, Call]:  # unmeasured: of 
             chain = ()
         has_null = op == "PUSH_NULL"
         call = call_of(scope.value(chain)) if chain and (is_called or op == "LOAD_METHOD") else None
+        # `PRECALL` has the number of arguments: `default_rng(0)` gives the same numbers in each call.
         if call is not None and (not call.unseeded or (following.opname == "PRECALL" and not following.arg)):
             calls[instruction.offset] = call
     return calls

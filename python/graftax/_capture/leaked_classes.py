@@ -73,6 +73,7 @@ def _place_of(outcome: _core.Outcome, cls: type) -> tuple[str, str]:
     for row in structure.rows:
         is_value = row.op is Op.static and row.value is cls
         if is_value or (row.op is Op.node and row.type is cls):
+            # The first root of an outcome is the result, the others are what was written back.
             root, path = structure.root_path(row)
             description = "the class" if is_value else "an instance of"
             return place_name((0, path), ("result",)) if root == 0 else "what it changed", description

@@ -268,6 +268,7 @@ def _undo(table: SettingsTable, content: Any, ending: object) -> dict[tuple[int,
 
 def _has_name(function: types.FunctionType) -> bool:
     """Does a module hold it?"""
+    # A function of a module or a class is there before any trace.
     if "<locals>" not in function.__qualname__:
         return True
     scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
@@ -288,6 +289,7 @@ def _class_settings(cls: type) -> set[str]:
     """The settings that objects have from their class, until they are given values of their own."""
     names: set[str] = set()
     for base in cls.__mro__[:-1]:
+        # Each class has texts such as `__module__` and `__doc__`, which are no settings.
         names |= {name for name, x in vars(base).items() if not name.startswith("__") and type(x) in _SETTINGS}
     return names
 
@@ -320,6 +322,7 @@ def _is_plain(value: object) -> bool:
 
 def _is_key(key: object) -> bool:
     """Can the key be looked up without running code of a package?"""
+    # Looking up a key calls its `__hash__` and `__eq__`.
     keys = key if type(key) is tuple else (key,)
     return all(type(each) in _KEYS for each in keys)
 

@@ -111,6 +111,7 @@ def _of_signature(_: object, obj: object) -> LibraryReads:
     functions: list[types.FunctionType] = []
     for called in _unwrapped(obj):
         if isinstance(called, type):
+            # `typing.get_type_hints` goes through the bases, each of which has a table of its own.
             tables = [(base, _annotations_in(base)) for base in called.__mro__]
             held += [(f"{base.__qualname__}.__annotations__", table) for base, table in tables if table]
         elif isinstance(called, types.FunctionType):
@@ -209,6 +210,7 @@ OF_CODE = _codes()
 def is_asked_by_user() -> bool:
     """Is it code of the user's that calls a function of the standard library? Asked when that begins to run."""
     # Through other functions of the standard library, but not through JAX or NumPy, which call it for themselves.
+    # The frame of the function itself is not there yet: what calls `enter` is the frame that calls the function.
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and is_never_asked(frame.f_code.co_filename):
         if is_in_package(frame.f_code.co_filename, *NEVER):
@@ -250,6 +252,7 @@ class LibraryState:
     def hold(self, name: str, value: object) -> Origin | None:
         """Gives the origin of an object that was not held yet, if it can be a root."""
         held = Held(value)
+        # Nothing rebuilds a held object, so an array in it would be no input of the program.
         if any(other.value is value for other in self.held.values()) or not can_be_root(held):
             return None
         name = f"{name} ({len(self.held)})" if name in self.held else name
@@ -270,6 +273,7 @@ class LibraryState:
         """Imports the modules that traces began to import, and gives their names."""
         names, self._to_import = self._to_import, []
         for name in names:
+            # The call may be within a trace of JAX's, where arrays of the module would be tracers, too.
             # If it fails, the code of the next trace imports the module itself, and gets the error.
             with contextlib.suppress(Exception), jax.ensure_compile_time_eval():
                 importlib.import_module(name)
@@ -278,6 +282,7 @@ class LibraryState:
     def note_imports(self, code: types.CodeType, scope: dict[str, Any], function: object, names: Names) -> None:
         """Notes code that imports a module which is not there yet: what it names in it is known once it has run."""
         if not _are_imported(names, scope):
+            # By a weak reference: nothing that a read set notes keeps functions of the user's alive.
             is_function = isinstance(function, types.FunctionType)
             self._importing.append((code, scope, weakref.ref(function) if is_function else lambda: None))
 

@@ -40,6 +40,7 @@ class Locks:
         """Releases what was taken since, and takes what was released."""
         for lock, original_count in self._original_counts.values():
             count = _free(lock)
+            # As often as needed: a semaphore, and a lock that one thread may take again, are taken several times.
             for _ in range(original_count - count):
                 lock.release()
             for _ in range(count - original_count):

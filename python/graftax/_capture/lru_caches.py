@@ -194,6 +194,7 @@ class CachedValues:
         takes_more = code.co_argcount > 1 or code.co_kwonlyargcount or code.co_flags & 0x0C  # *args, **kwargs
         if cache is None or getattr(cache, "__wrapped__", None) is not function or takes_more:
             return None
+        # Plain Python can be called before the trace only with what does not change from call to call.
         if code.co_argcount and not _is_simple(first):
             return None
         return cache, (first,) if code.co_argcount else ()
@@ -225,6 +226,7 @@ class CachedValues:
         bindings: list[Binding] = []
         watched = {id(holder) for holder, _ in self.bindings}
         for cache in self._caches:
+            # Each key becomes a binding, which every entry compares after a change: too many for a large cache.
             if not 0 < cache.cache_info().currsize <= _MOST_KEYS:
                 continue
             results = {key: value for key, value in results_in(cache).items() if _is_watched(key)}
@@ -270,6 +272,7 @@ def _is_watched(key: object) -> bool:
 
 def _is_by_identity(cls: type) -> bool:
     """Are objects of this class compared by their identity?"""
+    # Its `__hash__` and `__eq__` are those of `object`, so neither runs code of the user's.
     return all(in_mro(cls, name) is vars(object)[name] for name in ("__hash__", "__eq__"))
 
 

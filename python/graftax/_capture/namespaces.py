@@ -96,6 +96,7 @@ class _SeenName:
         try:
             return self._scope_of_thread()[self.name]
         except KeyError:
+            # Not KeyError: Python then asks the `__getattr__` of the module, if it has one.
             raise AttributeError(f"module has no attribute {self.name!r}") from None
 
     def __set__(self, module: object, value: object) -> None:
@@ -268,6 +269,7 @@ class Views:
                 self.functions.append((origin.holder, value))
             elif isinstance(origin.holder, type):
                 data = hasattr(type(value), "__set__")
+                # A data descriptor comes before the dict of an instance, any other one behind it: so does its stand-in.
                 self._classes[origin.key] = (_SeenData if data else _SeenAttribute)(origin, value)
             else:
                 self._put(origin.holder, origin.name, value)
@@ -328,6 +330,7 @@ class Views:
     def vars(self, *arguments: object) -> Any:
         """What `vars` is for code under the trace: of a module, with the rebuilt values."""
         if not arguments:
+            # Without arguments it is `locals()`, of the frame that calls.
             return sys._getframe(1).f_locals
         shown = builtins.vars(*arguments)
         if not isinstance(arguments[0], types.ModuleType):
@@ -405,6 +408,7 @@ class Views:
         functions = _core.made_with(frame_scopes)
         self._rebuilt.made += [
             (function, originals[id(function.__globals__)])
+            # On Python 3.11 nothing tells which functions were made, but the collector knows what holds these globals.
             for function in (gc.get_referrers(*frame_scopes) if functions is None else functions)
             if isinstance(function, types.FunctionType) and id(function.__globals__) in originals
         ]
@@ -502,6 +506,7 @@ class Views:
 
     def _set_by_computed_names(self, reads: ReadSet) -> list[Origin]:
         """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
+        # `eval` and `exec` put `__builtins__` into the globals that they get.
         known_keys = {origin.key for origin, _ in self._shown} | reads.names.left
         return [p for p in self._set_names() if p.key not in known_keys and p.name != "__builtins__"]
 

@@ -147,6 +147,7 @@ class _Flow:
         if current_stack is None:
             return list(stack), dict(variables)
         names = variables.keys() & self._variables.keys()
+        # A variable that one of the branches has not set may be unbound: nothing is known of it.
         values = {name: _merged(variables[name], self._variables[name]) for name in names}
         return [_merged(*pair) for pair in zip(stack, current_stack, strict=False)], values
 
@@ -197,6 +198,7 @@ class _Flow:
         if op in ("LOAD_ATTR", "LOAD_METHOD"):
             value = self._read(instruction.argval)._replace(owner=self._pop(1)[0].names)
             return self._push(*[value] * (effect + 1))
+        # Up to Python 3.13 an index has an instruction of its own, from 3.14 on it is an operator.
         if op == "BINARY_SUBSCR" or (op == "BINARY_OP" and instruction.argrepr == "[]"):
             return self._push(self._named_by(self._pop(2)[1]))
         if op == "UNPACK_SEQUENCE":
@@ -252,6 +254,7 @@ class _Flow:
         if op == "BUILD_MAP":
             items = self._pop(2 * count)
             keys, values = [key.object for key in items[::2]], items[1::2]
+        # Up to Python 3.13: the keys are one constant.
         elif op == "BUILD_CONST_KEY_MAP":
             *values, of_keys = self._pop(count + 1)
             keys = of_keys.object

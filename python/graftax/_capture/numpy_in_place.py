@@ -194,6 +194,7 @@ class NumpyWatch:
         """
         if not self.changes:
             return
+        # Recording reads the `aval` of each array, which a changed one refuses.
         self.forget()
         # A changed array that is a root itself is the caller's, of which there is a warning.
         held = [*(None if isinstance(value, _NumpyArray) else value for value in values), result]
@@ -261,12 +262,14 @@ def _class_of(mixin: type, tracer_class: type) -> type:
     """The class of a mixin and a class of tracers, with the methods of what it stands for."""
     names: dict[str, Any] = {
         "__slots__": (),
+        # Messages of JAX, and code that asks, name the class of the tracer.
         "__module__": tracer_class.__module__,
         "__qualname__": tracer_class.__qualname__,
     }
     if mixin is _Replaced:
         names["aval"] = property(_refuse_use)
     elif mixin is _ArgumentOfJax:
+        # The next call may have a NumPy array here, which plain Python would change: the program must not fit it.
         names |= {f"__i{name}__": _noting_change for name in _OPERATORS}
         names |= {name: _noting(getattr(tracer_class, name)) for name in _IN_PLACE if hasattr(tracer_class, name)}
     else:
@@ -411,6 +414,7 @@ def _in_place(name: str, operator: str) -> Callable[[Any, Any], Any]:
         if result.shape != self.shape:
             text = "non-broadcastable output operand with shape {} doesn't match the broadcast shape {}"
             raise ValueError(text.format(self.shape, result.shape))
+        # JAX would promote the dtype, where NumPy writes into the array that there is.
         if not np.can_cast(result.dtype, self.dtype, "same_kind"):
             text = "Cannot cast ufunc {!r} output from {!r} to {!r} with casting rule 'same_kind'"
             raise TypeError(text.format(name, result.dtype, self.dtype))
@@ -445,6 +449,7 @@ def _refuse_use(array: object) -> Any:
     Raises:
         MutationError: a trace that runs has changed it.
     """
+    # The trace around this one may have changed it.
     for watch in reversed(_THREAD.watches):
         for change in watch.changes:
             if change.array is array or watch.base(array) is change.array:

@@ -63,5 +63,6 @@ class Origin(NamedTuple):
             function = holder()
             return function is not None and function.__globals__ is self.holder
         if isinstance(holder, type) and isinstance(self.holder, type):
+            # A class without a value of its own has that of a base.
             return self.holder in holder.__mro__
         return holder is self.holder

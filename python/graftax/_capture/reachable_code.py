@@ -90,6 +90,7 @@ class ReachableCode:
             function = self._functions.pop()
             for value in cells_of(function).values():
                 self.add(value)
+            # What is defined in a function counts at once, since it may be called in many ways.
             for code in nested_codes(function.__code__):
                 if code.co_name in self._not_run:
                     continue

@@ -71,6 +71,7 @@ def resolve(function: object) -> tuple[types.FunctionType, tuple[Any, ...], bool
     if type(function) is functools.partial:
         return call_partial, (function.func, function.args, function.keywords), False  # type: ignore[return-value]
     method = getattr(type(function), "__call__", None)  # noqa: B004  (the function itself is wanted)
+    # A static `__call__` has no object that could be an argument, and that of a class gets the class.
     takes_self = not isinstance(inspect.getattr_static(type(function), "__call__", None), (staticmethod, classmethod))
     if isinstance(method, types.FunctionType) and takes_self and not isinstance(function, type):
         return method, (function,), True
@@ -295,6 +296,7 @@ class Signature:
         flags = [s * _core.RootFlag.static + d * _core.RootFlag.dynamic for s, d in pairs]
         for i in range(self.arguments(layout), len(flags)):
             flags[i] |= _core.RootFlag.captured
+        # Those among the arguments differ from call to call, so they are no constants.
         if self.numpy_is_constant:
             for i in (*range(self.skip), *defaults, *range(self.arguments(layout), len(flags))):
                 flags[i] |= _core.RootFlag.constant
@@ -305,6 +307,7 @@ class Signature:
 
     def check(self, chosen: Sequence[int | str], option: str, name: str, hint: str = "") -> None:
         """Raises ValueError for the name or position of an argument that the function does not take."""
+        # Messages have to name the option that the caller wrote.
         is_spelled_as_in_jax = option == "static_arg"  # one option of ours for two of JAX's
         for argument in chosen:
             if is_spelled_as_in_jax:
@@ -387,6 +390,7 @@ class Signature:
     ) -> types.FunctionType:
         """The function with rebuilt globals and variables: it runs as that also where nothing watches its frames."""
         own_scope = function.__globals__
+        # What the function assigns goes into a copy: a trace that fails must leave the module as it was.
         scope = views.scope(own_scope) if is_changed or self.stored else views.seen(own_scope)
         if not self.cells and scope is own_scope:
             return function

@@ -75,6 +75,7 @@ class ThreadState(threading.local):
     def note(self, holders: Iterable[object], functions: Iterable[types.FunctionType]) -> None:
         """Notes what these modules and classes hold, and these functions, where the trace has no copy."""
         for holder in holders:
+            # What was noted first is from before the trace has set anything.
             if id(holder) not in self._held:
                 self._held[id(holder)] = holder, dict(names_in(holder))
         for function in functions:
@@ -109,6 +110,7 @@ class ThreadState(threading.local):
 
     def end(self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]) -> list[Origin]:
         """Puts back what the trace has set, and gives the origins of that. The arguments are those of `set_names`."""
+        # First, since what the trace saw rebuilt is forgotten below.
         changed = list(self.set_names(sets, left))
         states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
         self.begun, self.trace, self._held, self._states = _NO_TRACE, None, {}, {}

@@ -92,6 +92,7 @@ def _may_have_effects(function: Any, first: object) -> bool:
     if issubclass(kind, type):
         if (issubclass(function, type) and type(first) is str) or issubclass(function, _CALL_LATER):
             return True  # makes a class, or has something called later
+        # An instance that goes has its `__del__` called, which no call in the code shows.
         return any("__del__" in vars(base) for base in type.mro(function)) or _is_others_class(function)
     # A second run would find the result in the cache, and not call the function again.
     if kind is _CACHED:
@@ -141,6 +142,7 @@ def names_others(names: Names, value_of: Callable[[tuple[str, ...]], object]) ->
     """
     for first, *attributes in names.chains:
         module = value_of((first,))
+        # To store an attribute is no call that could be heard.
         if not names.stored_attributes.isdisjoint(attributes):
             changed = type(value_of((first, *attributes)))
             if _is_others_class(changed) or issubclass(changed, enum.EnumType):

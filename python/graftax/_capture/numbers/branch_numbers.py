@@ -29,6 +29,7 @@ def other_answers(program: HostProgram, numbers: Sequence[Number], ways: Sequenc
         return []
     turning_points: dict[Numbers, None] = {}
     for i in range(len(numbers)):
+        # Only one number is changed at a time, in the direction in which it was seen to change.
         wanted = set(search.decisions)
         for sign in (ways[i],) if ways[i] else (1, -1):
             for decision, changed_numbers in list(search.turns(i, sign, wanted)):
@@ -59,6 +60,7 @@ class _Search:
         waiting, last = set(wanted), self.numbers[i]
         for value in self._candidates(i, sign):
             answers = self.answers(self._with(i, value))
+            # Where the arithmetic raises, the code would end: nothing is looked for behind that.
             if not answers or not waiting:
                 return
             for decision in [k for k in waiting if answers[k] != self._current_answers[k]]:
@@ -73,6 +75,7 @@ class _Search:
         for constant in self._constants:
             if type(number) is int and math.isfinite(constant):
                 near += [math.floor(constant) + step for step in (-1, 0, 1, 2)]
+            # Of a float there are too many values to try: only what lies at a constant of the code, or just beside it.
             elif type(number) is float:
                 near += [math.nextafter(constant, -math.inf), float(constant), math.nextafter(constant, math.inf)]
         if type(number) is int:

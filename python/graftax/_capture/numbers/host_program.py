@@ -116,6 +116,7 @@ class HostProgram:
 
     def constant(self, value: object) -> int:
         """The node of a constant."""
+        # Equal constants are one node, but only where code cannot tell them apart.
         key: object = value
         if isinstance(value, np.generic):
             key = value.tobytes()
@@ -266,6 +267,7 @@ class HostProgram:
 def _computed(name: str, operands: Sequence[object]) -> Any:
     names = [f"n{i}" for i in range(len(operands))]
     try:
+        # An explanation computes single nodes, with the same text that the compiled program has.
         return eval(_spelled(name, names), dict(_KNOWN), dict(zip(names, operands, strict=True)))
     except (ArithmeticError, ValueError) as error:
         return error
@@ -302,6 +304,7 @@ class _Source:
 
     def _compiled(self, results: Sequence[str]) -> Callable[..., Any]:
         names = ", ".join(f"n{i}" for i in range(len(self._program.kinds)))
+        # One Python function, since it runs on each call of the entry.
         text = f"def compute({names}):\n  " + "\n  ".join(
             [*self._lines, f"return ({''.join(map('{},'.format, results))})"]
         )

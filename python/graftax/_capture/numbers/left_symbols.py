@@ -24,11 +24,13 @@ def put_in_place(symbols: list[Any], numbers: Sequence[object]) -> None:
     level, holders = symbols, list[Any]()
     for _ in range(_DEPTH):
         values = tuple(level)
+        # The containers of this search hold the symbols as well, and must not be changed.
         ours = {id(symbols), id(level), id(values), id(holders), id(swap.immutable)}
         referrers = [holder for holder in gc.get_referrers(*values) if id(holder) not in ours]
         level = [holder for holder in referrers if _is_immutable(holder) and id(holder) not in swap.immutable]
         swap.immutable.update((id(holder), holder) for holder in level)
         holders += [holder for holder in referrers if not _is_immutable(holder)]
+        # The next level would find these lists as holders.
         del referrers, values
         if not level:
             break
@@ -109,6 +111,7 @@ class _Swap:
             attributes = None
         if type(attributes) is dict:
             self._in_dict(cast("dict[Any, Any]", attributes))
+        # Attributes in slots are in no dict; the classes have a descriptor for each.
         for cls in type(holder).__mro__:
             for member in vars(cls).values():
                 if type(member) is types.MemberDescriptorType:

@@ -55,6 +55,7 @@ class _ClassStandIn:
     def __subclasscheck__(self, subclass: type) -> bool:
         return issubclass(subclass, self._cls)
 
+    # `class Rate(float)` makes a subclass of the class itself.
     def __mro_entries__(self, bases: object) -> tuple[Any, ...]:
         return (self._cls,)
 
@@ -66,12 +67,14 @@ class _ClassStandIn:
     def __getitem__(self, item: object) -> Any:
         return self._cls[item]
 
+    # For annotations that are evaluated under the trace, such as `int | None`.
     def __or__(self, operand: object) -> Any:
         return self._cls | operand
 
     def __ror__(self, operand: object) -> Any:
         return operand | self._cls
 
+    # Code compares classes (`kind == int`), and has them as keys of dicts.
     def __eq__(self, value: object) -> bool:
         return value is self or value is self._cls
 
@@ -141,6 +144,7 @@ def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> di
     """
     replacements = {name: OF_NUMBERS[id(value)] for name, value in scope.items() if id(value) in OF_NUMBERS}
     replacements.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() - passed if name not in scope})
+    # Where code passes on the module itself, or all of its classes of scalars, it sees NumPy's own.
     of_numpy = [name for name, value in scope.items() if value is np]
     if of_numpy and passed.isdisjoint(of_numpy) and not passed >= SCALAR_TYPES:
         scalar_types = {name: stand_in for name, stand_in in _SCALARS.items() if name not in passed}

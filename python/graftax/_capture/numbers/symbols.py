@@ -78,6 +78,7 @@ class SymbolTrace:
         self._refused: set[int] = set()  # nodes that code has met which takes no symbol
         self.lacks: set[type] = set()  # types for which the executable has too few inputs
         self._vectors, self._arrays, self._reads = vectors, arrays, reads
+        # Calls compute with the settings that are there when they begin, whatever the code sets meanwhile.
         self._errors, self._is_wide = np.geterr(), jax.config.jax_enable_x64  # when the trace began
         self._pinned: set[int] = set()  # nodes whose value was asked for
         self._alive: list[weakref.ref[Symbol]] = []
@@ -88,6 +89,7 @@ class SymbolTrace:
         if node in self._pinned or not self.is_open:
             return value
         symbol = _class_for(value)(self, node, value)
+        # Weakly: what nothing holds when the trace ends needs no number in its place.
         self._alive.append(weakref.ref(symbol))
         return symbol
 
@@ -335,6 +337,7 @@ class Symbol:
         return base ** self._guarded_value()  # an array: JAX makes another program for each exponent
 
     def __divmod__(self, divisor: object) -> Any:
+        # Two operations, since a node of the host's program has one value.
         quotient, remainder = self // divisor, self % divisor
         return NotImplemented if quotient is NotImplemented else (quotient, remainder)
 
@@ -393,6 +396,7 @@ class Symbol:
 
     def __reduce__(self) -> Any:
         value = self._guarded_value()
+        # A pickle is read in another process, or after the trace: it gets the number.
         return (type(value), (value,))
 
     def __copy__(self) -> Any:
@@ -460,6 +464,7 @@ def _of_dtype(symbol: Any, dtype: Any, int_has_to_fit: bool, scalar_has_to_fit: 
     # The host converts, where JAX would round twice: the inputs have 32 bits, a float on the host has 64.
     value, trace = symbol._number, symbol._of_trace
     is_float = isinstance(value, float | np.floating)
+    # A comparison has a guard of its outcome, not of the value.
     if dtype.kind == "b":
         return symbol != 0
     if jax.numpy.issubdtype(dtype, np.integer):

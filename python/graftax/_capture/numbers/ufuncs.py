@@ -49,6 +49,7 @@ def name_of_ufunc(ufunc: Any, method: str, options: Any, frame: types.FrameType)
     An operator of NumPy scalars comes here, too. It gets the name of the operator: `np.power` may round otherwise than
     `**` does.
     """
+    # A node of the host's program has one result and no options, unlike `np.modf` and `np.add.reduce`.
     if method != "__call__" or options or ufunc.nout != 1:
         return None
     if ufunc in _NAMES_OF_UFUNCS and frame.f_code.co_code[frame.f_lasti] in _BY_INSTRUCTION:
