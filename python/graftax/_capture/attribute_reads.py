@@ -42,7 +42,7 @@ class NameRead(NamedTuple):
     can_be_root: bool
 
 
-class Asked(NamedTuple):
+class AskedNames(NamedTuple):
     """Names that code asks for: the user's, also of `super()` and by texts, and that of libraries."""
 
     by_user: set[str]
@@ -50,14 +50,14 @@ class Asked(NamedTuple):
     texts: set[str]
     by_libraries: set[str]
 
-    def since(self, earlier: Asked) -> Asked:
+    def since(self, earlier: AskedNames) -> AskedNames:
         """The names that have come since."""
         if self is earlier:
             return _NOTHING
-        return Asked(*(names - before for names, before in zip(self, earlier, strict=True)))
+        return AskedNames(*(names - before for names, before in zip(self, earlier, strict=True)))
 
 
-_NOTHING = Asked(set(), set(), set(), set())
+_NOTHING = AskedNames(set(), set(), set(), set())
 
 
 class AttributeReads:
@@ -186,19 +186,19 @@ class AttributeReads:
             self._looked_up.pop(("super()", id(cls)), None)
             yield from _special_methods(cls)
 
-    def not_looked_up(self) -> Iterator[tuple[type, Asked, bool]]:
+    def not_looked_up(self) -> Iterator[tuple[type, AskedNames, bool]]:
         """The classes in which something is still to be looked up: (class, names of that, is it the first time?).
 
         In a new class that is all that code asks for, in the others what it asks for since the last time. Classes that
         are added meanwhile come, too.
         """
-        everything = self._asked()  # classes that are added may bring more names: these come the next time
-        since = everything.since(self._last_in_classes)
-        if since.by_user or since.of_super or since.by_libraries:
+        everything = self._asked_names()  # classes that are added may bring more names: these come the next time
+        new_names = everything.since(self._last_in_classes)
+        if new_names.by_user or new_names.of_super or new_names.by_libraries:
             for cls in self._grown_classes():
                 yield cls, everything, False
-            for cls in self._concerned(since):
-                yield cls, since, False
+            for cls in self._concerned(new_names):
+                yield cls, new_names, False
         # What is noted of a class may have all be looked up anew: then those that were visited come again.
         while len(self._searched) < len(self.classes):
             for cls in [cls for cls in list(self.classes) if cls not in self._searched]:
@@ -206,12 +206,12 @@ class AttributeReads:
                 yield cls, everything, True
         self._last_in_classes = everything
 
-    def _asked(self) -> Asked:
+    def _asked_names(self) -> AskedNames:
         """What code asks for by now: the same object as before if no name has come."""
         names = self.attributes, self._of_super, self._texts, self._of_libraries
         # The sets only grow, so equal sizes mean the same names.
         if any(len(grown) != len(before) for grown, before in zip(names, self._last, strict=True)):
-            self._last = Asked(*map(set[str].copy, names))
+            self._last = AskedNames(*map(set[str].copy, names))
         return self._last
 
     def _index(self, cls: type) -> None:
@@ -234,14 +234,14 @@ class AttributeReads:
             self._index(cls)
         return [below for cls in grown for below in self._below[cls] if below in self._searched]
 
-    def _concerned(self, since: Asked) -> list[type]:
+    def _concerned(self, new_names: AskedNames) -> list[type]:
         """The classes in which new names may be found, of those that were searched before."""
         if "__subclasses__" in self.attributes:  # each may have new ones
             return [cls for cls in list(self.classes) if cls in self._searched]
-        owners = [owner for name in set().union(*since) for owner in self._owners.get(name, ())]
+        owners = [owner for name in set().union(*new_names) for owner in self._owners.get(name, ())]
         below = {cls: None for owner in owners for cls in self._below[owner]}
         # A base of a library's is asked for each name, also for those that it has not: any class below it will do.
-        libraries = dict.fromkeys(self._library_bases.values()) if since.by_user else {}
+        libraries = dict.fromkeys(self._library_bases.values()) if new_names.by_user else {}
         return [cls for cls in below | libraries if cls in self._searched]
 
     def new_subclasses(self, cls: type) -> Iterator[NameRead]:
@@ -262,7 +262,9 @@ class AttributeReads:
                 # Nobody named it, so one that cannot be a root (a file, a lock) is compared by its identity instead.
                 yield NameRead(base, name, value, is_root and not _is_refused(Origin(base, name)))
 
-    def asked_of(self, cls: type, asked: Asked, is_first: bool) -> Iterator[tuple[type, str, type | None, Any]]:
+    def asked_of(
+        self, cls: type, asked_names: AskedNames, is_first: bool
+    ) -> Iterator[tuple[type, str, type | None, Any]]:
         """What code finds in a class: (the class or a library's base of it, name, the class that has it, value).
 
         A name that no class of the user's has is looked up only in the bases from libraries. If a class of the user's
@@ -271,7 +273,7 @@ class AttributeReads:
         # Without `object`, which nobody can change.
         users_dicts = [vars(base) for base in cls.__mro__[:-1] if is_users_class(base)]
         users_names = set[str]().union(*users_dicts)
-        names = users_names & asked.by_user | users_names & asked.by_libraries
+        names = users_names & asked_names.by_user | users_names & asked_names.by_libraries
         # Nobody reads what the code of C and of the standard library asks for: all that overrides it counts at once.
         if is_first:
             names |= overridden(cls, users_names)
@@ -279,7 +281,7 @@ class AttributeReads:
             yield cls, name, *in_class(cls, name)
         for base in cls.__mro__[1:] if len(users_dicts) < len(cls.__mro__) - 1 else ():
             if base.__flags__ & HEAP_TYPE and not is_users_class(base):
-                for name in self._take_new(id(base), asked.by_user):
+                for name in self._take_new(id(base), asked_names.by_user):
                     yield base, name, *in_class(base, name)
 
     def _take_new(self, key: int | tuple[str, int], names: set[str]) -> set[str]:
@@ -303,15 +305,15 @@ class AttributeReads:
 
     def asked_of_modules(self) -> Iterator[NameRead]:
         """What code finds in the user's modules that was not looked up there yet."""
-        everything = self._asked()
-        since = everything.since(self._last_in_modules)
+        everything = self._asked_names()
+        new_names = everything.since(self._last_in_modules)
         for i, module in list(self.modules.items()):
             scope = vars(module)
-            asked = since if self._sizes.get(i) == len(scope) else everything
-            if (asked.by_user or asked.texts) and is_users_scope(scope):
+            asked_names = new_names if self._sizes.get(i) == len(scope) else everything
+            if (asked_names.by_user or asked_names.texts) and is_users_scope(scope):
                 self._sizes[i] = len(scope)
                 # A text may be a name that the module gets later; other names count where the module has them.
-                for name in self._take_new(i, (asked.by_user & scope.keys()) | asked.texts):
+                for name in self._take_new(i, (asked_names.by_user & scope.keys()) | asked_names.texts):
                     yield NameRead(scope, name, scope.get(name, MISSING), True)
         self._last_in_modules = everything
 

@@ -370,11 +370,11 @@ class CodeReads:
             self._forgotten = self.names.forgotten
             attributes.look_up_anew()
         # Classes first: what they lead to may bring more names, classes and modules.
-        for cls, asked, is_first in attributes.not_looked_up():
+        for cls, asked_names, is_first in attributes.not_looked_up():
             self._note_all(attributes.new_subclasses(cls))
             if is_first and attributes.reads_names:
                 self._note_all(attributes.all_names(cls))
-            for holder, name, owner, value in attributes.asked_of(cls, asked, is_first):
+            for holder, name, owner, value in attributes.asked_of(cls, asked_names, is_first):
                 self._note_cache(value)
                 self._note_all(attributes.add_in(value))
                 if (function := function_in(value)) is not None:

@@ -384,7 +384,8 @@ class _Watch:
         if not self._warns or key in self.calls.warned or key in self._warnings:
             return
         verb = IMPURE.replace("calls {call}", "uses {call}") if call.is_read else IMPURE
-        message = verb.format(name=self._name, call=text, place=place, later=call.kind.later, way=call.kind.way)
+        kind = call.kind
+        message = verb.format(name=self._name, call=text, place=place, later=kind.later_calls, way=kind.remedy)
         self._warnings[key] = message, module
 
     def tell_of_cache(self, call: CachedCall) -> None:

@@ -16,8 +16,8 @@ from graftax._capture.bytecode import instructions_of
 class Kind(NamedTuple):
     """What the warning says of calls of one kind."""
 
-    later: str  # what later calls of the compiled function do instead
-    way: str  # what to write instead
+    later_calls: str  # what later calls of the compiled function do instead
+    remedy: str  # what to write instead
     is_once: bool = False  # does a second call do more than the first one alone has done?
 
 
@@ -140,7 +140,7 @@ _METHODS: tuple[_Methods, ...] = (
 )
 # Attributes of modules that tell of the process, and are read without a call.
 _ATTRIBUTES = {
-    ("sys", "modules"): Kind(_VALUES.later, "Import the module by its name: a change to it is noticed."),
+    ("sys", "modules"): Kind(_VALUES.later_calls, "Import the module by its name: a change to it is noticed."),
     ("sys", "argv"): _SETTING,
     ("sys", "path"): _SETTING,
 }

@@ -29,7 +29,7 @@ class Locks:
         if id(lock) not in self._original_counts:
             self._original_counts[id(lock)] = lock, _free(lock)
 
-    def left(self) -> list[str]:
+    def changed(self) -> list[str]:
         """The classes of the locks that the trace has left in another state."""
         # Other threads may have taken them.
         if threading.active_count() > 1:

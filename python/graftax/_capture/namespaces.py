@@ -172,7 +172,7 @@ class Rebuilt:
         self.cells: dict[int, tuple[int, types.CellType]] = {}  # id of a rebuilt cell -> (its root, the caller's cell)
         # id of the globals that frames see -> (those of the module, their names that are roots, with the roots)
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
-        self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
+        self.requested_ids: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
         self.in_keys: dict[int, int] = {}  # the same of objects that are keys of a cache
         self.leaves_ids = False  # does an object or a result hold the id() of a copy when the trace has ended?
         self.raised: list[BaseException] = []  # errors about a tracer, which the code may have caught
@@ -182,7 +182,8 @@ class Rebuilt:
         self.answer_calls: Callable[[], None] | None = None  # begins to answer calls in place of their frames
         self.has_changed: Callable[[], bool] = lambda: False  # has the trace changed what was rebuilt?
         self.left_out: Callable[[], list[tuple[str, type, str, bool]]] = list  # as `Trace.left_out`
-        self.made: list[tuple[types.FunctionType, dict[str, Any]]] = []  # functions of its frames; their own globals
+        # Functions of its frames, with the globals of their module.
+        self.made_functions: list[tuple[types.FunctionType, dict[str, Any]]] = []
         self._trace: _core.Trace | None = None  # until its copies are asked for
         self._ids: dict[int, tuple[int, int]] = {}  # id of a copy -> (tracked index, id of the caller's object)
 
@@ -196,17 +197,17 @@ class Rebuilt:
         self.has_changed, self.left_out = lambda: False, list
         self._ids = {}
         self.raised.clear()
-        self.made.clear()
+        self.made_functions.clear()
 
     def give_globals(self, except_codes: Collection[types.CodeType] = ()) -> None:
         """Gives functions that the trace has made the globals of their module, instead of what its frames saw of them.
 
         Functions of the codes in `except_codes` keep theirs: JAX runs these later (`host_callbacks.give_own`).
         """
-        for function, scope in self.made:
+        for function, scope in self.made_functions:
             if function.__code__ not in except_codes:
                 _core.give_parts(function, scope, function.__closure__)
-        self.made.clear()
+        self.made_functions.clear()
 
     def _identity(self, obj: object) -> tuple[int, int] | None:
         """Of a copy: the tracked index and the id of the caller's object."""
@@ -228,7 +229,7 @@ class Rebuilt:
         identity = self._identity(obj)
         if identity is None:
             return builtins.id(obj)
-        self.asked[identity[0]] = identity[1]
+        self.requested_ids[identity[0]] = identity[1]
         return identity[1]
 
 
@@ -406,7 +407,7 @@ class Views:
         if not frame_scopes:
             return
         functions = _core.made_with(frame_scopes)
-        self._rebuilt.made += [
+        self._rebuilt.made_functions += [
             (function, originals[id(function.__globals__)])
             # On Python 3.11 nothing tells which functions were made, but the collector knows what holds these globals.
             for function in (gc.get_referrers(*frame_scopes) if functions is None else functions)
@@ -475,7 +476,7 @@ class Views:
         for origin, cell in self._assigned:
             fill(cell, self._current_value(origin))
         # What `leave_out` has excluded happens once for each trace: in the module itself, now.
-        for i, name in reads.names.left:
+        for i, name in reads.names.left_out:
             if i in self._scopes and name is not None:
                 scope, frame_scope = self._scopes[i]
                 if frame_scope.get(name, MISSING) is not scope.get(name, MISSING):
@@ -507,7 +508,7 @@ class Views:
     def _set_by_computed_names(self, reads: ReadSet) -> list[Origin]:
         """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
         # `eval` and `exec` put `__builtins__` into the globals that they get.
-        known_keys = {origin.key for origin, _ in self._shown} | reads.names.left
+        known_keys = {origin.key for origin, _ in self._shown} | reads.names.left_out
         return [p for p in self._set_names() if p.key not in known_keys and p.name != "__builtins__"]
 
     def _take_over(self, held: list[tuple[Origin, Any]]) -> None:

@@ -37,7 +37,7 @@ class ReadNames:
         self.assigned_own: set[str] = set()  # those of them that are origins: code assigns them, or they were opened
         self.shared: set[str] = set()  # those that are roots, and that other code reads in a trace
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
-        self.left: set[tuple[int, str | None]] = set()  # what `leave_out` has excluded: it is never an origin
+        self.left_out: set[tuple[int, str | None]] = set()  # what `leave_out` has excluded: it is never an origin
         self.closures: dict[tuple[int, str], types.FunctionType] = {}  # the last ones that were read under these names
         # Origins of numbers that were seen to change, and of functions with these variables.
         self.changing: dict[tuple[int, str | None], frozenset[Variables]] = {}
@@ -155,7 +155,7 @@ class ReadNames:
 
     def assign(self, origin: Origin) -> None:
         """Makes a root of a name that the code assigns, so that each call assigns it."""
-        if origin.key in self.left or any(known.what == origin.what for known in self.origins):
+        if origin.key in self.left_out or any(known.what == origin.what for known in self.origins):
             return
         # A global of the function itself is a root of another kind until now: `Signature.globals`.
         if origin.key in self._own_roots:
@@ -215,9 +215,9 @@ class ReadNames:
     @synchronized
     def leave_out(self, origins: Iterable[Origin]) -> bool:
         """Excludes these from the roots: what a trace changes there happens once a trace. True where that is new."""
-        new_keys = {origin.key for origin in origins} - self.left
-        self.left |= new_keys
-        self.origins = [origin for origin in self.origins if origin.key not in self.left]
+        new_keys = {origin.key for origin in origins} - self.left_out
+        self.left_out |= new_keys
+        self.origins = [origin for origin in self.origins if origin.key not in self.left_out]
         return bool(new_keys)
 
     def hide(self, names: set[str]) -> bool:

@@ -274,7 +274,7 @@ class ReadSet(CodeReads):
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
         size_before = self._size
         self._note_imported()
-        changed = self.thread.end(self.attributes.sets, self.names.left)
+        changed = self.thread.end(self.attributes.sets, self.names.left_out)
         for origin in changed:
             if origin.name is None:
                 self.names.add(origin)
@@ -284,7 +284,7 @@ class ReadSet(CodeReads):
 
     def _has_changed(self) -> bool:
         """Has the trace changed anything so far?"""
-        set_names = self.thread.set_names(self.attributes.sets, self.names.left)
+        set_names = self.thread.set_names(self.attributes.sets, self.names.left_out)
         return self.thread.begun.has_changed() or next(set_names, None) is not None
 
     def hide_inner(self, code: types.CodeType) -> bool:
@@ -322,7 +322,7 @@ class ReadSet(CodeReads):
         return self._size != size_before
 
     @synchronized
-    def see_given(self, caches: Iterable[object]) -> bool:
+    def see_root_caches(self, caches: Iterable[object]) -> bool:
         """Notes the caches among a call's roots. True where what they give out is a new root."""
         for cache in caches:
             self._note_cache(cache)

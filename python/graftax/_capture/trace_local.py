@@ -42,7 +42,10 @@ class Begun(NamedTuple):
     copied: Callable[[object], int | None]  # of a copy: the id of the caller's object
 
 
-_NO_TRACE = Begun(set(), None, lambda: False, lambda obj: None)
+def _is_no_copy(obj: object) -> None: ...
+
+
+_NO_TRACE = Begun(set(), None, lambda: False, _is_no_copy)
 
 
 class ThreadState(threading.local):
@@ -90,29 +93,29 @@ class ThreadState(threading.local):
         return held is not None and held[1].get(origin.name, MISSING) is not origin.value()
 
     def set_names(
-        self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]
+        self, can_set: Callable[[str], bool], left_out: Container[tuple[int, str | None]]
     ) -> Iterator[tuple[Origin, object]]:
         """What the trace has set in modules and classes before it was a root, with what was there.
 
         Args:
-            sets: does code of the trace set attributes of this name?
-            left: the keys of what the trace may leave as it has set it.
+            can_set: does code of the trace set attributes of this name?
+            left_out: the keys of what the trace may leave as it has set it.
         """
         for holder, original in self._held.values():
             current = dict(names_in(holder))
             for name in current.keys() | original.keys():
                 old, new = original.get(name, MISSING), current.get(name, MISSING)
-                if old is new or (id(holder), name) in left or (id(holder), name) in self.begun.shown:
+                if old is new or (id(holder), name) in left_out or (id(holder), name) in self.begun.shown:
                     continue
                 # Another thread may have set it. If no code of the trace seems to have, only a tracer tells.
-                if sets(name) or holds_tracer(new, self.trace):
+                if can_set(name) or holds_tracer(new, self.trace):
                     yield Origin(holder, name, True), old
 
-    def end(self, sets: Callable[[str], bool], left: Container[tuple[int, str | None]]) -> list[Origin]:
+    def end(self, can_set: Callable[[str], bool], left_out: Container[tuple[int, str | None]]) -> list[Origin]:
         """Puts back what the trace has set, and gives the origins of that. The arguments are those of `set_names`."""
         # First, since what the trace saw rebuilt is forgotten below.
-        changed = list(self.set_names(sets, left))
-        states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
+        changed = list(self.set_names(can_set, left_out))
+        states = [state for i, state in self._states.items() if (i, None) not in left_out and state.is_changed]
         self.begun, self.trace, self._held, self._states = _NO_TRACE, None, {}, {}
         for origin, old in changed:
             origin.put(old)

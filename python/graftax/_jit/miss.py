@@ -127,6 +127,6 @@ def restart_if_reads_changed(jitted: Jitted[..., Any], recording: _core.Recordin
     reads.note_itself(jitted._function)
     grown |= reads.refresh() | reads.see_named(recording.named)
     if not is_kept(jitted._table):  # what it has put into caches is no root of this call
-        grown |= reads.see_given(recording.instances((Cache,)))
+        grown |= reads.see_root_caches(recording.instances((Cache,)))
     if grown or not signature.has_roots_of(reads) or signature.code is not code:
         raise NewReads

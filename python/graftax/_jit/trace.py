@@ -147,8 +147,8 @@ def trace_call(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
 
 def _tell_of_locks(call: TracedCall, locks: Locks) -> None:
     plan, table = call.plan, cast("Any", call.caller)._table
-    if plan.options.warns_impure and (left := locks.left()):
-        (table.reads or table.impure_calls_only).impure.tell_of_locks(plan.name, call.caller._function, left)
+    if plan.options.warns_impure and (changed_locks := locks.changed()):
+        (table.reads or table.impure_calls_only).impure.tell_of_locks(plan.name, call.caller._function, changed_locks)
 
 
 @keeping_cached
@@ -253,8 +253,8 @@ class _Body:
             raise
         # Functions that the trace has made, and that outlive it, get their own globals back. Those that JAX runs later
         # are left to `_see_to_hosts`, which also gives them the caller's captures.
-        hosts = host_codes(equations_before) if reads is not None or graph.made else set[types.CodeType]()
-        graph.give_globals(hosts | rule_codes(equations_before) if graph.made else ())
+        hosts = host_codes(equations_before) if reads is not None or graph.made_functions else set[types.CodeType]()
+        graph.give_globals(hosts | rule_codes(equations_before) if graph.made_functions else ())
         # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
         if graph.raised and self._make_numpy_constant():
             raise NewReads
@@ -344,7 +344,7 @@ def _note_trace(
     if graph.changes_in_place:
         table.numpy_leaves[id(outcome)] = [isinstance(leaf, (np.ndarray, np.generic)) for leaf in recording.leaves]
     # Most ids that code reads serve one walk of a graph. They matter later only if an argument or a result holds them.
-    requested_ids = graph.asked if recording.holds_ids or outcome.holds_ids else {}
+    requested_ids = graph.requested_ids if recording.holds_ids or outcome.holds_ids else {}
     if requested_ids or graph.in_keys:
         table.requested_ids[id(outcome)] = requested_ids | graph.in_keys
 

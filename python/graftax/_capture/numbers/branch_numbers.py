@@ -15,14 +15,14 @@ Number = int | float
 Numbers = tuple[Number, ...]
 
 
-def other_answers(program: HostProgram, numbers: Sequence[Number], ways: Sequence[int]) -> list[Numbers]:
+def other_answers(program: HostProgram, numbers: Sequence[Number], directions: Sequence[int]) -> list[Numbers]:
     """Sets of numbers, each with one number changed, for which a decision comes out otherwise.
 
     Args:
         program: what the code does with the numbers.
         numbers: of a call.
-        ways: of each number, whether it grows (1), shrinks (-1), or is not known to do either (0). Then the nearest
-            above is taken, as most counters count up, or else the nearest below.
+        directions: of each number, whether it grows (1), shrinks (-1), or is not known to do either (0). Then the
+            nearest above is taken, as most counters count up, or else the nearest below.
     """
     search = _Search(program, tuple(numbers))
     if not search.answers(search.numbers):
@@ -31,7 +31,7 @@ def other_answers(program: HostProgram, numbers: Sequence[Number], ways: Sequenc
     for i in range(len(numbers)):
         # Only one number is changed at a time, in the direction in which it was seen to change.
         wanted = set(search.decisions)
-        for sign in (ways[i],) if ways[i] else (1, -1):
+        for sign in (directions[i],) if directions[i] else (1, -1):
             for decision, changed_numbers in list(search.turns(i, sign, wanted)):
                 wanted.discard(decision)
                 turning_points[changed_numbers] = None
