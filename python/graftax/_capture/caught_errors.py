@@ -84,14 +84,15 @@ class Caught:
     """What the code of one trace with symbols has caught."""
 
     def __init__(self) -> None:
+        self.hears = False  # does anything tell of handlers?
         self._suspects: dict[int, BaseException] = {}  # by id
         # This thread counts, and those that the trace starts. `threading` does not know all threads.
         self._other_threads = sys._current_frames().keys() - {threading.get_ident()}
 
     @property
     def is_suspect(self) -> bool:
-        """May a handler have run because of a symbol?"""
-        return bool(self._suspects)
+        """May a handler have run because of a symbol? Where nobody can listen, anything may have been caught."""
+        return bool(self._suspects) or not self.hears
 
     def at_handler(
         self, code: types.CodeType, error: BaseException, trace: types.TracebackType | None
@@ -104,11 +105,6 @@ class Caught:
         self._suspects.pop(id(error), None)
         if _handles(code.co_filename) and may_be_of_a_symbol(error, trace):
             self._suspects[id(error)] = error
-
-    def hears_nothing(self) -> None:
-        """Says that nobody can listen: anything may be caught."""
-        error = TypeError()
-        self._suspects[id(error)] = error
 
     def passes(self, error: BaseException) -> None:  # unmeasured: in an event
         """Notes that a frame ends with the exception, so it is not caught yet."""
@@ -202,14 +198,12 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function
 def catching() -> Generator[Caught]:
     """While entered, notes what is caught in this thread, and in those that begin meanwhile."""
     caught = Caught()
-    hears = _begin(caught)
+    caught.hears = _begin(caught)
     try:
         yield caught
     finally:
-        if hears:
+        if caught.hears:
             _end(caught)
-        else:
-            caught.hears_nothing()
 
 
 # ---- errors of JAX about a tracer

@@ -78,7 +78,7 @@ def is_open_scope(scope: dict[str, Any]) -> bool:
     return not is_never_asked(filename)
 
 
-def is_never_asked_code(code: types.CodeType, scope: dict[str, Any], first: object = None) -> bool:
+def is_never_asked_code(code: types.CodeType, scope: dict[str, Any], first: object) -> bool:
     """`is_never_asked` of code that runs in these globals. `first` is its first argument."""
     if code.co_filename != "<string>":
         return is_never_asked(code.co_filename)

@@ -212,12 +212,7 @@ class ImpureCalls:
 
     @contextlib.contextmanager
     def named(
-        self,
-        name: str,
-        wanted: bool,
-        recording: _core.Recording,
-        warns: bool = True,
-        hears_all: bool = False,
+        self, name: str, wanted: bool, recording: _core.Recording, warns: bool, hears_all: bool
     ) -> Generator[None]:
         """While entered, a trace of the function `name` runs in this thread, and its calls are noted in `heard`.
 
@@ -305,9 +300,7 @@ def take_done_once() -> str:
 class _Watch:
     """Listens to the calls of one trace that runs in this thread."""
 
-    def __init__(
-        self, calls: ImpureCalls, name: str, recording: _core.Recording, warns: bool, hears_all: bool = False
-    ) -> None:
+    def __init__(self, calls: ImpureCalls, name: str, recording: _core.Recording, warns: bool, hears_all: bool) -> None:
         self.calls, self._name, self._warns, self.looks = calls, name, warns, False  # `looks`: does it hear of calls?
         self.opaque = {id(obj) for obj in recording.opaque} if HAS_MONITORING else set[int]()
         self.codes: dict[int, tuple[types.CodeType, Offsets]] = {}  # whose calls are reported, by id

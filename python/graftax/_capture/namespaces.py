@@ -251,8 +251,7 @@ class Views:
         self.functions: list[tuple[Any, Any]] = []  # (the caller's, the rebuilt one)
         self._assigned: list[tuple[Origin, types.CellType]] = []
         self._shown: list[tuple[Origin, Any]] = []  # all origins with another value than the caller's
-        self._roots: dict[tuple[int, str | None], int] = {}  # numbers of roots, by the keys of their origins
-        self._roots_in: dict[int, dict[str, int]] = {}  # the same by dict, and by name
+        self._roots_in: dict[int, dict[str, int]] = {}  # numbers of roots, by the id of their dict, and by name
         self._patching = contextlib.ExitStack()  # holds _PATCHING while classes and modules have stand-ins
         self._origins: list[tuple[Origin, Any]] = []  # all origins, with the rebuilt values of their roots
         self._show(roots)
@@ -370,14 +369,13 @@ class Views:
         """
         self._origins += ((origin, value) for origin, value, _ in roots)
         for root, (origin, _, _) in enumerate(roots, first):
-            self._roots[origin.key] = root
             if origin.name is not None:
                 self._roots_in.setdefault(id(origin.holder), {})[origin.name] = root
         for i, (scope, frame_scope) in self._scopes.items():
             self._rebuilt.scopes[id(frame_scope)] = scope, self._roots_in.setdefault(i, {})
 
     def root_keys(self) -> set[tuple[int, str | None]]:
-        return set(self._roots)
+        return {origin.key for origin, _ in self._origins}
 
     def run(self, function: Callable[[], object]) -> Any:
         """Calls a function. Its code, and what it calls, sees the rebuilt values meanwhile.

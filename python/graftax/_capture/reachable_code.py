@@ -57,7 +57,7 @@ class ReachableCode:
                 self._functions.append(function)
         elif type(value) is types.ModuleType:
             # A library's code may call back. In a module of the user's `_follow` looks up the names that are used.
-            self._expect(_is_of_jax(value.__name__) or is_users_scope(vars(value)))
+            self.is_known = self.is_known and (_is_of_jax(value.__name__) or is_users_scope(vars(value)))
         else:  # a class, with its bases and its metaclass, or the class of an object
             cls: type = value if issubclass(type(value), type) else type(value)
             for base in cls.__mro__:
@@ -65,14 +65,10 @@ class ReachableCode:
             if value is not cls:
                 self.add(cls)
 
-    def _expect(self, is_known: bool) -> None:
-        """Notes that all code is known only where this holds."""
-        self.is_known = self.is_known and is_known
-
     def _add_class(self, cls: type) -> None:
         if not is_users_class(cls):
             is_known = _is_of_jax(cls.__module__, "dataclasses", "collections", *NEVER)
-            self._expect(not cls.__flags__ & HEAP_TYPE or is_known)
+            self.is_known = self.is_known and (is_known or not cls.__flags__ & HEAP_TYPE)
             return
         never_run = (*_ANNOTATE, *(_REFUSE_CHANGES if _is_frozen(cls) else ()))
         for name, value in list(vars(cls).items()):

@@ -33,8 +33,6 @@ NOT_FOR = (
     "{names}."
 )
 
-_VARARGS, _VARKEYWORDS = 0x04, 0x08
-
 
 def call_partial(
     function: Callable[..., object],
@@ -161,9 +159,9 @@ class Signature:
         variables, count = code.co_varnames, code.co_argcount
         index = count + code.co_kwonlyargcount
         names, defaults = variables[:index], _defaults_of(function)
-        var_positional = variables[index] if code.co_flags & _VARARGS else None
+        var_positional = variables[index] if code.co_flags & inspect.CO_VARARGS else None
         index += var_positional is not None
-        var_keyword = variables[index] if code.co_flags & _VARKEYWORDS else None
+        var_keyword = variables[index] if code.co_flags & inspect.CO_VARKEYWORDS else None
         # What the function captures. An assigned global has its root among the origins.
         closure = zip(code.co_freevars, function.__closure__ or (), strict=False) if captured else ()
         cells = {name: cell for name, cell in closure if name not in hidden}

@@ -69,8 +69,8 @@ class SymbolTrace:
         values: Sequence[int | float],
         vectors: dict[type, Any],
         arrays: dict[type, np.ndarray[Any, Any]] | None,
-        reads: Any = None,
-        assumed: frozenset[int] = frozenset(),
+        reads: Any,
+        assumed: frozenset[int],
     ) -> None:
         self.program, self._assumed = program, assumed
         self.is_open = True
@@ -109,7 +109,7 @@ class SymbolTrace:
         Raises:
             NewReads: the code is to find a function that takes symbols, in the next trace.
         """
-        if not self.is_pinned(symbol) and self._reads is not None:
+        if not self.is_pinned(symbol):
             self._reads.builtins.look_at_call(frame.f_code, frame.f_globals)
         return self.value(symbol)
 
@@ -118,7 +118,7 @@ class SymbolTrace:
         # An instruction of the frame that is no `+` has called C code, which adds.
         code = frame.f_code
         in_c = self.is_open and "sum" in code.co_names and code.co_code[frame.f_lasti] != _BINARY_OP
-        if in_c and self._reads is not None:
+        if in_c:
             self._reads.builtins.look_at_call(code, frame.f_globals)
 
     def refuse(self, symbol: Symbol) -> None:
