@@ -120,13 +120,13 @@ class ImpureCalls:
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
         """Notes code of the user's that is going to run: whether its calls are to be reported, and which."""
-        lookup_scope = LookupScope(code, scope, cells, names.imports)
+        lookup_scope = LookupScope(code, scope, cells, names)
         self._names_others = self._names_others or names_others(names, lookup_scope.value)
         self._stored_attributes |= names.stored_attributes
         if names.imported and code not in self._imports:
             with _LOCK:
                 self._imports[code] = names.imported, str(scope.get("__package__") or "")
-        reads, watch = module_reads(lookup_scope, names), _watch()
+        reads, watch = module_reads(lookup_scope), _watch()
         if reads and code not in self._reads:
             with _LOCK:  # a weak dict cannot be gone over while another thread adds to it
                 self._reads[code] = reads
@@ -134,8 +134,8 @@ class ImpureCalls:
                 watch.tell_of_reads(code, reads)
         if code in self._suspects:
             return
-        is_suspect = names_impure(lookup_scope, names)
-        offsets: Offsets = calls_in(lookup_scope, names) if is_suspect else {ANYWHERE: None}
+        is_suspect = names_impure(lookup_scope)
+        offsets: Offsets = calls_in(lookup_scope) if is_suspect else {ANYWHERE: None}
         with _LOCK:
             (self._suspects if is_suspect else self._unsuspected)[code] = offsets
         # The trace runs already. Code that is no suspect counts where all calls do, or may hand over an opaque object.

@@ -35,13 +35,13 @@ class LookupScope(NamedTuple):
     code: types.CodeType
     scope: dict[str, Any]
     cells: dict[str, Any]
-    imports: dict[str, str]
+    names: Names  # that the code has
 
     def value(self, chain: tuple[str, ...]) -> Any:
         """What a chain of names leads to, or the first object on its way that is not a module; else MISSING."""
         name, *attributes = chain
-        if name in self.imports:
-            value = sys.modules.get(self.imports[name], MISSING)
+        if name in self.names.imports:
+            value = sys.modules.get(self.names.imports[name], MISSING)
         elif name in self.cells:
             value = self.cells[name]
         elif name in self.code.co_freevars:
@@ -70,26 +70,26 @@ def _is_impure(value: object, table: Table) -> bool:
     return _tells_itself(value) or (type(value) in table.types and call_of(value) is not None)
 
 
-def names_impure(scope: LookupScope, names: Names) -> bool:
+def names_impure(scope: LookupScope) -> bool:
     """Does code name such a function, or a method that may be one?"""
     table = known_functions()
-    for chain in names.chains:
+    for chain in scope.names.chains:
         value = scope.value(chain)
         if value is MISSING:  # a variable of an enclosing call that the trace itself runs
             if chain[0] in scope.code.co_freevars and chain[-1] in table.names:
                 return True
         elif _is_impure(value, table):
             return True
-    return _asks_for_a_method(scope, names, table)
+    return _asks_for_a_method(scope, table)
 
 
-def _asks_for_a_method(scope: LookupScope, names: Names, table: Table) -> bool:
+def _asks_for_a_method(scope: LookupScope, table: Table) -> bool:
     """Does code name such a method, of an object that is known only when it runs (`self.logger`), or may have it?"""
     # The class is not known before the call, so the name of the method decides.
-    method_names = names.attributes & table.method_names
+    method_names = scope.names.attributes & table.method_names
     if not method_names:
         return False
-    chains = [chain for chain in names.chains if not method_names.isdisjoint(chain[1:])]
+    chains = [chain for chain in scope.names.chains if not method_names.isdisjoint(chain[1:])]
     unknown = method_names.difference(*(chain[1:] for chain in chains))
     return bool(unknown) or any(_may_lead_to_a_method(scope.value(chain), table) for chain in chains)
 
@@ -110,10 +110,10 @@ class ModuleRead(NamedTuple):
     module: str  # of the code
 
 
-def module_reads(scope: LookupScope, names: Names) -> list[ModuleRead]:
+def module_reads(scope: LookupScope) -> list[ModuleRead]:
     """The attributes of modules that this code reads, and that are impure to read."""
     reads: list[ModuleRead] = []
-    for first_name, name in dict.fromkeys((chain[0], chain[1]) for chain in names.chains if len(chain) >= 2):
+    for first_name, name in dict.fromkeys((chain[0], chain[1]) for chain in scope.names.chains if len(chain) >= 2):
         read = read_of(scope.value((first_name,)), name)
         if read is not None:
             named = (instruction.positions for instruction in instructions_of(scope.code) if instruction.argval == name)
@@ -123,14 +123,14 @@ def module_reads(scope: LookupScope, names: Names) -> list[ModuleRead]:
     return reads
 
 
-def calls_in(scope: LookupScope, names: Names) -> Offsets:
+def calls_in(scope: LookupScope) -> Offsets:
     """Where this code can call such a function, as far as that is known before it runs."""
     if HAS_MONITORING:  # the interpreter reports each call, wherever it is
         return {ANYWHERE: None}
     offsets: Offsets = dict(_offsets_of_calls(scope))
-    tells_itself = any(_tells_itself(scope.value(chain)) for chain in names.chains)
+    tells_itself = any(_tells_itself(scope.value(chain)) for chain in scope.names.chains)
     # Such a method tells itself that it runs, if the code that calls it is listened to. Where it does so is not known.
-    if tells_itself or _asks_for_a_method(scope, names, known_functions()):
+    if tells_itself or _asks_for_a_method(scope, known_functions()):
         offsets[ANYWHERE] = None
     return offsets
 
@@ -148,7 +148,7 @@ def _offsets_of_calls(scope: LookupScope) -> dict[int, Call]:  # unmeasured: of 
             chain = (*chain, name) if chain else ()
         elif op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLASSDEREF"):
             is_called = has_null or pushes_null(instruction)
-            local = (name,) if name in scope.imports else ()
+            local = (name,) if name in scope.names.imports else ()
             chain = variables.get(name, local) if op == "LOAD_FAST" else (name,)
         else:
             if op == "IMPORT_NAME":
