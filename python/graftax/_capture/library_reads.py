@@ -171,6 +171,7 @@ def levels_of(logger: logging.Logger) -> LibraryReads:
     bindings: list[tuple[str, dict[Any, Any], Any]] = [("logging", manager, "_disable")]
     ancestor: logging.Logger | None = logger
     while ancestor is not None:
+        # A logger without a level of its own has that of its parent.
         bindings += [(f"logger {ancestor.name}", vars(ancestor), name) for name in ("level", "disabled", "parent")]
         ancestor = ancestor.parent
     return LibraryReads(bindings)
@@ -178,6 +179,7 @@ def levels_of(logger: logging.Logger) -> LibraryReads:
 
 def _of_copy(_: object, obj: object) -> LibraryReads:
     """`copy.copy(obj)`"""
+    # A function that is registered there for the class makes the copy.
     return LibraryReads([("copyreg.dispatch_table", copyreg.dispatch_table, type(obj))])
 
 

@@ -224,6 +224,7 @@ class ReadNames:
         """Takes names of the traced function out of its roots that only host functions read. True where that is new."""
         newly_hidden = names - self.shared - self.hidden
         self.hidden |= newly_hidden
+        # A host function assigns them in the module itself, after the trace.
         self.assigned_own -= newly_hidden
         self.origins = [
             origin

@@ -74,6 +74,7 @@ class ReadSet(CodeReads):
         outer_locks, self.thread.locks = self.thread.locks, locks
         self.abstract_classes.begin()
         try:
+            # Code that is known is not announced again, so what earlier traces have met counts from the start.
             for lock in list(self._locks.values()):
                 locks.note(lock)
             with self.cached.begun(), HeededSignals(self.signals):
@@ -352,6 +353,7 @@ class ReadSet(CodeReads):
             return _never_holding()
         names, owners, parents = self.names, self.named_owners(), self.attributes.parents()
         hosts = self.hosts.cells
+        # Two functions that both count something in a package would make each other's programs stale.
         names.keep_out(self.impure.library.changing)
         containers = [table.values for table in self.impure.library.containers]
         # Entries share one comparison as long as nothing is added to it and it still holds.
