@@ -51,9 +51,8 @@ _OWN = __name__.partition(".")[0] + "."
 
 def calls_host(since: int) -> bool:
     """Do `equations()[since:]` call a function on the host that is not JAX's own, as that of `jax.debug.print` is?"""
-    return any(
-        not (getattr(host, "__module__", None) or "").startswith("jax.") for host in _called(equations()[since:], True)
-    )
+    hosts = host_functions(since, pure=True)
+    return any(not (getattr(host, "__module__", None) or "").startswith("jax.") for host in hosts)
 
 
 def host_functions(since: int, pure: bool = False) -> list[Any]:
@@ -61,15 +60,8 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
     noted = equations()[since:]
     if not pure:  # JAX may hold those without effects weakly; 0.8 has the others behind a function
         noted = [each for each in noted if type(each) is not weakref.ref and getattr(each, "effects", True)]
-    return list(_called(noted, pure))
-
-
-def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
-    """The functions on the host that these equations, and those of the jaxprs within them, call."""
-    for equation in _equations(noted, pure):
-        host = equation.params.get("callback")
-        if host is not None:
-            yield user_callback(host)
+    hosts = (equation.params.get("callback") for equation in _equations(noted, pure))
+    return [user_callback(host) for host in hosts if host is not None]
 
 
 def _equations(noted: list[Any], pure: bool) -> Iterator[Any]:

@@ -86,11 +86,10 @@ def ended_among(name: str, roots: Sequence[object], names: tuple[str, ...]) -> M
     """The error for such a tracer among the roots. JAX has met one, and does not say where it is."""
     live = live_traces()
     leaves, graphdef = _core.record(tuple(roots), names)
-    ended = (
-        (leaf, position) for leaf, position in zip(leaves, graphdef.leaf_places(), strict=True) if is_ended(leaf, live)
-    )
-    leaf, position = next(ended, (None, None))
-    return None if position is None else ended_error(name, place_name(position, names), leaf)
+    for leaf, position in zip(leaves, graphdef.leaf_places(), strict=True):
+        if is_ended(leaf, live):
+            return ended_error(name, place_name(position, names), leaf)
+    return None
 
 
 def is_unexpected(error: BaseException) -> bool:

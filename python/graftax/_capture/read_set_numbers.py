@@ -20,19 +20,15 @@ class Constants(Protocol):
 
     def begin_trace(self) -> None:
         """A trace begins."""
-        ...
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: object, stays: bool = True) -> None:
         """Notes code that runs in the trace."""
-        ...
 
     def see(self, value: type | types.ModuleType) -> None:
         """Notes the class of an object that code may read, or a module."""
-        ...
 
     def look_up(self) -> None:
         """Notes what the code asks classes for."""
-        ...
 
 
 class OfSymbols(ReadSet):
