@@ -463,7 +463,7 @@ def _refuse_use(array: object) -> Any:
 @contextmanager
 def read_only(arrays: Iterable[np.ndarray]) -> Generator[None]:
     """While entered, writing to one of these arrays raises NumPy's own error, in the line that writes."""
-    # The body runs once, in the trace: the array would have the change after the first call, and in no later one.
+    # The body runs once, in the trace: no later call would repeat the change.
     writable = [array for array in {id(array): array for array in arrays}.values() if array.flags.writeable]
     for array in writable:
         array.flags.writeable = False
