@@ -110,6 +110,8 @@ _FUNCTIONS: dict[str, tuple[tuple[Kind, tuple[str, ...]], ...]] = {
     "warnings": ((_WARN, ("warn", "warn_explicit")),),
     "logging": ((_LOG, _LOGS),),
 }
+# What messages have before the name of a function, where that is not its module.
+_PREFIXES = {"posixpath": "os.path.", "ntpath": "os.path.", "asyncio.threads": "asyncio.", "builtins": "", "io": ""}
 # These are impure if they are called without arguments.
 _UNSEEDED = {
     "time": (_CLOCK, ("localtime", "gmtime", "ctime", "asctime")),
@@ -204,29 +206,21 @@ def _table(modules: tuple[str, ...], method_rows: tuple[_Methods, ...]) -> Table
         # The functions of these modules are methods of one hidden generator.
         if module in ("random", "numpy.random"):
             states[id(names["random"].__self__)] = module
-        shown = {
-            "posixpath": "os.path.",
-            "ntpath": "os.path.",
-            "asyncio.threads": "asyncio.",
-            "builtins": "",
-            "io": "",
-        }.get(module, f"{module}.")
-        unseeded, chosen = _UNSEEDED.get(module, (_RANDOM, ()))[1], _FUNCTIONS[module]
-        for advice, name in [
-            (advice, name) for advice, chosen_names in chosen for name in chosen_names or names["__all__"]
-        ]:
+        shown = _PREFIXES.get(module, f"{module}.")
+        unseeded = _UNSEEDED.get(module, (_RANDOM, ()))[1]
+        for kind, name in [(kind, name) for kind, chosen in _FUNCTIONS[module] for name in chosen or names["__all__"]]:
             value = names.get(name)
             # Making a generator draws nothing, unless it has no seed.
             if callable(value) and not isinstance(value, type) and name not in unseeded:
-                calls[value] = Call(f"{shown}{name}", advice)
+                calls[value] = Call(f"{shown}{name}", kind)
         calls.update((names[name], Call(f"{module}.{name}", _UNSEEDED[module][0], True)) for name in unseeded)
     # Methods. A class method is noted by its function, which `call_of` finds in the bound method.
     methods: dict[Any, Call] = {}
-    for module, name, advice, chosen in method_rows:
+    for module, name, kind, chosen in method_rows:
         cls = getattr(sys.modules[module], name)
         functions = [(method, getattr(cls, method, None)) for method in chosen]
         shown = "" if name == "_lru_cache_wrapper" else f"{name}."
-        methods.update((getattr(f, "__func__", f), Call(f"{shown}{method}", advice)) for method, f in functions if f)
+        methods.update((getattr(f, "__func__", f), Call(f"{shown}{method}", kind)) for method, f in functions if f)
     codes = {id(f.__code__): call for f, call in methods.items() if isinstance(f, types.FunctionType)}
     codes.update((id(code), ENVIRON) for code in ENVIRON_CODES)
     last_names = {call.name.rpartition(".")[2] for call in (*calls.values(), *methods.values())}
@@ -262,10 +256,10 @@ def is_impure_module(module: types.ModuleType) -> bool:
 
 def read_of(module: Any, attribute: str) -> Call | None:
     """The entry for an attribute of a module that is impure to read; None for any other."""
-    advice = (
+    kind = (
         _ATTRIBUTES.get((getattr(module, "__name__", ""), attribute)) if isinstance(module, types.ModuleType) else None
     )
-    return None if advice is None else Call(f"{module.__name__}.{attribute}", advice, is_read=True)
+    return None if kind is None else Call(f"{module.__name__}.{attribute}", kind, is_read=True)
 
 
 ENVIRON_CODES: tuple[types.CodeType, ...] = tuple(
