@@ -84,9 +84,7 @@ def items(obj: object) -> list[Any] | None:
 
 def refuse_around(name: str) -> None:
     """Raises if the call is inside of a library's context that only its own transforms support."""
-    for module in _adapters():
-        if (refuse := getattr(module, "refuse_around", None)) is not None:
-            refuse(name)
+    _first_answer("refuse_around", name)
 
 
 def is_carry(spec: object) -> bool:
@@ -153,8 +151,7 @@ def raises_its_own(host: object) -> bool:
 
 def own_error(error: BaseException) -> BaseException | None:
     """The library's own error that JAX has wrapped in one of its own."""
-    errors = (module.own_error(error) for module in _adapters() if hasattr(module, "own_error"))
-    return next((error_found for error_found in errors if error_found is not None), None)
+    return _first_answer("own_error", error)
 
 
 def _adapters() -> Iterator[ModuleType]:
