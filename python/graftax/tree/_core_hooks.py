@@ -258,10 +258,8 @@ def _node_mismatch(cls: type, data: Any, arity: int, value: object) -> tuple[str
         if expected_keys != set(value_keys):
             missing = [k for k in keys if k not in value]
             extra = [k for k in value_keys if k not in expected_keys]
-            problems = [f"missing {list_text(missing)}"] * bool(missing) + [f"not expected {list_text(extra)}"] * bool(
-                extra
-            )
-            return texts("keys " + ", ".join(problems))
+            parts = (("missing", missing), ("not expected", extra))
+            return texts("keys " + ", ".join(f"{word} {list_text(names)}" for word, names in parts if names))
     if len(children) != arity:
         return texts()
     # The keys of a dict are a tuple where the core opens it, and a list in a treedef.
@@ -277,11 +275,7 @@ def _path_text(path: tuple[object, ...]) -> str:
 
 
 def mismatch_text(differences: list[Difference[LinkedPath]], name: str) -> str:
-    lines: list[str] = []
-    for difference in differences[:5]:
-        lines.append(
-            f"  {_path_text(linked_entries(difference.path))}: expected {difference.one}, found {difference.other}"
-        )
+    lines = [f"  {_path_text(linked_entries(d.path))}: expected {d.one}, found {d.other}" for d in differences[:5]]
     if len(differences) > 5:
         lines.append(f"  and {len(differences) - 5} more places")
     return TREE_MISMATCH.format(name=name, places="\n".join(lines))

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from graftax import _core
 from graftax.tree._core_hooks import differences, mismatch_text
-
-IsLeaf = Callable[[Any], bool]
+from graftax.tree.functions import IsLeaf
 
 
 def broadcast_prefix(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf | None = None) -> list[Any]:
