@@ -14,7 +14,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, StructureError, some, type_name
 from graftax._base.key_path import KeyPath, entry_text, is_entry, keystr
-from graftax._graph.patterns import NAME, NAMES_COMPARED, QUOTED, Pattern, PatternVisits, Positions, literal, unquoted
+from graftax._graph.patterns import NAME, NAMES_COMPARED, QUOTED, Pattern, PatternVisits, Positions, literal
 from graftax._graph.structure import Chain, KeyEntry, is_hidden_entry, walk
 from graftax._graph.types.describe import static_classes
 from graftax._jax.tree_registry import one_level_with_keys
@@ -182,7 +182,7 @@ def _parse_entry(match: re.Match[str]) -> KeyEntry | None:
     if match["index"] is not None:
         return SequenceKey(int(match["index"]))
     if match["quoted"] is not None:
-        key = unquoted(match["quoted"])
+        key = literal(match["quoted"], None)
         return None if key is None else DictKey(key)
     if match["key"] is not None:
         return DictKey(_parse_key(match["key"]))
@@ -191,11 +191,10 @@ def _parse_entry(match: re.Match[str]) -> KeyEntry | None:
 
 def _parse_key(text: str) -> object:
     """A key written without quotes: the literal that it spells (None, -1, 2.5, (1, 'x')), or else the text itself."""
+    value = literal(text, text)
     try:
-        value = literal(text)
-        # Some literals are not hashable, such as a list: they cannot be keys.
         hash(value)
-    except (ValueError, TypeError):
+    except TypeError:  # a literal such as a list cannot be a key
         return text
     return value
 

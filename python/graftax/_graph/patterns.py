@@ -15,6 +15,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from graftax import _core
 from graftax._base.errors import some
+from graftax._base.missing import MISSING
 from graftax._graph.structure import Chain, KeyEntry, Op, RootPath, Structure, walk
 
 # An attribute's name. That of a closure cell has brackets.
@@ -230,8 +231,8 @@ def _parse_segment(match: re.Match[str]) -> _Segment | None:
     text: str = match[syntax]
     at_start = match.start() == 0
     if syntax == "quoted":
-        key = unquoted(text)
-        if key is None:
+        key = literal(text, None)
+        if key is None:  # an invalid escape
             return None
         return _Segment(syntax, key, re.compile(re.escape(key), re.DOTALL), at_start, False, False)
     # Bare names are allowed only at the start, and `**` only as a whole segment.
@@ -241,7 +242,8 @@ def _parse_segment(match: re.Match[str]) -> _Segment | None:
     if syntax == "name" and re.fullmatch(_CELL, text):
         text = "__closure__['" + text[len("__closure__[") : -1].strip("'\"") + "']"
     unstarred = None if "*" in text else text
-    return _Segment(syntax, unstarred, wildcard_regex(text), at_start, set(text) == {"*"}, _is_literal(text))
+    is_literal = literal(text, MISSING) is not MISSING
+    return _Segment(syntax, unstarred, wildcard_regex(text), at_start, set(text) == {"*"}, is_literal)
 
 
 def wildcard_regex(text: str) -> re.Pattern[str]:
@@ -256,34 +258,13 @@ def wildcard_regex(text: str) -> re.Pattern[str]:
     return re.compile(f"{prefix}{between}.*{parts[-1]}" if parts else prefix, re.DOTALL)
 
 
-def literal(text: str) -> Any:
-    """The Python literal that a text spells: 1, None, (1, 2).
-
-    Raises:
-        ValueError: if it does not spell one.
-    """
+def literal(text: str, default: Any) -> Any:
+    """The Python literal that a text spells (1, None, (1, 2)); the default if it does not spell one."""
     try:
         return ast.literal_eval(text)
     # MemoryError and RecursionError: the text is nested too deeply for the parser.
-    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-
-
-def unquoted(text: str) -> str | None:
-    """The text of a quoted key; None where it contains an invalid escape."""
-    try:
-        return literal(text)
-    except ValueError:
-        return None
-
-
-def _is_literal(text: str) -> bool:
-    """Does a text without quotes spell a Python literal?"""
-    try:
-        literal(text)
-    except ValueError:
-        return False
-    return True
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return default
 
 
 # ---- patterns for the arguments and captured variables of a call: `state.opt`, `args[0][w]`, `closure model`
