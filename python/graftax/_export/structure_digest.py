@@ -143,7 +143,7 @@ def token(value: object) -> str:
         return f"treedef {value}"
     name = name_for_pickle(value)
     if isinstance(name, ByName):
-        return "name {}.{}".format(*name.module_and_name)
+        return "name {}.{}".format(*name.args)
     # Compared by identity: equal bytes of a pickle would not make it the same value.
     if type(value).__eq__ is object.__eq__ and not isinstance(value, types.BuiltinFunctionType):
         raise Nameless

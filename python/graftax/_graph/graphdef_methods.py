@@ -75,7 +75,7 @@ def _stable_text(value: object) -> str:
 def _named_or_pickled(value: Any) -> str:
     named_value = value if isinstance(value, TYPES_WITH_DEVICES) else name_for_pickle(value)
     if isinstance(named_value, ByName):
-        return "name {}.{}".format(*named_value.module_and_name)
+        return "name {}.{}".format(*named_value.args)
     if isinstance(named_value, jax.sharding.AbstractMesh):  # its pickle differs between processes
         return repr(named_value)
     if isinstance(named_value, JITTED):  # its options are not known: JAX does not expose them

@@ -10,7 +10,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -38,17 +38,24 @@ def reduce_outcome(outcome: _core.Outcome) -> tuple[object, ...]:
     return (outcome_from_state, (picklable(outcome, "result"),))
 
 
-class ByName:
+class _Call:
+    """Pickles a value as a call that gives it."""
+
+    def __init__(self, function: Callable[..., Any], *args: object) -> None:
+        self._function, self.args = function, args
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (self._function, self.args)
+
+
+class ByName(_Call):
     """Pickles an object such as `jax.nn.relu` by its module and qualified name.
 
     The object's own pickle may not exist, or may make a copy.
     """
 
     def __init__(self, module: str, name: str) -> None:
-        self.module_and_name = (module, name)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_find, self.module_and_name)
+        super().__init__(_find, module, name)
 
 
 def _find(module: str, name: str) -> object:
@@ -76,26 +83,6 @@ def dumps(value: object, protocol: int | None = None) -> bytes:
     return file.getvalue()
 
 
-class _Imported:
-    """Pickles a module by its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (importlib.import_module, (self.name,))
-
-
-class _Pickled:
-    """Pickles a value by the bytes that `dumps` made of it."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (pickle.loads, (self.content,))
-
-
 JITTED: Any = type(jax.jit(int))
 TYPES_WITH_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding, jax.ShapeDtypeStruct)
 
@@ -104,9 +91,9 @@ def name_for_pickle(value: object, sentinels: Sentinels | None = None) -> Any:
     """A value to pickle instead of this one, or the value itself. Calls for many values share their `sentinels`."""
     # Devices have no pickle of their own, and are pickled by number within these.
     if isinstance(value, TYPES_WITH_DEVICES):
-        return _Pickled(dumps(value))
+        return _Call(pickle.loads, dumps(value))
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
-        return _Imported(value.__name__)
+        return _Call(importlib.import_module, value.__name__)
     if _is_sentinel(value):
         return (sentinels or Sentinels()).name(value)
     if isinstance(value, types.FunctionType):
