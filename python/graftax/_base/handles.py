@@ -24,7 +24,7 @@ class HandleClass(NamedTuple):
     # (name, handle, run): runs `run` on the object inside, outside of a call, and writes changes back.
     run_inside: Callable[[str, Any, Callable[[Any], Any]], Any]
     is_donated: Callable[[Any], bool]  # may a call reuse the memory of this handle?
-    is_donated_place: Callable[[Sequence[Any]], bool]  # does this key path, from a handle on, lead to such memory?
+    donated_field: str  # the attribute of a handle that holds this memory
     static_fields: frozenset[str]  # these attributes of a handle are static; the walk opens it like any object
 
 
@@ -64,7 +64,7 @@ def is_donated(root: object) -> bool:
 
 def is_donated_place(root: object, path: Sequence[Any]) -> bool:
     """Is the array at this key path below an argument donated with it?"""
-    return is_donated(root) and _CLASSES[type(root)].is_donated_place(path)
+    return is_donated(root) and getattr(path[0], "name", None) == _CLASSES[type(root)].donated_field
 
 
 def with_handles(call: Callable[[list[Any]], R], values: Sequence[Any], name: str, uses_up: bool) -> R:

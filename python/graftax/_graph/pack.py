@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 import threading
 import types
 import weakref
@@ -482,22 +483,14 @@ def _run_on_contents(name: str, handle: Packed[Any], run: Callable[[Any], Any]) 
     return result
 
 
-def _is_donated(handle: Packed[Any]) -> bool:
-    return handle._donate
-
-
-def _is_donated_path(path: Sequence[object]) -> bool:
-    return getattr(path[0], "name", None) == "_arrays"
-
-
 add_handle_class(
     Packed,
     HandleClass(
         _open_handles,
         _close_handles,
         _run_on_contents,
-        _is_donated,
-        _is_donated_path,
+        is_donated=operator.attrgetter("_donate"),
+        donated_field="_arrays",
         static_fields=frozenset({"_layout", "_donate", "_used"}),
     ),
 )

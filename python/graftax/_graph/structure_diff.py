@@ -413,7 +413,7 @@ def _difference_kind(expected: object, actual: object) -> str:
     for name, members in _CLASSES_OF_KIND.items():
         if classes <= members:
             return name
-    return "handle" if classes == {HandleLayout} else "value" if _is_data(actual) else "identity"
+    return "value" if _is_data(actual) else "identity"
 
 
 def _is_data(value: object) -> bool:
