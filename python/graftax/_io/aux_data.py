@@ -16,8 +16,7 @@ from graftax._io.build import ObjectBuilder
 from graftax._io.decode_graph import FileGraph
 from graftax._io.importable_names import MISSING
 from graftax._io.json_values import Decoder
-from graftax._io.lazy_path import LazyPath
-from graftax._io.mismatches import Mismatches
+from graftax._io.mismatches import LazyPath, Mismatches
 
 OTHER_ORDER = (
     "{theirs} in the file, {mine} in like, and the aux data differ as well: it is not clear which "

@@ -15,11 +15,10 @@ from graftax import _core
 from graftax._base.errors import UnsupportedValueError, at_path
 from graftax._graph.path import Path, open_node
 from graftax._graph.structure import KeyEntry, Op, Row, Structure
-from graftax._graph.structure_diff import LinkedPath
+from graftax._graph.structure_diff import LinkedPath, linked_entries
 from graftax._graph.types.pytree_nodes import NoneKey
 from graftax._io.importable_names import NameTable, has_name
 from graftax._io.json_values import Encoder, Opaque
-from graftax._io.lazy_path import path_from_linked
 from graftax._io.tensor import LOGICAL, ArrayToSave, ExternalArray, Leaf, array_to_save
 
 FORMAT = 1
@@ -59,8 +58,8 @@ class EncodedGraph:
     def __init__(
         self,
         obj: Any,
-        is_selected: Callable[[Path], bool] | None,
-        dtype: np.dtype[Any] | None,
+        is_selected: Callable[[Path], bool] | None = None,
+        dtype: np.dtype[Any] | None = None,
         is_external: Callable[[ArrayToSave], bool] | None = None,
     ) -> None:
         self._leaves, graphdef = _core.flatten(obj)
@@ -79,7 +78,7 @@ class EncodedGraph:
         self._walk(obj)
         # A graph of `eval_shape` has abstract arrays only; a single one beside real arrays is a value.
         if self._abstract is not False and all(row[0] not in "a-" for row in self.rows):
-            raise UnsupportedValueError(f"{path_from_linked(self._abstract)!r}: {ABSTRACT}")
+            raise UnsupportedValueError(f"{Path(linked_entries(self._abstract))!r}: {ABSTRACT}")
 
     def to_json(self) -> dict[str, Any]:
         arrays = [leaf.to_json() for leaf in self._described]
@@ -92,7 +91,7 @@ class EncodedGraph:
             try:
                 todo += self._visit(row, path, live)
             except Exception as error:
-                raise at_path(error, repr(path_from_linked(path))) from error.__cause__
+                raise at_path(error, repr(Path(linked_entries(path)))) from error.__cause__
 
     def _visit(self, row: Row, path: LinkedPath, live: object) -> list[tuple[Row, LinkedPath, Any]]:
         """Writes a row; returns the rows below it in reverse order, each with its path and its live object."""
@@ -137,7 +136,7 @@ class EncodedGraph:
 
     def _leaf(self, value: object, path: LinkedPath) -> list[Any]:
         """The row of an array. An array at several paths is one tensor."""
-        if self._is_selected is not None and not self._is_selected(path_from_linked(path)):
+        if self._is_selected is not None and not self._is_selected(Path(linked_entries(path))):
             return ["-"]
         # By id: the graph that is saved keeps its arrays alive meanwhile.
         index = self._tensors.get(id(value))
@@ -156,7 +155,7 @@ class EncodedGraph:
 
     def _name(self, linked_path: LinkedPath) -> str:
         """The name of a tensor: the text of its path, made unique, of bounded length and valid UTF-8."""
-        path = Path(self._printable_entry(entry) for entry in path_from_linked(linked_path, _MAX_NAME_LENGTH))
+        path = Path(self._printable_entry(entry) for entry in linked_entries(linked_path, _MAX_NAME_LENGTH))
         text = str(path).removeprefix(".") or "obj"
         text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\0")
         if len(text) > _MAX_NAME_LENGTH:

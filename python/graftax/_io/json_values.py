@@ -10,6 +10,7 @@ import decimal
 import enum
 import fractions
 import functools
+import json
 import math
 import pathlib
 import struct
@@ -26,10 +27,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from graftax import interop
 from graftax._base.handles import HandleLayout
+from graftax._base.key_path import keystr
+from graftax._graph.structure import Op, Structure, place_name
 from graftax._io.errors import Malformed
 from graftax._io.importable_names import MISSING, NameResolver, NameTable, full_name, has_name
 from graftax._io.opaque_keys import OpaqueKey
-from graftax._io.packed_state import layout_lines
 from graftax._io.tensor import LOGICAL
 
 _MAX_DEPTH = 50  # of nested tuples
@@ -152,14 +154,24 @@ class Encoder:
 
 
 def packed_state_lines(layout: HandleLayout) -> list[str]:
-    """The contents of a handle of packed state, as lines that are the same in every process."""
+    """The contents of a handle of packed state, as lines that are the same in every process.
 
-    def as_json(value: object) -> Any:
-        names = NameTable()  # of its own, so that a line does not depend on the lines before it
-        data = Encoder(names).value(value)
-        return [data, list(names.numbers)] if names.numbers else data
-
-    return layout_lines(layout, as_json)
+    There is one for each array, in the order of the buffers, and for each other part: the structure is not saved.
+    """
+    structure = Structure(layout.graphdef)
+    lines = [f"{keystr(path)}: {array_text}" for path, array_text in layout.shapes.items()]
+    for row in structure.rows:
+        parts = [full_name(row.type)] if row.type is not None else []
+        if row.op in (Op.static, Op.node) and row.value is not None:
+            names = NameTable()  # of its own, so that a line does not depend on the lines before it
+            data = Encoder(names).value(row.value)
+            parts.append(json.dumps([data, list(names.numbers)] if names.numbers else data, sort_keys=True))
+        elif row.op is not Op.node:
+            parts.append(row.op.name if row.op is not Op.leaf else f"array {row.leaf}")
+        if row.op is not Op.leaf and structure.target(row) is not row:
+            parts.append(f"that at {place_name(structure.root_path(structure.target(row)), ('obj',))}")
+        lines.append(f"{place_name(structure.root_path(row), ('obj',))}: {' '.join(parts)}")
+    return lines
 
 
 def _base64(data: bytes) -> str:
@@ -307,10 +319,6 @@ class Decoder:
         mesh, spec = self.value(form["mesh"], depth), self.value(form["spec"], depth)
         return MISSING if mesh is MISSING else NamedSharding(mesh, spec)
 
-    def read_range(self, cls: Any, form: Form, depth: int) -> Any:
-        parts = self.parts(form["of"], depth)
-        return MISSING if parts is MISSING else cls(*parts)
-
 
 def _axes(form: Form) -> tuple[tuple[str, ...], tuple[int, ...], tuple[AxisType, ...] | None]:
     """Names, sizes and types of mesh axes. The types are None, JAX's default, in files that do not have them."""
@@ -422,14 +430,17 @@ def refuse_collisions(keys: Sequence[object]) -> None:
             raise Malformed(f"{largest} keys with one hash")
 
 
-def _collection(cls: Any) -> Callable[[Decoder, Form, int], Any]:
+def _of_parts(make: Callable[[list[Any]], Any]) -> Callable[[Decoder, Form, int], Any]:
     def read(decoder: Decoder, form: Form, depth: int) -> Any:
         parts = decoder.parts(form["of"], depth)
-        if cls is frozenset and parts is not MISSING:
-            refuse_collisions(parts)
-        return MISSING if parts is MISSING else cls(parts)
+        return MISSING if parts is MISSING else make(parts)
 
     return read
+
+
+def _frozenset(parts: list[Any]) -> frozenset[Any]:
+    refuse_collisions(parts)
+    return frozenset(parts)
 
 
 def _unknown(decoder: Decoder, form: Form, depth: int) -> Any:
@@ -445,10 +456,10 @@ _READERS: dict[str, Callable[[Decoder, Form, int], Any]] = {
     "bytes": lambda d, v, n: base64.b64decode(v["data"], validate=True),
     "ellipsis": lambda d, v, n: ...,
     "notimplemented": lambda d, v, n: NotImplemented,
-    "tuple": _collection(tuple),
-    "frozenset": _collection(frozenset),
-    "range": lambda d, v, n: d.read_range(range, v, n),
-    "slice": lambda d, v, n: d.read_range(slice, v, n),
+    "tuple": _of_parts(tuple),
+    "frozenset": _of_parts(_frozenset),
+    "range": _of_parts(lambda parts: range(*parts)),
+    "slice": _of_parts(lambda parts: slice(*parts)),
     "date": lambda d, v, n: datetime.date(*_numbers(v, 3)),
     "time": _time(datetime.time, 4),
     "datetime": _time(datetime.datetime, 7),
@@ -461,7 +472,7 @@ _READERS: dict[str, Callable[[Decoder, Form, int], Any]] = {
     "path": _a_path,
     "dtype": _dtype,
     "numpy": _numpy_scalar,
-    "spec": lambda d, v, n: d.read_range(PartitionSpec, v, n),
+    "spec": _of_parts(lambda parts: PartitionSpec(*parts)),
     "mesh": Decoder.read_mesh,
     "abstract_mesh": _abstract_mesh,
     "sharding": Decoder.read_sharding,

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jax.tree_util import GetAttrKey
 
 from graftax import _core
@@ -28,10 +27,8 @@ from graftax._io.build import ObjectBuilder, unknown_names
 from graftax._io.decode_graph import FileRow
 from graftax._io.importable_names import MISSING, NameResolver, full_name, has_name, names_in
 from graftax._io.json_values import packed_state_lines, refuse_collisions
-from graftax._io.lazy_path import LazyPath
-from graftax._io.mismatches import Mismatches
+from graftax._io.mismatches import LazyPath, Mismatches
 from graftax._io.opaque_keys import OpaqueKey, match_opaque_keys
-from graftax._io.packed_state import layout_difference
 from graftax._io.placement import Placement
 from graftax._io.reader import Source
 from graftax._io.same_value import (
@@ -41,6 +38,7 @@ from graftax._io.same_value import (
     committed_sharding,
     is_array,
     is_same,
+    packed_state_difference,
     typed_values,
     without_nan,
 )
@@ -62,13 +60,6 @@ ORDER = (
 )
 
 
-class _MatchedArray(NamedTuple):
-    """An array of the file that was matched with a row of `like`."""
-
-    leaf: Leaf
-    value: Any  # in `like`
-
-
 class LoadInto:
     """Loads the values of a file for the objects of `like`.
 
@@ -81,7 +72,7 @@ class LoadInto:
         selector: which leaves of `like` are loaded; None for all.
         strict: are missing and extra parts errors?
         cast: may dtypes and kinds of numbers be converted?
-        classes, mesh: as in `load`.
+        classes: as in `load`.
     """
 
     def __init__(
@@ -89,21 +80,20 @@ class LoadInto:
         source: Source,
         placement: Placement,
         like: Any,
-        selector: object,
-        strict: bool,
-        cast: bool,
-        classes: Any,
-        mesh: Mesh | None,
+        selector: object = None,
+        strict: bool = True,
+        cast: bool = False,
+        classes: Any = (),
     ) -> None:
         self._source, self._placement, self._like = source, placement, like
         self._strict, self._cast = strict, cast
         self._graph = Graph(like)
         self._selected = None if selector is None else selection(self._graph, selector)
         self._resolver = NameResolver(names_in(self._graph), classes)
-        self._mesh = mesh
         # For a checkpoint: reads arrays that are not in the file, by key, each with its sharding or None.
         self.fetch: Callable[[dict[str, tuple[Leaf, Any]]], dict[str, Any]] | None = None
-        self._arrays: dict[int, tuple[_MatchedArray, LazyPath]] = {}
+        # By row of `like`: the array in the file, the value in `like` that it replaces, and the path.
+        self._arrays: dict[int, tuple[Leaf, Any, LazyPath]] = {}
         self._changes: dict[int, Any] = {}
         self._mismatches = Mismatches()
         self._aux: AuxData | None = None  # None if rows are matched by name
@@ -121,8 +111,7 @@ class LoadInto:
         if self._source.graph is None or renames:
             self._match_by_name(Renaming(renames))
         else:
-            self._file, self._decoder = self._source.file_graph(self._resolver, self._mesh)
-            self._build = ObjectBuilder(self._file, self._decoder, lambda number: MISSING)
+            self._open_graph()
             self._pairs: dict[int, int] = {}  # node of `like` -> node of the file
             self._pairs_from_file: dict[int, int] = {}  # and back
             self._aux = AuxData(self._graph, self._file, self._decoder)
@@ -139,8 +128,8 @@ class LoadInto:
             self._placement.apply_rules(self._like)
         # Arrays may be large: none is read before everything is known to fit.
         self._fetch()
-        for number, (matched, path) in self._arrays.items():
-            self._changes[number] = self._array(matched, path)
+        for number, array in self._arrays.items():
+            self._changes[number] = self._array(*array)
         if self._aux is not None:
             self._aux.write(self._changes, self._mismatches)
             self._refuse()
@@ -161,6 +150,11 @@ class LoadInto:
             REFILL[type(value)](value, content)
         return self._like
 
+    def _open_graph(self) -> None:
+        self._file, self._decoder = self._source.file_graph(self._resolver, self._placement.mesh)
+        # Only what holds no arrays is built from the file: an array in it makes the whole part MISSING.
+        self._build = ObjectBuilder(self._file, self._decoder, lambda number: MISSING)
+
     # ---- matching the rows of the file with those of `like`
 
     def _match_rows(
@@ -180,7 +174,7 @@ class LoadInto:
             self._match_leaf(like_number, like_row.value, file_number, file_row, path)
             return []
         if file_row.op != "n":
-            self._match_value_to_node(like_number, like_row.value, file_number, file_row, path)
+            self._match_value_to_node(like_number, like_row.value, file_row, path)
             return []
         # A shared node, or a cycle: these two were matched before.
         if self._pairs.get(like_number) == file_number:
@@ -201,13 +195,11 @@ class LoadInto:
         if not _core.kind_info(type(self._graph.rows[like_number].value))[1]:
             return
         if self._pairs.setdefault(like_number, file_number) != file_number and self._strict:
-            self._mismatches.texts.append(
-                f"{path!r}: tied in like to {self._graph.path(like_number)!r}, and another object in the file"
-            )
+            first_path = self._graph.path(like_number)
+            self._mismatches.differ(path, f"tied in like to {first_path!r}, and another object in the file")
         if self._pairs_from_file.setdefault(file_number, like_number) != like_number and self._strict:
-            self._mismatches.texts.append(
-                f"{path!r}: tied in the file to {self._file.path(file_number)!r}, and another object in like"
-            )
+            first_path = self._file.path(file_number)
+            self._mismatches.differ(path, f"tied in the file to {first_path!r}, and another object in like")
 
     def _match_nodes(
         self, like_number: int, value: object, file_number: int, file_row: FileRow, path: LazyPath
@@ -220,11 +212,10 @@ class LoadInto:
         # The class may have moved to another package: only the last part of its name has to be the same.
         if not is_same_class and (base in _CONTAINERS or full_name(cls).split(".")[-1] != file_row.arg.split(".")[-1]):
             if without_arrays:
-                self._take_from_file(like_number, file_number, path)
+                self._take_from_file(like_number, file_number)
             elif self._is_selected(like_number):
-                self._mismatches.texts.append(
-                    f"{path!r}: a {file_row.arg.partition(':')[2]} in the file, {a_type(value)} in like"
-                )
+                file_class = file_row.arg.partition(":")[2]
+                self._mismatches.differ(path, f"a {file_class} in the file, {a_type(value)} in like")
             return []
         like_children = [(without_nan(entry), child) for entry, child in self._graph.key_entries(like_number)]
         # Such keys can be matched only when other paths have told which objects they are.
@@ -242,7 +233,7 @@ class LoadInto:
         ]:
             self._mismatches.differ(path, ORDER.format(theirs=_keys(file_children), mine=_keys(dict(like_children))))
         if not self._has_content(value, base, file_row.detail):
-            self._take_from_file(like_number, file_number, path)
+            self._take_from_file(like_number, file_number)
             return []
         names = {entry for entry, _ in like_children}
         # Where arrays are involved, another length or other keys are mismatches, which are listed one by one below.
@@ -251,7 +242,7 @@ class LoadInto:
             and without_arrays
             and (len(like_children) != len(file_children) or names != file_children.keys())
         ):
-            self._take_from_file(like_number, file_number, path)
+            self._take_from_file(like_number, file_number)
             return []
         pairs: list[tuple[int, int, KeyEntry]] = []
         for entry, child in like_children:
@@ -295,7 +286,7 @@ class LoadInto:
             elif is_array(value):
                 self._mismatches.missing.append((path, self._text(value)))
             else:
-                self._take_from_file(like_number, file_number, path)
+                self._take_from_file(like_number, file_number)
         elif file_row.op == "a":
             self._match_array(like_number, value, self._file.arrays[file_row.arg], path)
         elif is_array(value):
@@ -303,9 +294,7 @@ class LoadInto:
         else:
             self._match_static(like_number, value, file_row, path)
 
-    def _match_value_to_node(
-        self, like_number: int, value: object, file_number: int, file_row: FileRow, path: LazyPath
-    ) -> None:
+    def _match_value_to_node(self, like_number: int, value: object, file_row: FileRow, path: LazyPath) -> None:
         """Matches a node of `like` with a value of the file."""
         if file_row.op == "a":
             self._mismatches.differ(path, f"an array in the file, {a_type(value)} in like")
@@ -324,7 +313,7 @@ class LoadInto:
             if type(form.get("at")) is int:
                 self._objects[form["at"]] = value
             if isinstance(value, HandleLayout) and type(form.get("holds")) is list:
-                problem = layout_difference(form["holds"], packed_state_lines(value))
+                problem = packed_state_difference(form["holds"], packed_state_lines(value))
                 if problem is not None:
                     self._mismatches.differ(path, problem)
             return
@@ -337,7 +326,7 @@ class LoadInto:
         ):
             self._changes[like_number] = value_in_file
 
-    def _take_from_file(self, like_number: int, file_number: int, path: LazyPath) -> None:
+    def _take_from_file(self, like_number: int, file_number: int) -> None:
         """Replaces a part without arrays by that of the file."""
         if self._is_selected(like_number):
             value = self._build.value(file_number)
@@ -348,18 +337,14 @@ class LoadInto:
         if not is_array(value):
             # A number in `like` may take the value of a scalar array.
             is_number = isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
-            if self._may_convert(like_number) and is_number and leaf.key is None:
-                self._arrays[like_number] = _MatchedArray(leaf, value), path
-            else:
-                self._mismatches.texts.append(
-                    f"{path!r}: {self._array_text(leaf)} in the file, {short_text(value)} in like"
-                )
-            return
-        problem = self._array_problem(value, leaf)
-        if problem is None:
-            self._arrays[like_number] = _MatchedArray(leaf, value), path
+            fits = self._may_convert(like_number) and is_number and leaf.key is None
+            value_text = short_text(value)
         else:
-            self._mismatches.differ(path, f"{problem}")
+            fits, value_text = self._array_fits(value, leaf), self._text(value)
+        if fits:
+            self._arrays[like_number] = leaf, value, path
+        else:
+            self._mismatches.differ(path, f"{self._array_text(leaf)} in the file, {value_text} in like")
 
     def _may_convert(self, like_number: int) -> bool:
         """May a number come from an array? With `cast`, or if its class declares it as data: the `step` of Flax."""
@@ -372,34 +357,26 @@ class LoadInto:
         children = structure.children(structure.rows[0])
         return any(child.op is Op.leaf and child.key_entry == entry for child in children)
 
-    def _array_problem(self, value: Any, leaf: Leaf) -> str | None:
-        shape, dtype = self._source.shape(leaf), self._source.dtype(leaf)
-        like_dtype = value.dtype
-        texts = f"{self._array_text(leaf)} in the file, {self._text(value)} in like"
-        is_key = jnp.issubdtype(like_dtype, jax.dtypes.prng_key)
-        if is_key or leaf.key is not None:
-            if not is_key or leaf.key is None:
-                return texts
-            # Key data have further dimensions, which the implementation determines; an abstract key does not name it.
-            ndim = len(value.shape)
-            fits = shape[:ndim] == value.shape and (
-                isinstance(value, jax.ShapeDtypeStruct) or str(jax.random.key_impl(value)) == leaf.key
-            )
-            return None if fits else texts
-        if tuple(value.shape) != shape or (not self._cast and np.dtype(like_dtype) != dtype):
-            return texts
-        return None
+    def _array_fits(self, value: Any, leaf: Leaf) -> bool:
+        shape = self._source.shape(leaf)
+        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        if not is_key and leaf.key is None:
+            return tuple(value.shape) == shape and (self._cast or np.dtype(value.dtype) == self._source.dtype(leaf))
+        # Key data have further dimensions, which the implementation determines; an abstract key does not name it.
+        return (
+            is_key
+            and leaf.key is not None
+            and shape[: len(value.shape)] == value.shape
+            and (isinstance(value, jax.ShapeDtypeStruct) or str(jax.random.key_impl(value)) == leaf.key)
+        )
 
     def _number_for_array(self, like_number: int, value: Any, file_row: FileRow, path: LazyPath) -> None:
         # The inverse case of `_match_array`: an array in `like`, a number in the file.
         # Numbers outside of JSON's range are written as a form.
-        number = file_row.arg if type(file_row.arg) in (bool, int, float) else None
-        if (
-            number is None
-            and type(file_row.arg) is dict
-            and file_row.arg.get("!") in ("int", "float", "complex", "numpy")
-        ):
-            number = self._decoder.value(file_row.arg)
+        form = file_row.arg
+        number = form if type(form) in (bool, int, float) else None
+        if type(form) is dict and form.get("!") in ("int", "float", "complex", "numpy"):
+            number = self._decoder.value(form)
         if isinstance(number, np.generic) and type(number) is type(value):  # a NumPy scalar, saved as a value
             self._changes[like_number] = number
         elif number is None:
@@ -426,9 +403,8 @@ class LoadInto:
             ):
                 self._mismatches.extra.append((Path((GetAttrKey(name),)), self._array_text(Leaf(name))))
             return
-        file_graph, self._decoder = self._source.file_graph(self._resolver, self._mesh)
-        self._file = file_graph
-        self._build = ObjectBuilder(file_graph, self._decoder, lambda number: MISSING)
+        self._open_graph()
+        file_graph = self._file
 
         def match_row(a: int, value: object, b: int, path: LazyPath) -> None:
             self._match_leaf(a, value, b, file_graph.rows[b], path)
@@ -466,13 +442,12 @@ class LoadInto:
         if not self._is_selected(like_number):
             return
         leaves = self._leaves_of(like_number)
+        target = self._graph.rows[like_number].target
         if not leaves:
-            self._mismatches.missing.append(
-                (path, a_type(self._graph.rows[self._graph.rows[like_number].target].value))
-            )
+            self._mismatches.missing.append((path, a_type(self._graph.rows[target].value)))
         for leaf in leaves:
             # The graph knows a shared part by its first path; `path` is the one at which it is missing.
-            path_below = self._graph.path(leaf)[len(self._graph.path(self._graph.rows[like_number].target)) :]
+            path_below = self._graph.path(leaf)[len(self._graph.path(target)) :]
             self._mismatches.missing.append((path + path_below, self._text(self._graph.rows[leaf].value)))
 
     def _note_extra(self, file_number: int, path: LazyPath) -> None:
@@ -506,11 +481,8 @@ class LoadInto:
         if self._selected is None:
             return True
         like_row = self._graph.rows[like_number]
-        return (
-            like_number in self._selected
-            if like_row.is_leaf
-            else any(leaf in self._selected for leaf in self._leaves_of(like_number, True))
-        )
+        leaves = [like_number] if like_row.is_leaf else self._leaves_of(like_number, True)
+        return any(leaf in self._selected for leaf in leaves)
 
     def _leaves_of(self, like_number: int, values: bool = False) -> list[int]:
         """The arrays below a row of `like`; with `values`, all leaves."""
@@ -536,21 +508,18 @@ class LoadInto:
         if self.fetch is None:
             return
         requests: dict[str, tuple[Leaf, Any]] = {}
-        for matched, path in self._arrays.values():
-            leaf = matched.leaf
+        for leaf, value, path in self._arrays.values():
             if leaf.outside is not None and leaf.outside.key not in requests:
-                is_jax = isinstance(matched.value, (jax.Array, jax.ShapeDtypeStruct))
-                shape = jax.ShapeDtypeStruct(leaf.outside.shape, LOGICAL[leaf.outside.dtype])
-                sharding = (
-                    committed_sharding(matched.value) or self._placement.sharding(path, shape) if is_jax else None
-                )
+                sharding = None
+                if isinstance(value, (jax.Array, jax.ShapeDtypeStruct)):
+                    shape = jax.ShapeDtypeStruct(leaf.outside.shape, LOGICAL[leaf.outside.dtype])
+                    sharding = committed_sharding(value) or self._placement.sharding(path, shape)
                 requests[leaf.outside.key] = leaf, sharding
         if requests:
             self._source.external_arrays.update(self.fetch(requests))
 
-    def _array(self, matched: _MatchedArray, path: LazyPath) -> object:
+    def _array(self, leaf: Leaf, value: Any, path: LazyPath) -> object:
         """The value for a row of `like`, of the kind and dtype that it has there."""
-        value, leaf = matched.value, matched.leaf
         # A number in `like` stays a number of its type.
         if not is_array(value):
             return type(value)(self._source.array(leaf)[()])

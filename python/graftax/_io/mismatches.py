@@ -6,10 +6,32 @@ from __future__ import annotations
 import difflib
 
 from graftax._graph.path import Path
+from graftax._graph.structure import KeyEntry
+from graftax._graph.structure_diff import LinkedPath, linked_entries
 from graftax._io.errors import LoadError
-from graftax._io.lazy_path import LazyPath
 
 _NAMES_COMPARED = 500  # among which a message looks for similar names
+
+
+class LazyPath:
+    """A path as a linked list. Calling it builds the `Path`: only where it is needed, since it may be very long."""
+
+    __slots__ = ("linked",)
+
+    def __init__(self, linked: LinkedPath) -> None:
+        self.linked = linked
+
+    def __call__(self) -> Path:
+        return Path(linked_entries(self.linked))
+
+    def __repr__(self) -> str:
+        return repr(self())
+
+    def __add__(self, entries: tuple[KeyEntry, ...]) -> LazyPath:
+        linked = self.linked
+        for entry in entries:
+            linked = (linked, entry)
+        return LazyPath(linked)
 
 
 class Mismatches:

@@ -12,8 +12,16 @@ import numpy as np
 from jax.sharding import Sharding
 from jax.tree_util import DictKey
 
+from graftax._base.errors import some
 from graftax._graph.structure import KeyEntry
 from graftax._jax.arrays import ref_types
+
+OTHER_STATE = (
+    "the packed state is {theirs} in the file, {mine} in like. Its arrays lie in the file one after "
+    "another, and everything else comes from like: give like= the same structure, shapes and values; or "
+    "save what is not packed (state.unpack()), which is matched by name, and pack what is loaded"
+)
+_MAX_LINES = 3  # of packed state in a message
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *ref_types)
 
@@ -76,3 +84,17 @@ def is_same(loaded: object, value: object) -> bool:
         return bool(loaded == value)
     except Exception:  # not comparable
         return False
+
+
+def packed_state_difference(theirs: list[Any], mine: list[str]) -> str | None:
+    """The message for lines of packed state that differ in the file and in `like`; None where they are the same."""
+    if theirs == mine:
+        return None
+    # The message shows what only one side has, in order; if that is nothing, the same lines in another order.
+    only_theirs, only_mine = (
+        [line for line in a if line not in b] for a, b in ((theirs, set(mine)), (mine, set(map(str, theirs))))
+    )
+    if not only_theirs and not only_mine:
+        only_theirs, only_mine = theirs, mine
+    texts = [f"({some(list(map(str, lines)), _MAX_LINES)})" for lines in (only_theirs, only_mine)]
+    return OTHER_STATE.format(theirs=texts[0], mine=texts[1])
