@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from jax.tree_util import DictKey, GetAttrKey
@@ -114,19 +114,19 @@ class ObjectBuilder:
         if cls is MISSING and resolver.as_dicts:
             if not is_noted:
                 resolver.unknown.pop(row.arg)
-            return Node(dict, [(_as_key(entry), child) for entry, child in children])
-        if cls is MISSING or any(isinstance(getattr(entry, "key", None), UnknownKey) for entry, _ in children):
-            for entry, _ in children:
-                key = getattr(entry, "key", None)
-                if isinstance(key, UnknownKey):
-                    resolver.note_missing(
-                        f"the key {key!r}{', which only like= can give' if isinstance(key, OpaqueKey) else ''}"
-                    )
+            pairs = [(DictKey(e.name) if isinstance(e, GetAttrKey) else e, child) for e, child in children]
+            return Node(dict, pairs)
+        unknown_keys = [e.key for e, _ in children if isinstance(getattr(e, "key", None), UnknownKey)]
+        for key in unknown_keys:
+            hint = ", which only like= can give" if isinstance(key, OpaqueKey) else ""
+            resolver.note_missing(f"the key {key!r}{hint}")
+        if cls is MISSING or unknown_keys:
             return None
         # A function with a name is a value of the file. Here are the others, whose code no file has.
         base = _core.kind_info(cls)[0]
         if base == "function":
-            resolver.note_missing(f"the function {self._qualname(row.detail)}, which only like= can give")
+            qualname = row.detail.get("qualname") if type(row.detail) is dict else "of a closure"
+            resolver.note_missing(f"the function {qualname}, which only like= can give")
             return None
         detail = row.detail
         if base == "registered":
@@ -159,16 +159,8 @@ class ObjectBuilder:
             return None
         # The built aux data get a number of their own, which no row has.
         self._values[-number - 1] = aux
-        return Node(
-            cls, [*children[:position], (children[position][0], -number - 1), *children[position + 1 :]], (aux,)
-        )
-
-    def _qualname(self, detail: object) -> str:
-        return str(cast("dict[str, Any]", detail).get("qualname")) if type(detail) is dict else "of a closure"
-
-
-def _as_key(entry: KeyEntry) -> KeyEntry:
-    return DictKey(entry.name) if isinstance(entry, GetAttrKey) else entry
+        children = [*children[:position], (children[position][0], -number - 1), *children[position + 1 :]]
+        return Node(cls, children, (aux,))
 
 
 def _check_text_array(detail: Any) -> None:

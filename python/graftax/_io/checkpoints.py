@@ -163,22 +163,13 @@ class Checkpoints:
             metrics = None
         self._clear()
         # All that is saved is collected here: from now on, `state` may change while Orbax writes in the background.
-        encoded = EncodedGraph(state, None, None, orbax_arrays.is_external)
-        # The graph is the same in all processes, so process 0 alone writes it; the others have an item without data.
-        graph = file_bytes(encoded.to_json(), encoded.arrays) if jax.process_index() == 0 else None
-        items: dict[str, Any] = {"graph": _Part(_FILE, graph)}
-        if encoded.external_arrays:
-            items["arrays"] = {key: orbax_arrays.orbax_input(array) for key, array in encoded.external_arrays.items()}
-        if host is not None:
-            host_state = EncodedGraph(host.get_state(), None, None)
-            items["host"] = _Part(_host_file(), file_bytes(host_state.to_json(), host_state.arrays))
+        items = _items(state, host)
         self._writing = step
         numbers = None if metrics is None else {key: float(value) for key, value in metrics.items()}
         started = self._checkpointer.save_checkpointables_async(
             step, items, force=force or is_preemption_step, metrics=numbers
         )
-        # Orbax has declined to save the step.
-        if started is None:
+        if started is None:  # Orbax has declined to save the step
             self._writing = None
         # The program may end at any moment: do not return before the step is complete.
         if is_preemption_step and self._preemption is not None:
@@ -219,10 +210,10 @@ class Checkpoints:
             return None
         source = self._source(step)
         with named_errors(source.path):
-            loading = LoadInto(source, Placement(source, shard, mesh, False), like, only, strict, cast, classes, mesh)
+            loading = LoadInto(source, Placement(source, shard, mesh), like, only, strict, cast, classes)
             # Orbax reads only the arrays that `like` needs, once they are known to fit.
             loading.fetch = lambda requests: self._arrays(step, loading.external_keys, requests)
-            loading.load({}, True)
+            loading.load({}, into=True)
         if host is not None:
             part = self._part(step, "host", _host_file())
             if part is not None:
@@ -350,6 +341,19 @@ class _Part:
         return read()
 
 
+def _items(state: object, host: Any) -> dict[str, Any]:
+    """What Orbax saves of a step, by name: the graph of the state, its arrays, and the state of this process."""
+    encoded = EncodedGraph(state, is_external=orbax_arrays.is_external)
+    # The graph is the same in all processes, so process 0 alone writes it; the others have an item without data.
+    graph = file_bytes(encoded) if jax.process_index() == 0 else None
+    items: dict[str, Any] = {"graph": _Part(_FILE, graph)}
+    if encoded.external_arrays:
+        items["arrays"] = {key: orbax_arrays.orbax_input(array) for key, array in encoded.external_arrays.items()}
+    if host is not None:
+        items["host"] = _Part(_host_file(), file_bytes(EncodedGraph(host.get_state())))
+    return items
+
+
 def _host_file() -> str:
     return f"host-{jax.process_index()}.safetensors"
 
@@ -368,6 +372,4 @@ def _open_bytes(data: bytes, path: str) -> Source:
 def _load_bytes(data: bytes, path: str, like: object) -> Any:
     source = _open_bytes(data, path)
     with named_errors(path):
-        return LoadInto(source, Placement(source, None, None, False), like, None, False, False, (), None).load(
-            {}, False
-        )
+        return LoadInto(source, Placement(source), like, strict=False).load({}, into=False)

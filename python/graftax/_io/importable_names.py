@@ -108,21 +108,12 @@ class NameResolver:
 
     def resolve_class(self, name: str) -> Any:
         """The class of a node; MISSING, which is noted, if the name is not allowed."""
-        # What the user passed comes first, then built-in types, then registered classes.
-        value = self._objects.get(name, MISSING)
-        if value is MISSING:
-            value = BUILTIN.get(name, MISSING)
-        if value is MISSING:
-            value = self._find_allowed(name)
+        value = self._find(name, BUILTIN)
         return value if isinstance(value, type) else self.note_missing(name)
 
     def resolve(self, name: str) -> Any:
         """A class, a function or another object saved by name; MISSING, which is noted, if the name is not allowed."""
-        value = self._objects.get(name, MISSING)
-        if value is MISSING:
-            value = PLAIN.get(name, BUILTIN.get(name, MISSING))
-        if value is MISSING:
-            value = self._find_allowed(name)
+        value = self._find(name, PLAIN, BUILTIN)
         return self.note_missing(name) if value is MISSING else value
 
     def resolve_module(self, name: str) -> Any:
@@ -131,7 +122,11 @@ class NameResolver:
             value = sys.modules.get(name, MISSING)
         return self.note_missing(name) if value is MISSING else value
 
-    def _find_allowed(self, name: str) -> object:
+    def _find(self, name: str, *builtin: Mapping[str, type]) -> object:
+        # What the user passed comes first, then built-in types, then registered classes.
+        for objects in (self._objects, *builtin):
+            if name in objects:
+                return objects[name]
         module, _, qualname = name.partition(":")
         value = find_loaded(module, qualname)
         if value is MISSING:

@@ -102,10 +102,10 @@ def load(
         raise TypeError("rename= needs like=, whose paths are the new names")
     with named_errors(source.path):
         if like is not None:
-            return LoadInto(source, placement, like, only, strict, cast, classes, mesh).load(dict(rename or {}), into)
+            return LoadInto(source, placement, like, only, strict, cast, classes).load(dict(rename or {}), into)
         if source.graph is None:
             return _tensors(source, placement, only)
-        return _load_new(source, placement, only, classes, mesh)
+        return _load_new(source, placement, only, classes)
 
 
 def load_stored(source: Source) -> Any:
@@ -115,13 +115,13 @@ def load_stored(source: Source) -> Any:
         LoadError: if the file is damaged or names unknown classes.
     """
     with named_errors(source.path):
-        return _load_new(source, Stored(source), None, (), None)
+        return _load_new(source, Stored(source), None, ())
 
 
-def _load_new(source: Source, placement: Placement, patterns: object, classes: object, mesh: Mesh | None) -> Any:
+def _load_new(source: Source, placement: Placement, patterns: object, classes: object) -> Any:
     """Builds new objects from a file, without `like`."""
     resolver = NameResolver({}, classes)
-    file_graph, decoder = source.file_graph(resolver, mesh)
+    file_graph, decoder = source.file_graph(resolver, placement.mesh)
     is_selected = _coverage(patterns)
 
     # Rules are applied to the whole graph, so it is built once with abstract arrays.
@@ -162,14 +162,8 @@ def _coverage(patterns: object) -> Callable[[Path], bool] | None:
     if patterns is None:
         return None
     # Other filters need an object to look at.
-    texts = (
-        [patterns]
-        if isinstance(patterns, (str, Path))
-        else list(patterns)
-        if isinstance(patterns, (list, tuple))
-        else []
-    )
-    if not texts or not all(isinstance(text, (str, Path)) for text in texts):
+    texts = [patterns] if isinstance(patterns, (str, Path)) else patterns
+    if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, (str, Path)) for text in texts):
         raise TypeError("only= without like= takes patterns of paths: other filters need the values of like=")
     parsed = [Pattern(without_root(str(text))) for text in texts]
     return lambda path: any(pattern.covers(path) for pattern in parsed)

@@ -30,8 +30,8 @@ class Placement:
         lazy: arrays stay in the file, as NumPy arrays whose pages are read when they are used; not keys and refs.
     """
 
-    def __init__(self, source: Source, shard: Any, mesh: Mesh | None, lazy: bool) -> None:
-        self._source, self._shard, self._mesh, self._lazy = source, shard, mesh, lazy
+    def __init__(self, source: Source, shard: Any = None, mesh: Mesh | None = None, lazy: bool = False) -> None:
+        self._source, self._shard, self.mesh, self._lazy = source, shard, mesh, lazy
         self._values: dict[tuple[object, ...], Any] = {}
         self._by_path: dict[Path, Any] | None = None
 
@@ -46,7 +46,7 @@ class Placement:
         Raises:
             StructureError: if the rules do not fit.
         """
-        self._by_path = self._shard.shardings(obj, self._mesh)
+        self._by_path = self._shard.shardings(obj, self.mesh)
 
     def value(self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: Any = None) -> Any:
         """The value of an array; the same object for all paths of an array, if `like` has arrays of one kind there.
@@ -82,9 +82,9 @@ class Placement:
         if callable(sharding) and not isinstance(sharding, (Sharding, PartitionSpec)):
             sharding = cast("Callable[..., Any]", sharding)(path(), jax.ShapeDtypeStruct(host.shape, host.dtype))
         if isinstance(sharding, PartitionSpec):
-            if self._mesh is None:
+            if self.mesh is None:
                 raise ValueError(NO_MESH.format(spec=sharding, path=path()))
-            return NamedSharding(self._mesh, sharding)
+            return NamedSharding(self.mesh, sharding)
         return sharding
 
 
@@ -107,9 +107,6 @@ class StoredArray:
 
 class Stored(Placement):
     """Leaves all arrays in the file, as `StoredArray`."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source, None, None, lazy=True)
 
     def value(
         self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: object = None

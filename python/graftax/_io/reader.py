@@ -16,8 +16,8 @@ from graftax._io.decode_graph import NEEDS, FileGraph
 from graftax._io.errors import LoadError, Malformed, damaged
 from graftax._io.importable_names import NameResolver
 from graftax._io.json_values import Decoder
-from graftax._io.safetensors import MappedFile, Tensor, parse_json
-from graftax._io.tensor import LOGICAL, Leaf, logical_array, logical_dtype, logical_shape
+from graftax._io.safetensors import DTYPES, MappedFile, Tensor, parse_json
+from graftax._io.tensor import LOGICAL, Leaf, logical_array, logical_shape
 
 _MAX_DEPTH = 250  # of nested brackets in the graph: only tuples in tuples nest deeply
 _PART = re.compile(r"[^/\\\0]+-\d{5,}-of-\d{5,}\.safetensors")
@@ -95,7 +95,8 @@ class Source:
         return leaf.outside.shape if leaf.outside else logical_shape(leaf, self.tensor(leaf.name))
 
     def dtype(self, leaf: Leaf) -> np.dtype[Any]:
-        return LOGICAL[leaf.outside.dtype] if leaf.outside else logical_dtype(leaf, self.tensor(leaf.name))
+        name = leaf.outside.dtype if leaf.outside else leaf.dtype
+        return DTYPES[self.tensor(leaf.name).dtype] if name is None else LOGICAL[name]
 
     def array(self, leaf: Leaf) -> np.ndarray[Any, Any]:
         """The data of an array; for typed keys, their key data."""
@@ -148,7 +149,9 @@ def _parts(path: str, graph: dict[str, Any] | None) -> list[str]:
 
 
 def part_names(path: str) -> list[str]:
-    """The names of the parts of the file at a path, which are beside it."""
-    header = MappedFile(path).header
-    text = header.metadata.get("graftax")
-    return [] if text is None else [os.path.basename(part) for part in _parts(path, _graph(path, text))]
+    """The names of the parts of the file at a path, which are beside it; none where no such file can be read."""
+    try:
+        text = MappedFile(path).header.metadata.get("graftax")
+        return [] if text is None else [os.path.basename(part) for part in _parts(path, _graph(path, text))]
+    except (OSError, ValueError):
+        return []

@@ -28,7 +28,6 @@ NOT_FLOATING = (
     "dtype={dtype} is not a floating dtype, and floating arrays would lose their values: give "
     "jnp.bfloat16 or another floating dtype"
 )
-RESERVED = ("graftax", "format")
 
 
 @boundary
@@ -94,7 +93,7 @@ def _texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
                 f"metadata= has to be valid Unicode for other programs, got a lone surrogate in {name!r}: {text!r}"
             )
         # The graph is itself a text in the metadata.
-        if name in RESERVED:
+        if name in ("graftax", "format"):
             raise ValueError(f"{name!r} in metadata= is a name that the format reserves")
     return texts
 
@@ -163,14 +162,6 @@ def _groups(arrays: Iterable[ArrayToSave], max_size: int) -> Iterator[list[Array
     yield group
 
 
-def _parts_of(path: str) -> list[str]:
-    """The parts of the file that is at this path now."""
-    try:
-        return part_names(path)
-    except (OSError, ValueError):
-        return []
-
-
 def _remove(path: str, names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(OSError):  # a part that stays takes space, but the save has succeeded
@@ -189,7 +180,7 @@ def _write_main_file(
             # One save at a time from here on: of two concurrent saves, the later one removes the parts of the other.
             stack.enter_context(alone_in(os.path.dirname(path)))
             # Removed below, when the file that lists them is replaced: a reader that still has it opens the new one.
-            old_parts = _parts_of(path)
+            old_parts = part_names(path)
         _remove(path, old_parts)
 
 
@@ -214,10 +205,10 @@ def _header(arrays: Sequence[ArrayToSave], texts: Mapping[str, str]) -> bytes:
     return header_bytes(tensors, texts)
 
 
-def file_bytes(graph: dict[str, Any], arrays: Sequence[ArrayToSave]) -> bytes:
+def file_bytes(encoded: EncodedGraph) -> bytes:
     """The bytes of a whole file, for small arrays."""
-    order = _ordered(arrays)
-    header = _header(order, {"format": "graftax", "graftax": _json(graph)})
+    order = _ordered(encoded.arrays)
+    header = _header(order, {"format": "graftax", "graftax": _json(encoded.to_json())})
     return b"".join([header, *(array.fetch().tobytes() for array in order)])
 
 

@@ -147,11 +147,8 @@ def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_pro
     if code is None:
         if saved_dtype.name not in LOGICAL:
             raise UnsupportedValueError(f"there is no encoding for the dtype {saved_dtype}")
-        code, bytes_of, saved_shape = (
-            "U8",
-            saved_dtype.name,
-            shape if saved_dtype.itemsize == 1 else (*shape, saved_dtype.itemsize),
-        )
+        code, bytes_of = "U8", saved_dtype.name
+        saved_shape = shape if saved_dtype.itemsize == 1 else (*shape, saved_dtype.itemsize)
     size = math.prod(shape) * saved_dtype.itemsize
     leaf = Leaf(name, array_kind, bytes_of, weak, key)
     return ArrayToSave(
@@ -186,11 +183,6 @@ def parts_of(flat: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     return (flat[start : start + _PART] for start in range(0, flat.size, _PART))
 
 
-def logical_dtype(leaf: Leaf, tensor: Tensor) -> np.dtype[Any]:
-    """The dtype of an array; for typed keys, that of their data."""
-    return DTYPES[tensor.dtype] if leaf.dtype is None else LOGICAL[leaf.dtype]
-
-
 def logical_shape(leaf: Leaf, tensor: Tensor) -> tuple[int, ...]:
     """The shape of an array; for typed keys, that of their data.
 
@@ -198,13 +190,13 @@ def logical_shape(leaf: Leaf, tensor: Tensor) -> tuple[int, ...]:
         LoadError: if the tensor cannot hold such an array.
     """
     shape = tensor.shape
-    if leaf.dtype is not None and LOGICAL[leaf.dtype].itemsize != 1:
-        if tensor.dtype != "U8" or shape[-1:] != (LOGICAL[leaf.dtype].itemsize,):
-            raise LoadError(f"{leaf.name!r} does not hold {leaf.dtype}")
-        return shape[:-1]
-    if leaf.dtype is not None and tensor.dtype != "U8":
+    if leaf.dtype is None:
+        return shape
+    # Items of several bytes have a dimension of their own in the tensor.
+    itemsize = LOGICAL[leaf.dtype].itemsize
+    if tensor.dtype != "U8" or (itemsize != 1 and shape[-1:] != (itemsize,)):
         raise LoadError(f"{leaf.name!r} does not hold {leaf.dtype}")
-    return shape
+    return shape if itemsize == 1 else shape[:-1]
 
 
 def logical_array(leaf: Leaf, tensor: Tensor, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
