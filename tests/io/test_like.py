@@ -2,6 +2,7 @@
 """A file beside `like`: by path, every difference at once, and nothing written where there is one."""
 
 import itertools
+import json
 import time
 from collections import OrderedDict
 
@@ -266,6 +267,25 @@ def test_files_of_others_are_loaded_by_their_names(path):
     assert len(caught.value.differences) == 4
     assert graftax.load(path, only="model.b").keys() == {"model.b"}
     assert graftax.peek(path).format is None
+
+
+def test_numbers_that_others_pack_in_less_than_a_byte_are_listed_and_left(path):
+    header = {
+        "w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]},
+        "b": {"dtype": "F32", "shape": [1], "data_offsets": [2, 6]},
+    }
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(6))
+    tensors = [(tensor.name, tensor.dtype, tensor.bytes) for tensor in graftax.peek(path).tensors]
+    assert tensors == [("w", "float4_e2m1fn", 2), ("b", "float32", 4)]
+    assert graftax.load(path, {"b": jnp.ones(1)}, strict=False)["b"].sum() == 0
+    for like, words in (
+        ({"b": jnp.ones(1)}, r"an array of float4_e2m1fn\[4\] in the file, not in like"),
+        ({"w": jnp.ones(4), "b": jnp.ones(1)}, r"float4_e2m1fn\[4\] in the file, an array of float32\[4\] in like"),
+        ({"w": jnp.ones(4, jnp.float4_e2m1fn), "b": jnp.ones(1)}, "packed as F4"),
+    ):
+        with pytest.raises(graftax.LoadError, match=words):
+            graftax.load(path, like)
 
 
 def test_places_are_those_of_like_then_of_shard(path):

@@ -16,7 +16,7 @@ from graftax._io.decode_graph import NEEDS, FileGraph
 from graftax._io.errors import LoadError, Malformed, damaged
 from graftax._io.importable_names import NameResolver
 from graftax._io.json_values import Decoder
-from graftax._io.safetensors import DTYPES, MappedFile, Tensor, parse_json
+from graftax._io.safetensors import DTYPES, PACKED, MappedFile, Tensor, parse_json
 from graftax._io.tensor import LOGICAL, Leaf, logical_array, logical_shape
 
 _MAX_DEPTH = 250  # of nested brackets in the graph: only tuples in tuples nest deeply
@@ -96,7 +96,10 @@ class Source:
 
     def dtype(self, leaf: Leaf) -> np.dtype[Any]:
         name = leaf.outside.dtype if leaf.outside else leaf.dtype
-        return DTYPES[self.tensor(leaf.name).dtype] if name is None else LOGICAL[name]
+        if name is not None:
+            return LOGICAL[name]
+        code = self.tensor(leaf.name).dtype
+        return DTYPES[code] if code in DTYPES else PACKED[code]
 
     def array(self, leaf: Leaf) -> np.ndarray[Any, Any]:
         """The data of an array; for typed keys, their key data."""

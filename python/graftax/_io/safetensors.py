@@ -46,7 +46,13 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
-_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # bits of dtypes that are known but not supported
+# Dtypes that a file packs without gaps, by their bits, and those of the same numbers in NumPy, which take a byte each.
+_PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+PACKED: dict[str, np.dtype[Any]] = {
+    "F4": np.dtype(ml_dtypes.float4_e2m1fn),
+    "F6_E2M3": np.dtype(ml_dtypes.float6_e2m3fn),
+    "F6_E3M2": np.dtype(ml_dtypes.float6_e3m2fn),
+}
 
 
 class Tensor(NamedTuple):
@@ -182,7 +188,7 @@ def _tensor(path: str, name: str, entry: object) -> Tensor:
     ):
         raise damaged(path, f"its entry {name!r} does not describe a tensor")
     sizes, (start, end) = cast("list[int]", shape), cast("list[int]", offsets)
-    bits = DTYPES[dtype].itemsize * 8 if dtype in DTYPES else _PACKED.get(dtype)
+    bits = DTYPES[dtype].itemsize * 8 if dtype in DTYPES else _PACKED_BITS.get(dtype)
     if bits is None:
         raise LoadError(f"{path} has {name!r} with the dtype {dtype!r}, which this version does not know")
     if len(sizes) > _MAX_DIMENSIONS:
@@ -225,7 +231,7 @@ class MappedFile:
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """The array of a tensor: a view of the mapped file if the data are aligned for the dtype, otherwise a copy."""
         tensor = self.header.tensors[name]
-        if tensor.dtype in _PACKED:
+        if tensor.dtype in PACKED:
             raise LoadError(f"{self.path}: {name!r} is packed as {tensor.dtype}, of which JAX has no arrays")
         dtype = DTYPES[tensor.dtype]
         # An empty file cannot be mapped, and an empty tensor has no bytes.
