@@ -106,9 +106,8 @@ def _differences(x_root: object, y_root: object, rtol: float, atol: float, shari
             is_paired = paired_y.setdefault(x.target, y.target) == y.target
             is_paired = (paired_x.setdefault(y.target, x.target) == x.target) and is_paired
             if sharing and not (is_paired and x.category == y.category):
-                yield Difference(
-                    Path(linked_entries(path)), _sharing_text(x_graph, x_number), _sharing_text(y_graph, y_number)
-                )
+                texts = _sharing_text(x_graph, x_number), _sharing_text(y_graph, y_number)
+                yield Difference(Path(linked_entries(path)), *texts)
                 return []
             # Without `sharing`, a pair of nodes may be reached again, and a cycle leads back to it.
             if (x.target, y.target) in compared:
@@ -221,7 +220,7 @@ def equal_numbers(a: Any, b: Any, rtol: float, atol: float) -> Any:
 def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
     """The texts of two nodes, if they differ in type, keys, or content other than their children."""
     if type(x) is not type(y):
-        return _value_text(x), _value_text(y)
+        return _value_texts(x, y)
     keys, other_keys = ([entry for entry, _ in _core.children_with_keys(value)] for value in (x, y))
     # Keys are compared with their types, and without their order.
     x_keys, y_keys = ({(entry, *_key_type(entry)) for entry in key_entries} for key_entries in (keys, other_keys))
@@ -230,17 +229,16 @@ def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
         extra = [k for k in other_keys if (k, *_key_type(k)) not in x_keys]
         return _text_with_keys(x, missing), _text_with_keys(y, extra)
     if type(x).__name__ == "OrderedDict" and keys != other_keys:
-        return _order_text(keys), _order_text(other_keys)
+        return f"the order {_key_names(keys)}", f"the order {_key_names(other_keys)}"
     # A node without children is compared as a whole, any other without its children, which the walk compares.
-    if not keys and not _same_value(x, y):
-        return _value_text(x), _value_text(y)
-    if keys and not _same_value(_content(x), _content(y)):
-        return _value_text(x), _value_text(y)
+    one, other = (_content(x), _content(y)) if keys else (x, y)
+    if not _same_value(one, other):
+        return _value_texts(x, y)
     # Payloads that are neither children nor content: how long a deque may get, and what a function does.
     if getattr(x, "maxlen", None) != getattr(y, "maxlen", None) and hasattr(x, "maxlen"):
         return f"maxlen {x.maxlen}", f"maxlen {y.maxlen}"
     if isinstance(x, types.FunctionType) and x.__code__ is not y.__code__:
-        return _value_text(x), _value_text(y)
+        return _value_texts(x, y)
     return None
 
 
@@ -266,10 +264,6 @@ def _key_type(entry: object) -> tuple[type, ...]:
     """The types of a key: `1` and `True` are the same key to a dict, but differ here."""
     key = getattr(entry, "key", None)
     return (type(key), *map(type, cast("tuple[Any, ...]", key))) if isinstance(key, tuple) else (type(key),)
-
-
-def _order_text(keys: list[KeyEntry]) -> str:
-    return f"the order {_key_names(keys)}"
 
 
 def _key_names(key_entries: list[KeyEntry]) -> str:

@@ -114,12 +114,10 @@ def differences_by_name(
     actual_roots = dict(zip(actual_names, comparison.actual.roots, strict=False))
     root_differences: list[Difference[str]] = []
     for number, name in enumerate(all_names):
-        root_differences += lockstep(
-            comparison.compare_pair, expected_roots.get(name), actual_roots.get(name), (None, number)
-        )
-    return root_differences, [
-        (i, j, comparison.path_text(path)) for i, (j, path) in comparison.paired_leaves[0].items()
-    ]
+        roots = expected_roots.get(name), actual_roots.get(name)
+        root_differences += lockstep(comparison.compare_pair, *roots, (None, number))
+    arrays = [(i, j, comparison.path_text(path)) for i, (j, path) in comparison.paired_leaves[0].items()]
+    return root_differences, arrays
 
 
 def differences_text(
@@ -237,11 +235,8 @@ class Comparison:
         elif expected.op is Op.static:
             expected_value, actual_value = _static_value(expected), _static_value(actual)
             if not _same_value(expected_value, actual_value):
-                yield Difference(
-                    self.path_text(path),
-                    *_value_texts(expected_value, actual_value),
-                    kind=_difference_kind(expected_value, actual_value),
-                )
+                texts, kind = _value_texts(expected_value, actual_value), _difference_kind(expected_value, actual_value)
+                yield Difference(self.path_text(path), *texts, kind)
         elif expected.op is Op.node:
             self.paired_nodes[expected.number] = actual.number
             pairs = _pair_children(list(self.expected.children(expected)), list(self.actual.children(actual)))
@@ -259,10 +254,8 @@ class Comparison:
             and expected.type is not None
             and actual.type is not None
         ):
-            expected_text, actual_text = (
-                f"{expected.type.__module__}.{expected_text}",
-                f"another class named {actual.type.__module__}.{actual_text}",
-            )
+            expected_text = f"{expected.type.__module__}.{expected_text}"
+            actual_text = f"another class named {actual.type.__module__}.{actual_text}"
             return Difference(self.path_text(path), expected_text, actual_text, "class")
         kind_of_difference = "added" if expected is None else "removed" if actual is None else "type"
         return Difference(self.path_text(path), expected_text, actual_text, kind_of_difference)
@@ -285,18 +278,15 @@ class Comparison:
         yield Difference(paths, *texts, kind="sharing")
 
     def _array_sharing(self, expected: int, actual: int, path: LinkedPath) -> Iterator[Difference[str]]:
-        expected_pair, actual_pair = (
-            self.paired_leaves[0].setdefault(expected, (actual, path)),
-            self.paired_leaves[1].setdefault(actual, (expected, path)),
-        )
-        if expected_pair[0] != actual:
-            yield Difference(
-                f"{self.path_text(expected_pair[1])} and {self.path_text(path)}", "one array", "two arrays", "sharing"
-            )
-        elif actual_pair[0] != expected:
-            yield Difference(
-                f"{self.path_text(actual_pair[1])} and {self.path_text(path)}", "two arrays", "one array", "sharing"
-            )
+        # Both sides are noted before either is compared: later pairs depend on them.
+        paired_actual, expected_path = self.paired_leaves[0].setdefault(expected, (actual, path))
+        paired_expected, actual_path = self.paired_leaves[1].setdefault(actual, (expected, path))
+        if paired_actual != actual:
+            paths = f"{self.path_text(expected_path)} and {self.path_text(path)}"
+            yield Difference(paths, "one array", "two arrays", "sharing")
+        elif paired_expected != expected:
+            paths = f"{self.path_text(actual_path)} and {self.path_text(path)}"
+            yield Difference(paths, "two arrays", "one array", "sharing")
 
     def _content_differences(
         self, expected: Row, actual: Row, pairs: _Pairs, path: LinkedPath
@@ -308,18 +298,20 @@ class Comparison:
             removed = [x for x in expected_value if not any(_same_value(x, y) for y in actual_value)]
             added = [y for y in actual_value if not any(_same_value(x, y) for x in expected_value)]
             if removed or added:
-                yield Difference(self.path_text(path), _set_text(removed), _set_text(added))
+                texts = [f"a set with {_list_text(x)}" if x else "a set without" for x in (removed, added)]
+                yield Difference(self.path_text(path), *texts)
         elif isinstance(expected_value, bytes) and expected_value != actual_value:
             yield Difference(self.path_text(path), *_value_texts(expected_value, actual_value))
         elif hasattr(expected.type, "maxlen") and expected_value != actual_value:
             yield Difference(self.path_text(path), f"maxlen={expected_value}", f"maxlen={actual_value}")
         elif isinstance(expected_value, types.FunctionType) and isinstance(actual_value, types.FunctionType):
             if expected_value.__code__ != actual_value.__code__:
-                yield Difference(
-                    self.path_text(path), function_text(expected_value), function_text(actual_value), "code"
-                )
+                texts = function_text(expected_value), function_text(actual_value)
+                yield Difference(self.path_text(path), *texts, kind="code")
         elif expected.type is np.ndarray and expected_value != actual_value:  # an array of texts
-            yield Difference(self.path_text(path), _array_text(expected_value), _array_text(actual_value))
+            payloads: Any = (expected_value, actual_value)
+            texts = [f"an array of {dtype}, shape {shape}" for dtype, shape, _ in payloads]
+            yield Difference(self.path_text(path), *texts)
         # Pairs are in the order of the expected children: the numbers of the actual ones ascend if it is theirs too.
         numbers = [b.number for a, b, _ in pairs if a and b]
         if len(numbers) == len(pairs) and numbers != sorted(numbers):
@@ -413,12 +405,8 @@ def _difference_kind(expected: object, actual: object) -> str:
     for name, members in _CLASSES_OF_KIND.items():
         if classes <= members:
             return name
-    return "value" if _is_data(actual) else "identity"
-
-
-def _is_data(value: object) -> bool:
-    """Is a value compared by value, not by identity?"""
-    return type(value).__eq__ is not object.__eq__ and not isinstance(value, type)
+    is_compared_by_value = type(actual).__eq__ is not object.__eq__ and not isinstance(actual, type)
+    return "value" if is_compared_by_value else "identity"
 
 
 def _value_texts(expected: object, actual: object) -> tuple[str, str]:
@@ -469,15 +457,6 @@ def function_text(function: types.FunctionType) -> str:
     """A function's name with its file and line, which tell two functions of the same name apart."""
     code = function.__code__
     return f"function {function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-
-
-def _array_text(payload: Any) -> str:
-    dtype, shape, _ = payload
-    return f"an array of {dtype}, shape {shape}"
-
-
-def _set_text(elements: Sequence[object]) -> str:
-    return f"a set with {_list_text(elements)}" if elements else "a set without"
 
 
 def _list_text(values: Sequence[object]) -> str:
