@@ -41,36 +41,29 @@ class HandleLayout:
         return {}
 
 
-_CLASSES: dict[type, HandleClass] = {}
-
-
-def add_handle_class(cls: type, handle_class: HandleClass) -> None:
-    _CLASSES[cls] = handle_class
-
-
-def handle_classes() -> dict[type, HandleClass]:
-    return _CLASSES
+# Each class is added beside its definition, so that this module and the parts below need not import it.
+HANDLE_CLASSES: dict[type, HandleClass] = {}
 
 
 def is_handle(value: object) -> bool:
-    return type(value) in _CLASSES
+    return type(value) in HANDLE_CLASSES
 
 
 def is_donated(root: object) -> bool:
     """May a call reuse the memory of this argument?"""
-    handle_class = _CLASSES.get(type(root))
+    handle_class = HANDLE_CLASSES.get(type(root))
     return handle_class is not None and handle_class.is_donated(root)
 
 
 def is_donated_place(root: object, path: Sequence[Any]) -> bool:
     """Is the array at this key path below an argument donated with it?"""
-    return is_donated(root) and getattr(path[0], "name", None) == _CLASSES[type(root)].donated_field
+    return is_donated(root) and getattr(path[0], "name", None) == HANDLE_CLASSES[type(root)].donated_field
 
 
 def with_handles(call: Callable[[list[Any]], R], values: Sequence[Any], name: str, uses_up: bool) -> R:
     """Runs `call` with handles replaced by the objects inside them, and writes changes back into the handles."""
     arguments, opened = list(values), list[tuple[HandleClass, Any]]()
-    for handle_class in {_CLASSES[type(value)] for value in values if type(value) in _CLASSES}:
+    for handle_class in {HANDLE_CLASSES[type(value)] for value in values if type(value) in HANDLE_CLASSES}:
         arguments, state = handle_class.open(arguments)
         opened.append((handle_class, state))
     result = call(arguments)
@@ -81,4 +74,4 @@ def with_handles(call: Callable[[list[Any]], R], values: Sequence[Any], name: st
 
 def run_inside(name: str, handle: object, run: Callable[[Any], R]) -> R:
     """Runs `run` on the object inside a handle, for a transform."""
-    return _CLASSES[type(handle)].run_inside(name, handle, run)
+    return HANDLE_CLASSES[type(handle)].run_inside(name, handle, run)

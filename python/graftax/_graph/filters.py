@@ -7,13 +7,15 @@ import functools
 import inspect
 import types
 import typing
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from graftax import _core, interop
 from graftax._graph.structure import Op, Structure, plain_key
 from graftax.interop import LibraryFilter
+
+if TYPE_CHECKING:
+    from graftax._graph.select import ObjectView
 
 NO_TYPE = "isinstance does not accept {spec!r}: give the class, {origin}, or a function of a leaf."
 
@@ -26,8 +28,8 @@ class Filter(NamedTuple):
     matches_all: bool
     spec: Any  # as the user wrote it
 
-    def select(self, view: GraphView) -> list[int]:
-        """The parts that the filter selects, in order."""
+    def select(self, view: ObjectView | RecordedView) -> list[int]:
+        """The parts that the filter selects, in order: numbered rows of the view, without references."""
         if self.matches_all:
             return list(view.parts())
         if not self.library_filters:
@@ -111,35 +113,8 @@ def is_type(spec: object) -> bool:
     return origin is not None or isinstance(spec, type)
 
 
-class GraphView(ABC):
-    """A graph as filters see it: numbered parts, without references."""
-
-    @abstractmethod
-    def parts(self) -> Iterable[int]: ...
-
-    @abstractmethod
-    def parent(self, number: int) -> int: ...
-
-    @abstractmethod
-    def is_a(self, number: int, types: object) -> bool: ...
-
-    def instances(self, types: object) -> list[int]:
-        """The parts that are instances of the types, in order."""
-        return [number for number in self.parts() if self.is_a(number, types)]
-
-    @abstractmethod
-    def is_leaf(self, number: int) -> bool: ...
-
-    @abstractmethod
-    def path(self, number: int) -> tuple[Any, ...]:
-        """The names, indices and keys from the root to a part."""
-
-    @abstractmethod
-    def value(self, number: int) -> Any: ...
-
-
-class RecordedView(GraphView):
-    """A recorded structure with its leaves. Nodes are built only if a filter needs their values."""
+class RecordedView:
+    """A recorded structure with its leaves, for filters. Nodes are built only if a filter needs their values."""
 
     def __init__(self, graphdef: _core.GraphDef, leaves: Sequence[Any]) -> None:
         self.graphdef, self.leaves = graphdef, leaves
@@ -157,6 +132,9 @@ class RecordedView(GraphView):
         if row.op is Op.leaf:
             return isinstance(self.leaves[row.leaf], types)
         return row.op is Op.node and isinstance(row.type, type) and issubclass(row.type, types)
+
+    def instances(self, types: Any) -> list[int]:
+        return [number for number in self.parts() if self.is_a(number, types)]
 
     def is_leaf(self, number: int) -> bool:
         return self.rows[number].op is Op.leaf

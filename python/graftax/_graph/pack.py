@@ -17,7 +17,7 @@ from jax import tree_util
 
 from graftax import _core
 from graftax._base.errors import StructureError
-from graftax._base.handles import HandleClass, HandleLayout, add_handle_class
+from graftax._base.handles import HANDLE_CLASSES, HandleClass, HandleLayout
 from graftax._base.trace_markers import Dynamic
 from graftax._graph.packed_buffers import Buffer, copy_array, is_plain, join, sharding_of, split
 from graftax._jax.arrays import is_deleted, ref_types
@@ -251,11 +251,7 @@ def _with_keys(handle: Packed[Any]) -> tuple[list[tuple[Any, Any]], object]:
     return [(tree_util.GetAttrKey(name), x) for name, x in zip(("_arrays", "_kept"), children, strict=True)], aux
 
 
-def _from_children(aux: Any, children: Iterable[Any]) -> Packed[Any]:
-    return Packed(*children, *aux)
-
-
-tree_util.register_pytree_with_keys(Packed, _with_keys, _from_children, _children)
+tree_util.register_pytree_with_keys(Packed, _with_keys, lambda aux, children: Packed(*children, *aux), _children)
 
 
 @boundary
@@ -483,14 +479,11 @@ def _run_on_contents(name: str, handle: Packed[Any], run: Callable[[Any], Any]) 
     return result
 
 
-add_handle_class(
-    Packed,
-    HandleClass(
-        _open_handles,
-        _close_handles,
-        _run_on_contents,
-        is_donated=operator.attrgetter("_donate"),
-        donated_field="_arrays",
-        static_fields=frozenset({"_layout", "_donate", "_used"}),
-    ),
+HANDLE_CLASSES[Packed] = HandleClass(
+    _open_handles,
+    _close_handles,
+    _run_on_contents,
+    is_donated=operator.attrgetter("_donate"),
+    donated_field="_arrays",
+    static_fields=frozenset({"_layout", "_donate", "_used"}),
 )

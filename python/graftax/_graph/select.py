@@ -13,7 +13,7 @@ import numpy as np
 from graftax import interop
 from graftax._base.errors import StructureError, a_type, at_path, some
 from graftax._graph.array_aliases import record_alias_sources
-from graftax._graph.filters import Filter, GraphView, as_filter
+from graftax._graph.filters import Filter, as_filter
 from graftax._graph.path import Graph, GraphRow, Path
 from graftax._graph.patterns import is_pattern, nearest
 from graftax._graph.structure import plain_key
@@ -374,8 +374,8 @@ def shared(obj: object) -> list[Shared]:
     return [Shared(graph.rows[group[0]].value, [graph.path(number) for number in group]) for group in sorted(groups)]
 
 
-class ObjectView(GraphView):
-    """A graph of live objects, for filters."""
+class ObjectView:
+    """A graph of live objects, for filters, with the methods of a `RecordedView`."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

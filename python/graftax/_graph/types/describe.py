@@ -14,6 +14,7 @@ import fractions
 import functools
 import logging
 import multiprocessing.process
+import operator
 import pathlib
 import socket
 import sys
@@ -36,7 +37,7 @@ from jax.extend.core import Primitive
 from graftax import _core, interop
 from graftax._base.class_lookup import in_mro
 from graftax._base.errors import UnsupportedValueError
-from graftax._base.handles import HandleLayout, handle_classes
+from graftax._base.handles import HANDLE_CLASSES, HandleLayout
 from graftax._base.trace_markers import Dynamic, Static
 from graftax._base.type_record import Description
 from graftax._graph.types import static_values
@@ -195,8 +196,8 @@ def _array_or_name(obj: object, cls: type, solid: type) -> Description | None:
     if isinstance(obj, jax.Array):
         return Description("array")
     # graftax's own classes. A handle of packed state is registered with JAX, but here it is a mutable node.
-    if cls in handle_classes():
-        return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
+    if cls in HANDLE_CLASSES:
+        return Description("node", frozen=False, static_fields=HANDLE_CLASSES[cls].static_fields)
     if (symbol := next((role for base, role in _SYMBOLS.items() if issubclass(cls, base)), None)) is not None:
         return Description(symbol)
     if issubclass(cls, Dynamic):
@@ -318,18 +319,9 @@ def _defines_equality(cls: type) -> bool:
     return all(code is not None and not code.co_filename.startswith(("<string>", "<attrs")) for code in codes)
 
 
-def _nothing(obj: object) -> tuple[()]:
-    del obj
-    return ()
-
-
-def _member_name(member: enum.Enum) -> str | None:
-    return member._name_
-
-
 # Always the caller's own object; its attributes are compared, and what is set there is brought back.
-_OPENED = Description("value", frozen=False, handed=True, reduce=_nothing)
-_OPENED_MEMBER = dataclasses.replace(_OPENED, unique=True, reduce=_member_name)
+_OPENED = Description("value", frozen=False, handed=True, reduce=lambda obj: ())
+_OPENED_MEMBER = dataclasses.replace(_OPENED, unique=True, reduce=operator.attrgetter("_name_"))
 
 
 def _has_state(cls: type[enum.Enum]) -> bool:

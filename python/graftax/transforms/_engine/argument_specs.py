@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from graftax import _core, interop
 from graftax._base.errors import StructureError
-from graftax._base.handles import handle_classes
+from graftax._base.handles import HANDLE_CLASSES
 from graftax._graph.filters import RecordedView
 from graftax._graph.structure import path_text
 from graftax.transforms._engine.lift import call_first
@@ -48,7 +48,7 @@ def broadcast_of(program: Program, option: SpecOption, spec: object, keyword: ob
     broadcast = Broadcast(
         program.graphdef, program.names, _specs_of_roots(program, option, spec, keyword), program.leaves
     )
-    for i in itertools.chain.from_iterable(map(broadcast.leaves_in_type, handle_classes())):
+    for i in itertools.chain.from_iterable(map(broadcast.leaves_in_type, HANDLE_CLASSES)):
         if broadcast.leaf_specs[i] != option.nothing:
             raise StructureError(option.text(PACK_MAPPED, path=broadcast.path(i), entry=option.nothing))
     return broadcast

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable
 
 from graftax import _core
-from graftax._base.handles import handle_classes
+from graftax._base.handles import HANDLE_CLASSES
 from graftax._graph.module import Module
 from graftax._graph.structure import Op, Row, Structure
 from graftax._jax.tree_registry import is_tree_node
@@ -31,7 +31,7 @@ def leaves_in_values(program: _core.GraphDef | _core.Outcome) -> set[int]:
 
 def _is_value(row: Row) -> bool:
     cls = row.type
-    return isinstance(cls, type) and not (is_tree_node(cls) or issubclass(cls, Module) or cls in handle_classes())
+    return isinstance(cls, type) and not (is_tree_node(cls) or issubclass(cls, Module) or cls in HANDLE_CLASSES)
 
 
 def _leaves_below(program: _core.GraphDef | _core.Outcome, is_top: Callable[[Row], bool]) -> set[int]:
