@@ -33,8 +33,6 @@ CHANGED_SINCE = (
 
 C = TypeVar("C")
 
-__all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
-
 
 class Path(KeyPath):
     """A key path in an object graph: a sequence of `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.

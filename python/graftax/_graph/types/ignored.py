@@ -37,7 +37,7 @@ NO_SPEC = (
 IgnoreTest = Callable[[RootPath, Any], bool]
 
 _UNARY = (
-    "abs aiter anext await bool bytes ceil complex copy del enter aenter exit aexit float floor hash index int "
+    "abs aiter anext await bool bytes ceil complex copy enter aenter exit aexit float floor hash index int "
     "invert iter len length_hint neg next pos repr reversed round str trunc jax_array array fspath reduce dir"
 )
 _BINARY = "add and divmod floordiv lshift matmul mod mul or pow rshift sub truediv xor"
@@ -63,8 +63,7 @@ class Ignored:
 class _Uses(threading.local):
     """The errors that placeholders have raised in the trace that runs in this thread; None where none runs."""
 
-    def __init__(self) -> None:
-        self.errors: list[Exception] | None = None
+    errors: list[Exception] | None = None
 
 
 _USES = _Uses()
@@ -103,10 +102,9 @@ def _used(self: object, *args: object, **kwargs: object) -> NoReturn:
 def _refuse_use() -> None:
     names = [*_UNARY.split(), *_COMPARED.split(), "getattribute", "setattr", "delattr"]
     names += [prefix + name for name in _BINARY.split() for prefix in ("", "r", "i")]
+    # `__del__` is not among them: placeholders have to be collected silently.
     for name in names:
-        # Without `__del__`: placeholders have to be collected silently.
-        if name != "del":
-            setattr(Ignored, f"__{name}__", _used)
+        setattr(Ignored, f"__{name}__", _used)
 
 
 _refuse_use()

@@ -123,14 +123,9 @@ def register(
         'first'
     """
     if cls is None:
-        arguments = {
-            "static": static,
-            "dynamic": dynamic,
-            "flatten": flatten,
-            "unflatten": unflatten,
-            "names": names,
-        }
-        return functools.partial(register, **arguments)
+        return lambda cls: register(
+            cls, static=static, dynamic=dynamic, flatten=flatten, unflatten=unflatten, names=names
+        )
     static, dynamic, names = _as_list(static), _as_list(dynamic), _as_list(names)
     _check_arguments(cls, static, dynamic, flatten, unflatten, names)
     if flatten is not None:
@@ -275,9 +270,9 @@ class _Fields:
             self._refuse_numbers(values)
         schema = self._schema(values)
         children = [values[name] for name in schema.children]
-        return children, _Aux(
-            schema, tuple(values[name] for name in schema.static_names)
-        ) if schema.static_names else schema
+        if not schema.static_names:
+            return children, schema
+        return children, _Aux(schema, tuple(values[name] for name in schema.static_names))
 
     def _refuse_numbers(self, values: dict[str, Any]) -> None:
         for name, meaning in self.undeclared.items():
@@ -363,9 +358,8 @@ def _annotation_meaning(annotation: Any) -> str:
         return "anything"
     # Annotations are often texts (PEP 563), and evaluating them may fail: names have to do.
     if isinstance(annotation, str):
-        names = {part.strip().partition("[")[0].rpartition(".")[2] for part in annotation.strip("'\"").split("|")} - {
-            "None"
-        }
+        parts = annotation.strip("'\"").split("|")
+        names = {part.strip().partition("[")[0].rpartition(".")[2] for part in parts} - {"None"}
         if names and names <= _ANYTHING:
             return "anything"
         return "number" if names and names <= _NUMBER_NAMES else ""

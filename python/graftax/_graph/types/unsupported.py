@@ -19,6 +19,8 @@ import numpy as np
 _HIDDEN_STATE = "it hides state that a compiled program cannot replay. "
 _SHARED = "it shows memory that others may change. "
 _KEY = _HIDDEN_STATE + "Use jax.random with an explicit key."
+_STREAM = _HIDDEN_STATE + "Read the data first and pass that."
+ITERATOR = _HIDDEN_STATE + "Turn it into a list first."
 # The bases of all ctypes values and of all its functions, which have no public names.
 _CData: type = ctypes.Structure.__base__  # type: ignore[assignment]
 _CFuncPtr: type = ctypes.CFUNCTYPE(None).__base__  # type: ignore[assignment]
@@ -26,11 +28,8 @@ _CFuncPtr: type = ctypes.CFUNCTYPE(None).__base__  # type: ignore[assignment]
 _REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
     ((random.Random,), _KEY),
     ((np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.random.SeedSequence), _KEY),
-    ((io.IOBase,), _HIDDEN_STATE + "Read the data first and pass that."),
-    (
-        (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
-        _HIDDEN_STATE + "Turn it into a list first.",
-    ),
+    ((io.IOBase,), _STREAM),
+    ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), ITERATOR),
     ((memoryview,), _SHARED + "Pass bytes(...) or numpy.asarray(...) of it."),
     ((np.matrix,), "inside a compiled program its operators would be those of an array. Use numpy.asarray."),
     ((np.ma.MaskedArray,), "jax.numpy ignores the mask. Pass the data and the mask as two arrays."),
@@ -38,7 +37,6 @@ _REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
     ((decimal.Context,), _HIDDEN_STATE + "Pass its settings, such as prec."),
     ((queue.Queue, queue.SimpleQueue), _HIDDEN_STATE + "Pass a list or a collections.deque."),
 )
-ITERATOR = _HIDDEN_STATE + "Turn it into a list first."
 _C_DATA = _SHARED + "Pass its value, or numpy.ctypeslib.as_array(...) of it."
 IN_C = (
     "it is implemented in C, so graftax cannot see when its state changes. Pass what the function needs "
@@ -54,7 +52,7 @@ _REFUSED_BY_NAME = {
     ("polars", "DataFrame"): _TABLE,
     ("polars", "LazyFrame"): _TABLE,
     ("polars", "Series"): _TABLE,
-    ("multiprocessing", "_ConnectionBase"): _HIDDEN_STATE + "Read the data first and pass that.",
+    ("multiprocessing", "_ConnectionBase"): _STREAM,
 }
 
 
