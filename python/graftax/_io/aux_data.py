@@ -65,7 +65,7 @@ class AuxData:
             like_children = [(entry, child) for entry, child in self._graph.key_entries(like_number) if entry != AUX]
             file_children = [(entry, child) for entry, child in self._file.rows[file_number].children if entry != AUX]
             like_names, file_names = [entry for entry, _ in like_children], [entry for entry, _ in file_children]
-            aux_rows = self._rows_of(self._aux_of(like_number))
+            aux_rows = self._graph.descendants([self._aux_of(like_number)])
             # Equal children fit either aux data, and equal aux data fit either children.
             if like_names == file_names or not any(map(changed, aux_rows)):
                 continue
@@ -90,27 +90,25 @@ class AuxData:
         )
         for like_number, file_number, path in self._pairs:
             aux_row = self._aux_of(like_number)
+            parts = self._graph.descendants([aux_row])  # itself among them
             if (
                 like_number in self._unchanged
                 or self._graph.rows[aux_row].is_leaf
-                or not any(n in changes for n in self._rows_of(aux_row))
+                or not any(part in changes for part in parts)
             ):
                 continue
-            file_aux = next(child for entry, child in self._file.rows[file_number].children if entry == AUX)
+            file_aux = self._file_aux(file_number)
             value = MISSING if self._holds_opaque(file_aux) else build.value(file_aux)
             if value is not MISSING:
                 changes[aux_row] = value
                 self.replaced.add(aux_row)
             # Mutable aux data would be changed in place, although the file does not hold all of them.
-            elif any(isinstance(self._graph.rows[n].value, (dict, list)) for n in self._rows_of(aux_row)):
+            elif any(isinstance(self._graph.rows[part].value, (dict, list)) for part in parts):
                 mismatches.differ(path, NOT_WHOLE.format(mine=short_text(self._graph.rows[aux_row].value)))
 
     def _aux_of(self, like_number: int) -> int:
         child = next(child for entry, child in self._graph.key_entries(like_number) if entry == AUX)
         return self._graph.rows[child].target
-
-    def _rows_of(self, like_number: int) -> set[int]:
-        return self._graph.descendants([like_number]) | {like_number}
 
     def _are_names(self, like_number: int, names: list[KeyEntry]) -> bool:
         value = self._graph.rows[self._aux_of(like_number)].value
@@ -118,11 +116,12 @@ class AuxData:
 
     def _lists_names(self, file_number: int, names: list[KeyEntry]) -> bool:
         # Aux data that are the list of the names, as those of a plain flatten function often are.
-        aux = next(child for entry, child in self._file.rows[file_number].children if entry == AUX)
-        aux_children = [
-            self._file.rows[self._file.target(child)] for _, child in self._file.rows[self._file.target(aux)].children
-        ]
+        aux = self._file.rows[self._file.target(self._file_aux(file_number))]
+        aux_children = [self._file.rows[self._file.target(child)] for _, child in aux.children]
         return [row.arg if row.op == "s" else None for row in aux_children] == list(map(_name, names))
+
+    def _file_aux(self, file_number: int) -> int:
+        return next(child for entry, child in self._file.rows[file_number].children if entry == AUX)
 
     def _holds_opaque(self, file_number: int) -> bool:
         """Does a part of the file need an object that only `like` has?"""

@@ -112,14 +112,12 @@ class FileGraph:
         """A checked row of the file. The numbers of its children are -1 until their own rows are read."""
         op, arg = (row[0], row[1] if len(row) > 1 else None) if row else (None, None)
         # Indices have to refer to rows and arrays that exist, and references to earlier rows.
-        if op == "-":
-            return FileRow("-", None, [], None, parent)
-        if op == "s":
-            return FileRow("s", arg, [], None, parent)
-        if op == "a" and type(arg) is int and 0 <= arg < len(self.arrays):
-            return FileRow("a", arg, [], None, parent)
-        if op == "r" and type(arg) is int and 0 <= arg < number and self.rows[arg].op in "ns":
-            return FileRow("r", arg, [], None, parent)
+        if (
+            op in ("-", "s")
+            or (op == "a" and type(arg) is int and 0 <= arg < len(self.arrays))
+            or (op == "r" and type(arg) is int and 0 <= arg < number and self.rows[arg].op in "ns")
+        ):
+            return FileRow(op, arg, [], None, parent)
         if op != "n" or len(row) < 3:
             raise Malformed(f"row {number} does not have the form of a row")
         entries: Any = row[2]

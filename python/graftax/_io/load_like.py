@@ -317,8 +317,9 @@ class LoadInto:
                 if problem is not None:
                     self._mismatches.differ(path, problem)
             return
+        is_named = type(form) is dict and form.get("!") == "name" and has_name(value)
         # An object of the same name stays as it is: no lookup, which `classes=` would have to allow.
-        if type(form) is dict and form.get("!") == "name" and _name_of(value) == self._decoder.name(form.get("of")):
+        if is_named and full_name(value) == self._decoder.name(form.get("of")):
             return
         value_in_file = self._decoder.value(form)
         if value_in_file is not MISSING and (
@@ -545,7 +546,3 @@ class LoadInto:
 
 def _keys(entries: Iterable[object]) -> str:
     return some([repr(getattr(entry, "key", entry)) for entry in entries])
-
-
-def _name_of(value: object) -> str | None:
-    return full_name(value) if has_name(value) else None

@@ -56,29 +56,20 @@ def restored_array(external: ExternalArray, restored: Any) -> Any:
         return restored
     dtype = LOGICAL[external.dtype]
     if isinstance(restored, np.ndarray):
-        return restored.view(dtype) if _fills_byte(dtype) else restored.astype(_unsigned_dtype(dtype)).view(dtype)
+        return restored.astype(_unsigned_dtype(dtype), copy=False).view(dtype)
     # On the devices: each process has only its own part.
     return own_jit(_from_bytes, static_argnums=1, out_shardings=restored.sharding)(restored, dtype)
 
 
-def _fills_byte(dtype: np.dtype[Any]) -> bool:
-    """Does a number fill its byte? Smaller ones are packed on a device, but not on the host."""
-    return jnp.finfo(dtype).bits == 8 if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).bits == 8
-
-
 def _unsigned_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The unsigned dtype of as many bits, for numbers of less than a byte."""
+    """The unsigned dtype of as many bits: numbers of less than a byte are packed on a device, but not on the host."""
     size = jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).bits
     return LOGICAL[f"uint{size}"]
 
 
 def _to_bytes(x: jax.Array) -> jax.Array:
-    if _fills_byte(x.dtype):
-        return jax.lax.bitcast_convert_type(x, jnp.uint8)
     return jax.lax.bitcast_convert_type(x, _unsigned_dtype(x.dtype)).astype(jnp.uint8)
 
 
 def _from_bytes(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    if _fills_byte(dtype):
-        return jax.lax.bitcast_convert_type(x, dtype)
     return jax.lax.bitcast_convert_type(x.astype(_unsigned_dtype(dtype)), dtype)
