@@ -17,8 +17,6 @@ from graftax.interop import LibraryFilter
 if TYPE_CHECKING:
     from graftax._graph.select import ObjectView
 
-NO_TYPE = "isinstance does not accept {spec!r}: give the class, {origin}, or a function of a leaf."
-
 
 class Filter(NamedTuple):
     """Selects the parts that are instances of the types, with all below them, or that a library's filter accepts."""
@@ -109,7 +107,8 @@ def is_type(spec: object) -> bool:
     origin = typing.get_origin(spec)
     # `isinstance` takes classes and unions, but not parametrized generics.
     if origin is not None and origin not in (typing.Union, types.UnionType):
-        raise TypeError(NO_TYPE.format(spec=spec, origin=getattr(origin, "__name__", origin)))
+        name = getattr(origin, "__name__", origin)
+        raise TypeError(f"isinstance does not accept {spec!r}: give the class, {name}, or a function of a leaf.")
     return origin is not None or isinstance(spec, type)
 
 

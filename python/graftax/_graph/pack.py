@@ -24,7 +24,6 @@ from graftax._jax.arrays import is_deleted, ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jax.tracers import has_tracer
 
-PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
 PACK_CHANGED_TWICE = (
     "{name} changed what is in a handle of packed state both as its argument and through the handle itself, which it "
     "reaches another way (update, or another argument): one of the two would be lost. Change it in one of these ways."
@@ -287,7 +286,7 @@ def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool
         Array([0., 0., 0., 0.], dtype=float32)
     """
     if isinstance(max_bytes, bool) or not isinstance(cast("object", max_bytes), int) or max_bytes < 0:
-        raise ValueError(PACK_BYTES.format(value=max_bytes))
+        raise ValueError(f"max_bytes={max_bytes!r}: expected a whole number of bytes, 0 or more.")
     leaves, graphdef = _flatten(obj)
     return Packed(*_pack_leaves(leaves, graphdef, max_bytes, copy, donate), donate)
 

@@ -27,9 +27,6 @@ INSIDE_ANOTHER = (
     "{path!r} lies in {other!r}, which is replaced as well: one of the two values would be lost. Set them"
     " one after the other, or make the pattern match only one of them."
 )
-CHANGED_SINCE = (
-    "{cls} changed while it was read, in another thread or in a function that was given a part of the graph."
-)
 
 C = TypeVar("C")
 
@@ -300,7 +297,10 @@ class Graph:
             numbers = self.children(number)
             children = open_node(self.rows[number].value) if numbers else []
             if len(children) != len(numbers):
-                raise ConcurrentChangeError(CHANGED_SINCE.format(cls=type(self.rows[number].value).__qualname__))
+                raise ConcurrentChangeError(
+                    f"{type(self.rows[number].value).__qualname__} changed while it was read, in another thread or in "
+                    "a function that was given a part of the graph."
+                )
             key_entries = [(entry, child) for (entry, _), child in zip(children, numbers, strict=True)]
             self._entries_of_node[number] = key_entries
             self._entry_of_row.update((child, entry) for entry, child in key_entries)

@@ -25,8 +25,6 @@ UNUSED = (
     "{name}: the pattern {pattern!r} of {option} has no effect: it covers no array, or earlier patterns cover them "
     "all (the first that covers a path decides). Available: {paths}. .w is an attribute, [w] a key."
 )
-NO_PATTERN = "{text!r} is not a pattern: what begins at {rest!r} cannot be parsed. Write layers[*].w or **.w"
-EMPTY_PATTERN = "'' is not a pattern: it is empty. Write layers[*].w, or '**', which covers everything"
 _CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be left out here, too
 
 _CACHE_SIZE = 2000  # steps that a pattern caches
@@ -115,7 +113,10 @@ class Pattern:
             match = _TOKEN.match(text, offset)
             segment = None if match is None else _parse_segment(match)
             if match is None or segment is None:
-                raise ValueError(NO_PATTERN.format(text=text, rest=text[offset:]))
+                raise ValueError(
+                    f"{text!r} is not a pattern: what begins at {text[offset:]!r} cannot be parsed. "
+                    "Write layers[*].w or **.w"
+                )
             self.segments.append(segment)
             offset = match.end()
         # A leading `**` may match nothing, so matching may begin after it as well.
@@ -284,7 +285,7 @@ def argument_pattern(text: str, name: str, option: str) -> Pattern:
     """
     try:
         if not text:
-            raise ValueError(EMPTY_PATTERN)
+            raise ValueError("'' is not a pattern: it is empty. Write layers[*].w, or '**', which covers everything")
         return Pattern(text)
     except ValueError as error:
         raise ValueError(f"{name}, {option}: {error}") from None

@@ -21,8 +21,6 @@ from graftax._base.errors import UnpicklableError
 from graftax._base.key_path import keystr
 from graftax._graph.structure import Structure
 
-UNPICKLABLE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
-
 _MAX_WRAPPERS = 8  # around a function
 # Types of nodes that pickle cannot find by name: the state of a structure has the names of their kinds instead.
 NAMELESS = (types.FunctionType, types.CellType, types.MethodType, types.MappingProxyType)
@@ -214,8 +212,8 @@ def picklable(program: _core.GraphDef | _core.Outcome, title: str) -> tuple[Any,
                 try:
                     pickle.dumps(name_for_pickle(part))
                 except Exception as error:
-                    path = keystr(structure.root_path(row)[1])
-                    message = UNPICKLABLE.format(what=title, value=part, path=path or "the root", error=error)
+                    path = keystr(structure.root_path(row)[1]) or "the root"
+                    message = f"this {title} holds {part!r} at {path}, which cannot be pickled: {error}"
                     raise UnpicklableError(message) from error
         raise
     return state

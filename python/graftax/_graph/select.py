@@ -19,16 +19,10 @@ from graftax._graph.patterns import is_pattern, nearest
 from graftax._graph.structure import plain_key
 from graftax._jax.tracebacks import boundary
 
-NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
 AMBIGUOUS_FAILED = (
     "the function given to at() returned the value at {paths}, which is in several places. To find out which one is "
     "meant, at() called it again with different objects there, and it failed: {error}. Give it the path instead: "
     "at(obj)['layers[0].w']"
-)
-NOTHING_OF_TYPE = "nothing in this {cls} is an instance of {where!r}."
-SET_COUNT = "set() takes a list or tuple with one value for each of the {places} places, got {given}."
-TWO_VALUES = (
-    "{path!r} is given two values: it is one place, named twice or reached through a shared object. Name it once."
 )
 NOT_A_PART = (
     "the function given to at() must return parts of the object it is called with, nothing computed from them. It "
@@ -146,13 +140,18 @@ class Places(Generic[T]):
             values = list(cast("Iterable[Any]", value)) if isinstance(value, (list, tuple, Iterator)) else None
             received = a_type(value) if values is None else f"{len(values)} values"
             if values is None or len(values) != len(groups):
-                raise ValueError(SET_COUNT.format(given=received, places=len(groups)))
+                raise ValueError(
+                    f"set() takes a list or tuple with one value for each of the {len(groups)} places, got {received}."
+                )
         changes: dict[int, Any] = {}
         for group, new_value in zip(groups, values, strict=True):
             for number in group:
                 # A place may be selected twice with the same value, but not with two.
                 if changes.setdefault(number, new_value) is not new_value:
-                    raise ValueError(TWO_VALUES.format(path=self._graph.path(number)))
+                    raise ValueError(
+                        f"{self._graph.path(number)!r} is given two values: it is one place, named twice or reached "
+                        "through a shared object. Name it once."
+                    )
         changes = self._into_variables(changes)
         self._graph.refuse_nested(changes)
         return changes
@@ -207,7 +206,8 @@ def _locate(graph: Graph, selector: object) -> tuple[bool, list[list[int]]]:
         # A filter selects objects, not paths: an object is written at all its paths.
         references, numbers = graph.references(), leaf_filter.select(ObjectView(graph))
         if not numbers:
-            raise StructureError(NOTHING_OF_TYPE.format(cls=type(graph.rows[0].value).__qualname__, where=selector))
+            cls = type(graph.rows[0].value).__qualname__
+            raise StructureError(f"nothing in this {cls} is an instance of {selector!r}.")
         return True, [[number, *references.get(number, ())] for number in numbers]
     if type(selector) in (tuple, list) and selector:
         return True, [group for part in cast("list[Any]", selector) for group in _locate(graph, part)[1]]
@@ -236,7 +236,7 @@ def matching(graph: Graph, pattern: str | Path) -> list[int]:
         near = nearest(pattern, (str(graph.path(number)) for number in range(1, len(graph.rows))))
         text = f"It has {near}." if near else "It has no parts."
         cls = type(graph.rows[0].value).__qualname__
-        raise StructureError(NO_PLACE.format(cls=cls, where=pattern, near=text))
+        raise StructureError(f"nothing in this {cls} matches {pattern!r}. {text}")
     return numbers
 
 

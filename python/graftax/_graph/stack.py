@@ -21,8 +21,6 @@ NOTHING = "graftax.stack takes at least one object."
 OTHER_STRUCTURE = (
     "{name}: the objects have to be of one structure, and number {number} differs from the first:\n{lines}"
 )
-OTHER_ARRAY = "{name}: {path} is {expected} in the first object, and {given} in number {number}."
-NO_ROWS = "graftax.unstack: {path} has {given}, and {first} {length}: all arrays need one row per object."
 NO_ARRAYS = "graftax.unstack: this object holds no array, so the number of objects is not known."
 
 T = TypeVar("T")
@@ -74,8 +72,8 @@ def mismatch_text(name: str, flat: list[Flat]) -> str | None:
         for i, (leaf, expected) in enumerate(zip(leaves, first_leaves, strict=True)):
             if np.shape(leaf) != np.shape(expected) or leaf.dtype != expected.dtype:
                 path = f"obj{keystr(graphdef.leaf_places()[i][1])}"
-                texts = {"expected": _array_text(expected), "given": _array_text(leaf)}
-                return OTHER_ARRAY.format(name=name, path=path, number=number, **texts)
+                texts = [f"{array.dtype}{list(np.shape(array))}" for array in (expected, leaf)]
+                return f"{name}: {path} is {texts[0]} in the first object, and {texts[1]} in number {number}."
     return None
 
 
@@ -109,7 +107,9 @@ def unstack(obj: T) -> list[T]:
     counts = [f"{np.shape(leaf)[0]} rows" if np.shape(leaf) else "no rows" for leaf in leaves]
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0] or count == "no rows":
-            raise StructureError(NO_ROWS.format(path=path, given=count, first=paths[0], length=counts[0]))
+            raise StructureError(
+                f"graftax.unstack: {path} has {count}, and {paths[0]} {counts[0]}: all arrays need one row per object."
+            )
     objects: list[T] = []
     for i in range(np.shape(leaves[0])[0]):
         rows = apply_once(lambda _, leaf, row=i: leaf[0][row], enumerate((leaf,) for leaf in leaves))
@@ -163,7 +163,3 @@ def is_layer(obj: object) -> bool:
     if _core.kind_info(cls)[0] != "object":
         return False
     return isinstance(obj, Module) or interop.is_module(obj) or tree_functions(cls) is None
-
-
-def _array_text(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(np.shape(leaf))}"

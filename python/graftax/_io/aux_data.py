@@ -22,8 +22,6 @@ OTHER_ORDER = (
     "{theirs} in the file, {mine} in like, and the aux data differ as well: it is not clear which "
     "children match. Give an object whose children are in the order of the file"
 )
-IN_PART = "its aux data are {mine} in like, and others in the file, for other children"
-NOT_WHOLE = "its aux data are {mine} in like, and differ in the file, which does not hold all of them"
 
 AUX = GetAttrKey("aux_data")
 
@@ -78,8 +76,8 @@ class AuxData:
                 texts = {"mine": _text(like_names), "theirs": _text(file_names)}
                 mismatches.differ(path, f"a registered class with the children {OTHER_ORDER.format(**texts)}")
             else:
-                value = self._graph.rows[self._aux_of(like_number)].value
-                mismatches.differ(path, IN_PART.format(mine=short_text(value)))
+                mine = short_text(self._graph.rows[self._aux_of(like_number)].value)
+                mismatches.differ(path, f"its aux data are {mine} in like, and others in the file, for other children")
         return unchanged
 
     def write(self, changes: dict[int, Any], mismatches: Mismatches) -> None:
@@ -104,7 +102,10 @@ class AuxData:
                 self.replaced.add(aux_row)
             # Mutable aux data would be changed in place, although the file does not hold all of them.
             elif any(isinstance(self._graph.rows[part].value, (dict, list)) for part in parts):
-                mismatches.differ(path, NOT_WHOLE.format(mine=short_text(self._graph.rows[aux_row].value)))
+                mine = short_text(self._graph.rows[aux_row].value)
+                mismatches.differ(
+                    path, f"its aux data are {mine} in like, and differ in the file, which does not hold all of them"
+                )
 
     def _aux_of(self, like_number: int) -> int:
         child = next(child for entry, child in self._graph.key_entries(like_number) if entry == AUX)

@@ -27,11 +27,6 @@ from graftax._io.save import file_bytes
 from graftax._io.tensor import ExternalArray, Leaf
 from graftax._jax.tracebacks import boundary
 
-NO_ORBAX = "graftax.Checkpoints needs Orbax: pip install 'graftax[orbax]' ({error})"
-NOT_SAVED = "the checkpoint of step {step} was not saved: {error}"
-NO_STEP = "there is no step {step} in {folder}: it has {steps}"
-NO_METRIC = "best={name!r} asks for a metric, and save() was given metrics={metrics!r}"
-
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _FILE = "graph.safetensors"
 
@@ -76,7 +71,7 @@ class Checkpoints:
         try:
             from orbax.checkpoint import v1 as orbax
         except ImportError as error:
-            raise ImportError(NO_ORBAX.format(error=error)) from error
+            raise ImportError(f"graftax.Checkpoints needs Orbax: pip install 'graftax[orbax]' ({error})") from error
         # Orbax has no annotations for these modules.
         save_policies: Any = orbax.training.save_decision_policies
         preservation_policies: Any = orbax.training.preservation_policies
@@ -159,7 +154,7 @@ class Checkpoints:
         name = (self._best or "").removeprefix("-")
         if name and name not in (metrics or {}):  # a preempted program may not have computed it
             if not is_preemption_step:
-                raise ValueError(NO_METRIC.format(name=name, metrics=metrics))
+                raise ValueError(f"best={name!r} asks for a metric, and save() was given metrics={metrics!r}")
             metrics = None
         self._clear()
         # All that is saved is collected here: from now on, `state` may change while Orbax writes in the background.
@@ -240,7 +235,7 @@ class Checkpoints:
         try:
             self._checkpointer.wait()
         except Exception as error:
-            raise GraftaxError(NOT_SAVED.format(step=step_number, error=error)) from error
+            raise GraftaxError(f"the checkpoint of step {step_number} was not saved: {error}") from error
 
     def close(self) -> None:
         """Waits for the step that is being written, and ends the background threads."""
@@ -283,7 +278,7 @@ class Checkpoints:
 
     def _part(self, step_number: int, item: str, name: str) -> bytes | None:
         if step_number not in self.steps:
-            raise LoadError(NO_STEP.format(step=step_number, folder=self.folder, steps=self.steps))
+            raise LoadError(f"there is no step {step_number} in {self.folder}: it has {self.steps}")
         part = _Part(name)  # Orbax calls its `load`, which fills it
         try:
             self._checkpointer.load_checkpointables(step_number, {item: part})

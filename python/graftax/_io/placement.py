@@ -17,8 +17,6 @@ from graftax._io.reader import Source
 from graftax._io.tensor import Leaf, restore_array
 from graftax._sharding.rules import Rules
 
-NO_MESH = "shard= gives {spec} for {path!r}, which needs a mesh: give mesh= too"
-
 
 class Placement:
     """Places the arrays of a file on devices.
@@ -83,7 +81,7 @@ class Placement:
             sharding = cast("Callable[..., Any]", sharding)(path(), jax.ShapeDtypeStruct(host.shape, host.dtype))
         if isinstance(sharding, PartitionSpec):
             if self.mesh is None:
-                raise ValueError(NO_MESH.format(spec=sharding, path=path()))
+                raise ValueError(f"shard= gives {sharding} for {path()!r}, which needs a mesh: give mesh= too")
             return NamedSharding(self.mesh, sharding)
         return sharding
 

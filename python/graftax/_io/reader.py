@@ -32,11 +32,6 @@ def named_errors(path: str) -> Generator[None]:
         raise damaged(path, str(error)) from None
 
 
-EXTERNAL = (
-    "{path} is a part of a checkpoint, and {name!r} is in another: graftax.Checkpoints(folder).restore(like) reads both"
-)
-
-
 class Source:
     """An opened file, together with its parts.
 
@@ -105,7 +100,10 @@ class Source:
         """The data of an array; for typed keys, their key data."""
         if leaf.outside is not None:
             if leaf.outside.key not in self.external_arrays:
-                raise LoadError(EXTERNAL.format(path=self.path, name=leaf.name))
+                raise LoadError(
+                    f"{self.path} is a part of a checkpoint, and {leaf.name!r} is in another: "
+                    "graftax.Checkpoints(folder).restore(like) reads both"
+                )
             return self.external_arrays[leaf.outside.key]
         return logical_array(leaf, self.tensor(leaf.name), self._tensors[leaf.name].array(leaf.name))
 

@@ -21,7 +21,6 @@ from graftax._jax.arrays import as_weak, ref_types
 _PART = 1 << 24  # bytes that are written at a time
 
 DELETED = "it was deleted or donated: there is nothing left to save"
-NO_DATA = "a {cls} has no data to save"
 ELSEWHERE = (
     "it lies on devices of other processes: one process cannot write it. Use graftax.Checkpoints, which lets each "
     "write its own part"
@@ -129,7 +128,7 @@ def array_to_save(value: Any, name: str, dtype: np.dtype[Any] | None, by_all_pro
         array_kind = "jax"
     # A value without data is refused, and the error says why there are none.
     if isinstance(value, jax.core.Tracer):
-        raise UnsupportedValueError(NO_DATA.format(cls="value of a running trace (a tracer)"))
+        raise UnsupportedValueError("a value of a running trace (a tracer) has no data to save")
     if isinstance(value, jax.Array):
         if value.is_deleted():
             raise UnsupportedValueError(DELETED)

@@ -15,8 +15,6 @@ NameParts = tuple[str, ...]
 
 _NAME = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|([^\[\]]*))\]|([^.\[\]/]+)")
 
-BAD_RENAME = "rename= has {old!r}: {new!r}, which do not have the same `*` and `**`: each stands for the same in both"
-
 TWICE = "{one} and {other} in the file both stand for {path} in like"
 
 
@@ -46,7 +44,10 @@ class Renaming:
             source_parts, target_parts = name_parts(source), name_parts(target)
             # What a wildcard matches is put in the place of the same wildcard in the target.
             if [part for part in source_parts if "*" in part] != [part for part in target_parts if "*" in part]:
-                raise ValueError(BAD_RENAME.format(old=source, new=target))
+                raise ValueError(
+                    f"rename= has {source!r}: {target!r}, which do not have the same `*` and `**`: each stands for the "
+                    "same in both"
+                )
             self._rules.append((_blocks(source_parts), target_parts))
 
     def tensors_by_path(self, names: Iterable[str]) -> dict[NameParts, str]:

@@ -54,8 +54,6 @@ def axes(node: object) -> Any:
     return _first_answer("axes", node)
 
 
-NO_AXIS_NAMES = "transform_metadata={names!r} is for the Variables of Flax NNX, which is not imported"
-
 # Fields that printed paths leave out, since users do not write them. Each adapter adds its own when it is imported. In
 # Flax NNX `layer.kernel` names a Variable, and also the array in its field `_raw_value`.
 UNSPOKEN: set[str] = set()
@@ -111,7 +109,7 @@ def with_axis_names(function: Any, in_axes: Any, out_axes: Any, names: Any) -> A
     """
     wrapped = _first_answer("with_axis_names", function, in_axes, out_axes, names)
     if wrapped is None:
-        raise TypeError(NO_AXIS_NAMES.format(names=names))
+        raise TypeError(f"transform_metadata={names!r} is for the Variables of Flax NNX, which is not imported")
     return wrapped
 
 

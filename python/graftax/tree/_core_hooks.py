@@ -25,8 +25,6 @@ from graftax._jax.tree_registry import data_fields, is_tree_node, names_function
 # (node data, number of children) of each node in pre-order; of leaves: (None, how many stand side by side).
 Records = list[tuple[tuple[type, Any] | None, int]]
 
-TREE_MISMATCH = "{name}: the trees do not have the same structure.\n{places}"
-
 _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
 
 
@@ -278,7 +276,7 @@ def mismatch_text(differences: list[Difference[LinkedPath]], name: str) -> str:
     lines = [f"  {_path_text(linked_entries(d.path))}: expected {d.one}, found {d.other}" for d in differences[:5]]
     if len(differences) > 5:
         lines.append(f"  and {len(differences) - 5} more places")
-    return TREE_MISMATCH.format(name=name, places="\n".join(lines))
+    return f"{name}: the trees do not have the same structure.\n" + "\n".join(lines)
 
 
 def refuse_mismatch(treedef: _core.PyTreeDef, tree: object, name: str) -> NoReturn:

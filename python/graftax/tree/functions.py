@@ -12,11 +12,6 @@ from graftax import _core
 from graftax._core import PyTreeDef
 from graftax.tree._core_hooks import from_jax
 
-NO_IDENTITY = "a tree without leaves cannot be reduced. Give identity=, which is then the result."
-NOT_TRANSPOSABLE = (
-    "the tree does not have the structure that the two treedefs describe.\nfound    {found}\nexpected {expected}"
-)
-
 T = TypeVar("T")
 IsLeaf = Callable[[Any], bool]
 
@@ -107,7 +102,7 @@ def tree_reduce_associative(
     leaves: list[T] = _core.tree_leaves(tree, is_leaf)
     if not leaves:
         if identity is _UNSPECIFIED:
-            raise TypeError(NO_IDENTITY)
+            raise TypeError("a tree without leaves cannot be reduced. Give identity=, which is then the result.")
         return identity
     return _balanced(leaves, operation)
 
@@ -143,7 +138,10 @@ def tree_transpose(outer_treedef: Any, inner_treedef: Any | None, pytree_to_tran
         inner = from_jax(inner_treedef)
     size, count = inner.num_leaves, outer.num_leaves
     if treedef.num_leaves != size * count:
-        raise TypeError(NOT_TRANSPOSABLE.format(found=treedef, expected=outer.compose(inner)))
+        raise TypeError(
+            "the tree does not have the structure that the two treedefs describe.\n"
+            f"found    {treedef}\nexpected {outer.compose(inner)}"
+        )
     # Each inner tree has `size` leaves in a row: a stride of that size takes the same leaf of each.
     return inner.unflatten([outer.unflatten(leaves[i::size]) for i in range(size)])
 

@@ -25,14 +25,9 @@ from graftax._graph.types.describe import by_fields, child_names, is_frozen, sch
 from graftax._jax.tree_registry import is_tree_node
 
 REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
-REGISTERED_NAMES = "{cls} has no field {names}. It has {known}."
 REGISTERED_ITEMS = (
     "{cls} holds items besides its attributes, which would be lost. "
     "Give register() flatten= and unflatten= that keep them."
-)
-REGISTERED_CHILDREN = (
-    "register({cls}, flatten=..., names=...) names {wanted} children ({names}), and flatten gave {count}. "
-    "Give a name for each child, or leave out names= where their number varies."
 )
 UNDECLARED = (
     "{cls}.{name} holds {value!r}, a Python number, and is not a static field: jax.tree, jax.jit and "
@@ -187,7 +182,8 @@ def _flatten_with_names(
     if len(children) != len(keys):
         names = ", ".join(repr(key.name) for key in keys)
         raise ValueError(
-            REGISTERED_CHILDREN.format(cls=type(obj).__qualname__, count=len(children), wanted=len(keys), names=names)
+            f"register({type(obj).__qualname__}, flatten=..., names=...) names {len(keys)} children ({names}), and "
+            f"flatten gave {len(children)}. Give a name for each child, or leave out names= where their number varies."
         )
     return list(zip(keys, children, strict=True)), aux
 
@@ -222,7 +218,7 @@ def _check_arguments(
     unknown = [name for name in (*(static or ()), *(dynamic or ())) if field_names and name not in field_names]
     if unknown:
         texts = [", ".join(map(repr, names)) for names in (unknown, field_names)]
-        raise TypeError(REGISTERED_NAMES.format(cls=cls.__qualname__, names=texts[0], known=texts[1]))
+        raise TypeError(f"{cls.__qualname__} has no field {texts[0]}. It has {texts[1]}.")
     # A built-in base class, such as list, keeps items outside of the attributes.
     if flatten is None and any(base.__flags__ & _HEAP_TYPE == 0 for base in cls.__mro__[:-1]):
         raise TypeError(REGISTERED_ITEMS.format(cls=cls.__qualname__))
