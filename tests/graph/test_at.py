@@ -437,3 +437,15 @@ def test_an_error_in_the_function_that_points_is_its_own():
 def test_places_print():
     assert repr(graftax.at([1, [2]])["[1][0]"]) == "<places obj[1][0]>"
     assert repr(graftax.at(list(range(20)))["[*]"]).endswith("obj[7] and 12 more>")
+
+
+def test_a_traced_function_may_return_arrays_that_it_was_given():
+    @graftax.jit
+    def f(x):
+        a, b = x + 1, x + 2
+        kept = graftax.at({"a": a, "b": b})["*"].apply(lambda w: w)
+        swapped = graftax.at({"a": a, "b": b})["*"].apply(lambda w: b if w is a else a)
+        return kept, swapped
+
+    kept, swapped = f(jnp.zeros(1))
+    assert [kept["a"], kept["b"], swapped["a"], swapped["b"]] == [1, 2, 2, 1]

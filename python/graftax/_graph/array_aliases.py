@@ -111,16 +111,20 @@ class AliasRecorder:
             return [None] * len(values)
         # Tracers are identified by id while the recorder keeps them alive.
         numbers = {id(leaf): i for i, leaf in enumerate(self._leaves)}
-        return [self._source(value, numbers) if id(value) in self._records else None for value in values]
+        end = len(self._records)
+        return [self._source(value, numbers, end) if id(value) in self._records else None for value in values]
 
-    def _source(self, value: object, numbers: dict[int, int]) -> Source:
+    def _source(self, value: object, numbers: dict[int, int], end: int) -> Source:
+        """What a value was computed from by the operations before number `end`."""
         number, record = numbers.get(id(value)), self._records.get(id(value))
         if number is not None:  # an input leaf: the beginning of a chain of operations
             return Source("input", (number,), 0)
-        if record is None:  # neither an input nor recorded: the array is a source of its own
+        # Neither an input nor recorded: the array is a source of its own. So is an operand that is recorded as a result
+        # only later: a function that swaps two arrays returns each of them for the other.
+        if record is None or record[0] >= end:
             return Source(id(value), (), 0)
         order, array, operation, operands = record
-        parts = [self._source(operand, numbers) for operand in operands]
+        parts = [self._source(operand, numbers, order) for operand in operands]
         # The aval is part of it: results of different dtypes or shapes are never aliases.
         operations = (operation, jax.typeof(array), *(part.operation for part in parts))
         return Source(operations, tuple(i for part in parts for i in part.inputs), order)
@@ -144,7 +148,8 @@ def record_alias_sources(pairs: Iterable[tuple[tuple[object, ...], object]]) -> 
     if recorders:
         operation = object()
         for operands, value in pairs:
-            if isinstance(value, jax.Array):
+            # A result that is one of the operands is an array that has a source already.
+            if isinstance(value, jax.Array) and all(value is not operand for operand in operands):
                 recorders[-1].record(value, operation, operands)
 
 
@@ -162,9 +167,7 @@ def apply_once(
         if identity not in calls:
             calls[identity] = values, function(number, values)
         results[number] = calls[identity][1]
-    # A result that is one of the values is an array that has a source already.
-    computed = (call for call in calls.values() if all(call[1] is not value for value in call[0]))
-    record_alias_sources(computed)
+    record_alias_sources(calls.values())
     return results
 
 
