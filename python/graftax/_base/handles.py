@@ -21,8 +21,6 @@ class HandleClass(NamedTuple):
     open: Callable[[Sequence[Any]], tuple[list[Any], Any]]
     # (state from `open`, result, name of the function, may handles be used up?): writes changes back into the handles.
     close: Callable[[Any, object, str, bool], None]
-    # (name, handle, run): runs `run` on the object inside, outside of a call, and writes changes back.
-    run_inside: Callable[[str, Any, Callable[[Any], Any]], Any]
     is_donated: Callable[[Any], bool]  # may a call reuse the memory of this handle?
     donated_field: str  # the attribute of a handle that holds this memory
     static_fields: frozenset[str]  # these attributes of a handle are static; the walk opens it like any object
@@ -73,5 +71,5 @@ def with_handles(call: Callable[[list[Any]], R], values: Sequence[Any], name: st
 
 
 def run_inside(name: str, handle: object, run: Callable[[Any], R]) -> R:
-    """Runs `run` on the object inside a handle, for a transform."""
-    return HANDLE_CLASSES[type(handle)].run_inside(name, handle, run)
+    """Runs `run` on the object inside a handle, outside of a call, and writes changes back. The handle stays usable."""
+    return with_handles(lambda arguments: run(*arguments), [handle], name, uses_up=False)

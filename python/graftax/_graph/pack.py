@@ -8,7 +8,7 @@ import operator
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import jax
@@ -464,24 +464,9 @@ def _handles_in(result: object) -> list[Packed[Any]]:
     return handles[::-1]
 
 
-def _run_on_contents(name: str, handle: Packed[Any], run: Callable[[Any], Any]) -> object:
-    """Runs `run` on the object inside, outside of a call, and writes changes back to the handle."""
-    # If `run` updates the handle itself, its arrays are other ones afterwards.
-    arrays, obj = handle._arrays, handle.unpack()
-    leaves, graphdef = _record(obj)
-    result = run(obj)
-    new_leaves, new_graphdef = _record(obj)
-    if graphdef != new_graphdef or any(x is not y for x, y in zip(leaves, new_leaves, strict=True)):
-        if handle._arrays is not arrays:
-            raise StructureError(PACK_CHANGED_TWICE.format(name=name))
-        handle.update(obj)
-    return result
-
-
 HANDLE_CLASSES[Packed] = HandleClass(
     _open_handles,
     _close_handles,
-    _run_on_contents,
     is_donated=operator.attrgetter("_donate"),
     donated_field="_arrays",
     static_fields=frozenset({"_layout", "_donate", "_used"}),
