@@ -8,8 +8,6 @@ import types
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from graftax import _core
@@ -18,6 +16,7 @@ from graftax._graph import prefix_tree
 from graftax._graph.array_aliases import apply_once
 from graftax._graph.filters import as_filter
 from graftax._graph.object_diff import leaf_difference, node_difference
+from graftax._graph.packed_buffers import copy_array
 from graftax._graph.path import Graph, Path
 from graftax._graph.select import ObjectView, matching, predicate_holds
 from graftax._graph.structure import KeyEntry
@@ -68,9 +67,7 @@ def copy(obj: T, *, arrays: bool = False) -> T:
 
 
 def _copied(leaf: object) -> object:
-    if isinstance(leaf, np.ndarray):
-        return leaf.copy()
-    return jnp.array(leaf, copy=True) if isinstance(leaf, jax.Array) else leaf
+    return leaf.copy() if isinstance(leaf, np.ndarray) else copy_array(leaf)
 
 
 @boundary

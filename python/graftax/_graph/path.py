@@ -242,10 +242,10 @@ def missing_path_text(path: Sequence[object], depth: int, obj: object) -> str:
     """The message for a path that a graph does not have: how far it leads, and what is there instead."""
     # Names are few in a model, but a dict may have a million keys: only some of them are compared.
     texts = [keystr((entry,)) for entry, _ in open_node(obj)[:NAMES_COMPARED]]
-    close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
+    similar = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
     name = type_name(obj)
     subject = f"the {name} at {keystr(tuple(path[:depth]))}" if depth else f"this {name}"
-    contents = f"It has {some(close, total=len(texts))}." if close else "It has nothing below."
+    contents = f"It has {some(similar, total=len(texts))}." if similar else "It has nothing below."
     return f"there is no {keystr(tuple(path))}: {subject} has no {keystr((path[depth],))}. {contents}"
 
 

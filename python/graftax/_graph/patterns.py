@@ -403,14 +403,13 @@ class CoverFinder:
 
 def refuse_unused(pattern: str, name: str, option: str, paths: Iterable[str]) -> NoReturn:
     """Raises for a pattern that decides about no array: most likely it is misspelled."""
-    close_paths = nearest(pattern, paths) or "no array"
-    raise ValueError(UNUSED.format(name=name, pattern=pattern, option=option, paths=close_paths))
+    similar_paths = nearest(pattern, paths) or "no array"
+    raise ValueError(UNUSED.format(name=name, pattern=pattern, option=option, paths=similar_paths))
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:
     """Some names for a message, those most like the pattern first; empty where there are no names."""
     unique_names = list(dict.fromkeys(itertools.islice(names, NAMES_COMPARED)))
     # Names that are not similar follow, so that a message always shows some.
-    close = difflib.get_close_matches(pattern, unique_names, n=3, cutoff=0.4)
-    close += [name for name in unique_names if name not in close]
-    return some(close)
+    similar = difflib.get_close_matches(pattern, unique_names, n=3, cutoff=0.4)
+    return some(similar + [name for name in unique_names if name not in similar])

@@ -233,8 +233,8 @@ def matching(graph: Graph, pattern: str | Path) -> list[int]:
     numbers = graph.matching(pattern)
     if not numbers:
         # The root itself has no text, so that names begin with the first child.
-        near = nearest(pattern, (str(graph.path(number)) for number in range(1, len(graph.rows))))
-        text = f"It has {near}." if near else "It has no parts."
+        names = nearest(pattern, (str(graph.path(number)) for number in range(1, len(graph.rows))))
+        text = f"It has {names}." if names else "It has no parts."
         cls = type(graph.rows[0].value).__qualname__
         raise StructureError(f"nothing in this {cls} matches {pattern!r}. {text}")
     return numbers

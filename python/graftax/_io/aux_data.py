@@ -19,7 +19,7 @@ from graftax._io.json_values import Decoder
 from graftax._io.mismatches import LazyPath, Mismatches
 
 OTHER_ORDER = (
-    "{theirs} in the file, {mine} in like, and the aux data differ as well: it is not clear which "
+    "{file} in the file, {like} in like, and the aux data differ as well: it is not clear which "
     "children match. Give an object whose children are in the order of the file"
 )
 
@@ -73,11 +73,11 @@ class AuxData:
                 self._unchanged.add(like_number)
             # Aux data may refer to the children by position.
             elif set(like_names) == set(file_names):
-                texts = {"mine": _text(like_names), "theirs": _text(file_names)}
+                texts = {"file": _text(file_names), "like": _text(like_names)}
                 mismatches.differ(path, f"a registered class with the children {OTHER_ORDER.format(**texts)}")
             else:
-                mine = short_text(self._graph.rows[self._aux_of(like_number)].value)
-                mismatches.differ(path, f"its aux data are {mine} in like, and others in the file, for other children")
+                text = short_text(self._graph.rows[self._aux_of(like_number)].value)
+                mismatches.differ(path, f"its aux data are {text} in like, and others in the file, for other children")
         return unchanged
 
     def write(self, changes: dict[int, Any], mismatches: Mismatches) -> None:
@@ -102,9 +102,9 @@ class AuxData:
                 self.replaced.add(aux_row)
             # Mutable aux data would be changed in place, although the file does not hold all of them.
             elif any(isinstance(self._graph.rows[part].value, (dict, list)) for part in parts):
-                mine = short_text(self._graph.rows[aux_row].value)
+                text = short_text(self._graph.rows[aux_row].value)
                 mismatches.differ(
-                    path, f"its aux data are {mine} in like, and differ in the file, which does not hold all of them"
+                    path, f"its aux data are {text} in like, and differ in the file, which does not hold all of them"
                 )
 
     def _aux_of(self, like_number: int) -> int:

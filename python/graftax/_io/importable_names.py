@@ -136,9 +136,9 @@ class NameResolver:
         # Without a pattern, only registered classes are allowed, and functions that cannot do harm.
         if isinstance(value, type):
             return value if is_known_class(value) else MISSING
-        if is_arithmetic(value) or is_in_packages(module, [name for name in interop.ADAPTERS if name in sys.modules]):
-            return value
-        return MISSING
+        packages = [name for name in interop.ADAPTERS if name in sys.modules]
+        is_of_library = any(module == name or module.startswith(f"{name}.") for name in packages)
+        return value if is_of_library or is_arithmetic(value) else MISSING
 
     def _is_listed(self, name: str) -> bool:
         """Does a pattern in `classes=` match the name, or a module or class that contains it?"""
@@ -155,10 +155,6 @@ def is_arithmetic(value: object) -> bool:
     name = getattr(value, "__name__", "")
     public = any(vars(module).get(name) is value for module in (jax.nn, jax.lax, jax.numpy))
     return public and name not in ("save", "savez", "load", "fromfile")
-
-
-def is_in_packages(module: str, packages: Iterable[str]) -> bool:
-    return any(module == name or module.startswith(name + ".") for name in packages)
 
 
 def is_known_class(cls: type) -> bool:

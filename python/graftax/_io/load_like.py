@@ -49,14 +49,13 @@ from graftax._jax.arrays import ref_types
 N = TypeVar("N")
 
 _CONTAINERS = ("list", "tuple", "dict", "odict", "defaultdict", "deque", "set", "buffer", "value")
+OTHER_ORDER = (
+    "an OrderedDict with the keys {file} in the file, {like} in like. Give one whose keys are in the "
+    "order of the file (move_to_end)"
+)
 NOT_MUTABLE = (
     "nothing can be written in place here: what is to change is immutable, and no list, dict or mutable object "
     "holds it. Put it into one, as in {'model': model}, or use the result of load without into=True"
-)
-
-ORDER = (
-    "an OrderedDict with the keys {theirs} in the file, {mine} in like. Give one whose keys are in the "
-    "order of the file (move_to_end)"
 )
 
 
@@ -231,7 +230,8 @@ class LoadInto:
         if base == "odict" and [entry for entry, _ in like_children if entry in file_children] != [
             entry for entry in file_children if entry in dict(like_children)
         ]:
-            self._mismatches.differ(path, ORDER.format(theirs=_keys(file_children), mine=_keys(dict(like_children))))
+            keys = {"file": _keys(file_children), "like": _keys(dict(like_children))}
+            self._mismatches.differ(path, OTHER_ORDER.format(**keys))
         if not self._has_content(value, base, file_row.detail):
             self._take_from_file(like_number, file_number)
             return []

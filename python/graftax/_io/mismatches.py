@@ -57,11 +57,10 @@ class Mismatches:
         # Suggestions take time by the product of both numbers: a file of another model has thousands of names.
         names = [repr(path) for path, _ in self.extra][:_NAMES_COMPARED]
         for mismatch_path, text in missing:
-            close = (
-                difflib.get_close_matches(repr(mismatch_path), names, n=1) if len(missing) <= _NAMES_COMPARED else []
-            )
-            near = f"; the file has {close[0]}" if close else ""
-            lines.append(f"{mismatch_path!r}: {text} in like, missing in the file{near}")
+            few = len(missing) <= _NAMES_COMPARED
+            similar = difflib.get_close_matches(repr(mismatch_path), names, n=1) if few else []
+            hint = f"; the file has {similar[0]}" if similar else ""
+            lines.append(f"{mismatch_path!r}: {text} in like, missing in the file{hint}")
         lines += [f"{mismatch_path!r}: {text} in the file, not in like" for mismatch_path, text in extra]
         if lines:
             raise LoadError(f"{path} differs from like:", lines)

@@ -37,22 +37,22 @@ class OpaqueKey(UnknownKey):
 
 
 def match_opaque_keys(
-    mine: Sequence[tuple[KeyEntry, int]], theirs: Sequence[tuple[KeyEntry, int]], objects: Mapping[int, Any]
+    like_children: Sequence[tuple[KeyEntry, int]],
+    file_children: Sequence[tuple[KeyEntry, int]],
+    objects: Mapping[int, Any],
 ) -> list[tuple[KeyEntry, int]]:
     """The children of a dict of `like`, with each key that no file can hold replaced by its `OpaqueKey` in the file.
 
     Args:
-        mine, theirs: the children in `like` and in the file, with their key entries.
+        like_children, file_children: the children in `like` and in the file, with their key entries.
         objects: objects of `like` by their number in the file, known from other paths. All other keys are matched in
             order within their class, if both sides have the same number of them.
     """
-    file_entries = {entry for entry, _ in theirs}
-    unmatched = {
-        id(entry.key): entry.key for entry, _ in mine if isinstance(entry, DictKey) and entry not in file_entries
-    }
-    file_keys_left = {
-        key.number: key for entry, _ in theirs if isinstance(key := getattr(entry, "key", None), OpaqueKey)
-    }
+    file_entries = {entry for entry, _ in file_children}
+    like_keys = [entry for entry, _ in like_children if isinstance(entry, DictKey)]
+    unmatched = {id(entry.key): entry.key for entry in like_keys if entry not in file_entries}
+    keys_in_file = (getattr(entry, "key", None) for entry, _ in file_children)
+    file_keys_left = {key.number: key for key in keys_in_file if isinstance(key, OpaqueKey)}
     matches: dict[int, OpaqueKey] = {}
     # First the objects that another path has told apart: there the same object was a value, and had its number.
     for number in [number for number in file_keys_left if number in objects]:
@@ -66,5 +66,5 @@ def match_opaque_keys(
             matches.update(zip(ids, file_keys, strict=True))
     return [
         (dict_key(matches.get(id(entry.key), entry.key)), child) if isinstance(entry, DictKey) else (entry, child)
-        for entry, child in mine
+        for entry, child in like_children
     ]

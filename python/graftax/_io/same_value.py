@@ -17,7 +17,7 @@ from graftax._graph.structure import KeyEntry
 from graftax._jax.arrays import ref_types
 
 OTHER_STATE = (
-    "the packed state is {theirs} in the file, {mine} in like. Its arrays lie in the file one after "
+    "the packed state is {file} in the file, {like} in like. Its arrays lie in the file one after "
     "another, and everything else comes from like: give like= the same structure, shapes and values; or "
     "save what is not packed (state.unpack()), which is matched by name, and pack what is loaded"
 )
@@ -86,15 +86,15 @@ def is_same(loaded: object, value: object) -> bool:
         return False
 
 
-def packed_state_difference(theirs: list[Any], mine: list[str]) -> str | None:
+def packed_state_difference(file_lines: list[Any], like_lines: list[str]) -> str | None:
     """The message for lines of packed state that differ in the file and in `like`; None where they are the same."""
-    if theirs == mine:
+    if file_lines == like_lines:
         return None
     # The message shows what only one side has, in order; if that is nothing, the same lines in another order.
-    only_theirs, only_mine = (
-        [line for line in a if line not in b] for a, b in ((theirs, set(mine)), (mine, set(map(str, theirs))))
-    )
-    if not only_theirs and not only_mine:
-        only_theirs, only_mine = theirs, mine
-    texts = [f"({some(list(map(str, lines)), _MAX_LINES)})" for lines in (only_theirs, only_mine)]
-    return OTHER_STATE.format(theirs=texts[0], mine=texts[1])
+    in_file, in_like = set(map(str, file_lines)), set(like_lines)
+    only_file = [line for line in file_lines if line not in in_like]
+    only_like = [line for line in like_lines if line not in in_file]
+    if not only_file and not only_like:
+        only_file, only_like = file_lines, like_lines
+    file_text, like_text = (f"({some(list(map(str, lines)), _MAX_LINES)})" for lines in (only_file, only_like))
+    return OTHER_STATE.format(file=file_text, like=like_text)

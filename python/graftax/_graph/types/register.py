@@ -189,7 +189,7 @@ def _flatten_with_names(
 
 
 def _check_arguments(
-    cls: object, static: Any, dynamic: Any, flatten: object = None, unflatten: object = None, given_names: Any = None
+    cls: object, static: Any, dynamic: Any, flatten: object = None, unflatten: object = None, children_names: Any = None
 ) -> None:
     if not isinstance(cls, type):
         raise TypeError(f"register expects a class, got {cls!r}")
@@ -201,16 +201,16 @@ def _check_arguments(
         raise TypeError("register needs flatten= and unflatten= together")
     if flatten is not None and (static is not None or dynamic is not None):
         raise TypeError("flatten= says what is static: leave out static= and dynamic=")
-    if given_names is not None and flatten is None:
+    if children_names is not None and flatten is None:
         raise TypeError("names= names the children of flatten=: without it, children go by their attributes anyway")
-    if given_names is not None and (
-        len(set(given_names)) < len(given_names) or not all(isinstance(name, str) for name in given_names)
+    if children_names is not None and (
+        len(set(children_names)) < len(children_names) or not all(isinstance(name, str) for name in children_names)
     ):
-        raise TypeError(f"names= needs a different string for each child, got {given_names!r}")
+        raise TypeError(f"names= needs a different string for each child, got {children_names!r}")
     if static is not None and dynamic is not None:
         raise TypeError("give static= or dynamic=, not both: whatever one does not name is the other")
     # A text is an iterable of letters, which is never meant.
-    for names in (static, dynamic, given_names):
+    for names in (static, dynamic, children_names):
         if isinstance(names, str):
             raise TypeError(f"give a list of names: [{names!r}]")
     # Only a dataclass says which attributes its instances have.
