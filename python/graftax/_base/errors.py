@@ -78,6 +78,7 @@ class UnknownInterpreterWarning(RuntimeWarning):
 
 def type_name(value: object) -> str:
     """The name of a value's type, for messages."""
+    # The class of JAX's arrays is private: users know it as `jax.Array`.
     name = type(value).__qualname__
     return "Array" if name == "ArrayImpl" else name
 
@@ -96,6 +97,7 @@ def some(texts: Sequence[str], max_shown: int = 6, total: int | None = None) -> 
 
 def at_path(error: BaseException, path: str) -> BaseException:
     """Adds the key path to `error`: to the message of a GraftaxError, as a note to any other."""
+    # An enclosing walk must not add its own path to an error that has one.
     if isinstance(error, GraftaxError) and not getattr(error, "_has_path", False):
         error.args = (f"{path}: {error.args[0]}", *error.args[1:])
         error._has_path = True  # type: ignore[attr-defined]

@@ -61,6 +61,7 @@ def is_donated_place(root: object, path: Sequence[Any]) -> bool:
 def with_handles(call: Callable[[list[Any]], R], values: Sequence[Any], name: str, uses_up: bool) -> R:
     """Runs `call` with handles replaced by the objects inside them, and writes changes back into the handles."""
     arguments, opened = list(values), list[tuple[HandleClass, Any]]()
+    # Once for each class, with all arguments: a handle that is passed twice is one object inside, too.
     for handle_class in {HANDLE_CLASSES[type(value)] for value in values if type(value) in HANDLE_CLASSES}:
         arguments, state = handle_class.open(arguments)
         opened.append((handle_class, state))

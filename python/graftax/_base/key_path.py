@@ -86,6 +86,7 @@ class KeyPath(Sequence[Any]):
     def __hash__(self) -> int:
         if self._hash is not None:
             return self._hash
+        # By a loop, and cached on the way: a path may have more prefixes than Python's stack has frames.
         todo: list[KeyPath] = []
         path: KeyPath | None = self
         while path is not None and path._hash is None:

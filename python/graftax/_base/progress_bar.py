@@ -28,6 +28,7 @@ class Bar:
             return
         filled = _WIDTH * count // total
         text = f"{self._name}: [{'#' * filled}{'.' * (_WIDTH - filled)}] {text}"
+        # To the beginning of the line, and clear what a longer text has left there.
         print(f"\r\x1b[K{text}", end="\n" if count == total else "", file=sys.stderr, flush=True)
 
 

@@ -23,6 +23,7 @@ def short_bytes(count: int) -> str:
 
 def _scaled(count: float, unit: str) -> str:
     for prefix in _UNITS[:-1]:
+        # From 999.5 on, three digits are rounded to 1e+03: the next prefix makes that 1.
         if count < 999.5:
             return f"{count:.3g} {prefix}{unit}"
         count /= 1000

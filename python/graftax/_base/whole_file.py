@@ -33,6 +33,7 @@ def replacing(path: str, mode: int | None = None) -> Generator[IO[bytes]]:
         mode: its permissions; None: those of the file that it replaces, or of any new file.
     """
     folder = os.path.dirname(path) or "."
+    # Of a long name only a part: file systems limit names, often to 255 bytes.
     temporary = os.path.join(folder, f".{os.path.basename(path)[:100]}.{secrets.token_hex(6)}.tmp")
     mode = permissions(path) if mode is None else mode
 
@@ -46,6 +47,7 @@ def replacing(path: str, mode: int | None = None) -> Generator[IO[bytes]]:
                 with contextlib.suppress(OSError):
                     os.chmod(temporary, mode)
             yield file
+            # Before the new name: after a loss of power, a file may otherwise have its name and not its content.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -70,6 +70,7 @@ class PackLayout(HandleLayout):
         live = _live_statics(graphdef)
         # Functions count by identity: equal ones may have closures of their own.
         key = (graphdef, buffers, separate, other_leaves, max_bytes, live and frozenset(map(id, live[0])))
+        # One object for equal layouts, so that a call compares a pointer in place of the whole structure.
         with cls._lock:
             layout = cls._instances.get(key)
             if layout is None:
@@ -327,6 +328,7 @@ def _pack_leaves(
     separate = tuple(i for i in unbuffered if isinstance(leaves[i], jax.Array) and not isinstance(leaves[i], ref_types))
     other_leaves = tuple(i for i in unbuffered if i not in separate)
     joined_arrays = [join([leaves[i] for i in buffer.leaves]) for buffer in buffers]
+    # What is never donated stays valid in the caller's objects, so that it need not be copied.
     separate_arrays = [copy_array(leaves[i]) if copy and donate else leaves[i] for i in separate]
     layout = PackLayout(graphdef, buffers, separate, other_leaves, max_bytes)
     return (*joined_arrays, *separate_arrays), tuple(_own_copy(leaves[i], copy) for i in other_leaves), layout
@@ -461,6 +463,7 @@ def _handles_in(result: object) -> list[Packed[Any]]:
             todo += cast("list[Any]", value)
         elif isinstance(value, dict):
             todo += cast("dict[Any, Any]", value).values()
+    # The stack has taken the last element first.
     return handles[::-1]
 
 

@@ -79,6 +79,7 @@ def mismatch_text(name: str, flat: list[Flat]) -> str | None:
 
 def stack_flat(flat: list[Flat]) -> Any:
     """The stack of flattened objects of the same structure."""
+    # An array that stands at two places of each object is stacked once, and is one array in the result.
     rows = zip(*(leaves for leaves, _ in flat), strict=True)
     stacked = apply_once(lambda _, arrays: jnp.stack(arrays), enumerate(rows))
     return _core.unflatten(flat[0][1], list(stacked.values()))
@@ -104,6 +105,7 @@ def unstack(obj: T) -> list[T]:
     if not leaves:
         raise StructureError(NO_ARRAYS)
     paths = [f"obj{keystr(path)}" for _, path in graphdef.leaf_places()]
+    # As texts: "no rows" is what the message says of an array without dimensions, which differs from one of 0 rows.
     counts = [f"{np.shape(leaf)[0]} rows" if np.shape(leaf) else "no rows" for leaf in leaves]
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0] or count == "no rows":

@@ -179,6 +179,7 @@ def _base64(data: bytes) -> str:
 
 
 def _float(value: float) -> float | str:
+    # JSON has no NaN and no infinity. A NaN may carry bits of its own, which its repr does not show.
     return value if math.isfinite(value) else struct.pack(">d", value).hex()
 
 

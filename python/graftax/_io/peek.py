@@ -94,6 +94,7 @@ def peek_source(source: Source) -> Peek:
             file_graph, _ = source.file_graph(NameResolver({}, ()), None)
         leaves, names, number = file_graph.arrays, source.graph["names"], source.graph.get("format")
     tensors: list[Tensor] = []
+    # From the graph where there is one: a tensor may hold another dtype as bytes, and an array be outside of the file.
     for leaf in leaves:
         shape, dtype = source.shape(leaf), str(source.dtype(leaf))
         # The last dimension of the data belongs to each key.

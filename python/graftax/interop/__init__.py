@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from graftax._base.type_record import Description, TreeDescription
 
+# The module that has to be imported for an adapter to apply. `import flax` alone imports neither NNX nor train states.
 ADAPTERS = {
     "brainstate": ".brainstate",
     "equinox": ".equinox",
@@ -66,6 +67,7 @@ def value_field(obj: object) -> str | None:
 
 def is_module(obj: object) -> bool:
     """Is this a module of an imported library, such as a layer or a model?"""
+    # An adapter that does not know the object answers None, not False: another one may know it.
     return _first_answer("is_module", obj) is True
 
 
@@ -154,6 +156,7 @@ def own_error(error: BaseException) -> BaseException | None:
 
 def _adapters() -> Iterator[ModuleType]:
     for library, adapter in ADAPTERS.items():
+        # No object can be of a library that the program has not imported, and importing one here takes seconds.
         if library not in sys.modules:
             continue
         try:

@@ -28,6 +28,7 @@ def _transform_depth() -> int:
     return TRACE_CONTEXT.get_trace_stack_level()
 
 
+# As the constructor of a State sets them: what is made for a rebuilt State is what a new one would have at that place.
 _MARKS = {
     "_trace_state": StateJaxTracer,
     "_level": _transform_depth,
@@ -51,6 +52,7 @@ def describe(cls: type) -> Description | None:
     """How the core treats a class of brainstate or a subclass. None for other classes."""
     if issubclass(cls, State):
         return Description("node", frozen=False, context_fields=_MARKS)
+    # A lock can be neither compared nor copied, and guards only the hooks of its own State.
     if issubclass(cls, HookManager):
         return Description("node", frozen=False, context_fields={"_lock": threading.RLock})
     if issubclass(cls, Node):

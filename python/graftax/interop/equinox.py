@@ -57,10 +57,12 @@ def raises(host: object) -> bool:
 
 def own_error(error: BaseException) -> BaseException | None:
     """The error that `equinox.filter_jit` raises for a failed `eqx.error_if`, from the one that JAX raises."""
+    # JAX raises one error for every failed host function, and tells them apart only in its text.
     text = str(error)
     error_class = getattr(sys.modules.get("equinox"), "EquinoxRuntimeError", None)
     if _FAILED not in text or error_class is None:
         return None
+    # The message and the stack inside of the program are in a private variable; without it, the text has to do.
     wrapper = sys.modules.get("equinox._jit")
     message, stack = getattr(wrapper, "last_error_info", None) or (
         text.partition(_FAILED)[2].partition("\n\n\n")[0],

@@ -123,6 +123,7 @@ def path_filter(spec: Any) -> LibraryFilter:
 
 def choices(spec: object) -> list[tuple[Any, Any]] | None:
     """The (filter, entry) pairs of `nnx.StateAxes` or `nnx.StateSharding`."""
+    # Attributes of these names may belong to something else, such as a convolution of the user's.
     if type(spec).__module__.partition(".")[0] != "flax":
         return None
     filters, entries = getattr(spec, "filters", None), getattr(spec, "axes", getattr(spec, "shardings", None))
@@ -137,10 +138,10 @@ def none_for_empty(graph: Any) -> Any:
     def is_variable(x: Any) -> bool:
         return isinstance(x, Variable)
 
-    def shown(x: Any) -> Any:
+    def none_if_empty(x: Any) -> Any:
         return None if is_variable(x) and x.get_raw_value() is None else x
 
-    return jax.tree.map(shown, graph, is_leaf=is_variable)
+    return jax.tree.map(none_if_empty, graph, is_leaf=is_variable)
 
 
 def axes(node: object) -> PartitionSpec | Sharding | None:
@@ -184,6 +185,7 @@ def with_axis_names(function: Any, in_axes: Any, out_axes: Any, names: Any) -> A
         for variable, axis in _with_axes(args, in_axes):
             spmd.remove_axis(variable, axis, names)
         result = function(*args, **kwargs)
+        # By identity: a Variable that is an argument and in the result gets the name once, at its axis as an argument.
         of_arguments = {id(variable): (variable, axis) for variable, axis in _with_axes(args, in_axes)}
         of_result = {id(variable): (variable, axis) for variable, axis in _with_axes(result, out_axes)}
         for variable, axis in (of_result | of_arguments).values():

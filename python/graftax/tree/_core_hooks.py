@@ -191,6 +191,7 @@ def replaced(data: object, target: object, replacement: object) -> Any:
     return replacement if data is target else data
 
 
+# Pickles have this function by its name.
 def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
     """Restores a pickled treedef."""
     return _core.PyTreeDef._from_state(state)
@@ -267,6 +268,7 @@ def _node_mismatch(cls: type, data: Any, arity: int, value: object) -> tuple[str
 
 
 def _path_text(path: tuple[object, ...]) -> str:
+    # A tree may be a hundred thousand levels deep, and its paths as long.
     if len(path) > 40:
         return f"{keystr(path[:10])} ... {len(path) - 20} more ... {keystr(path[-10:])}"
     return keystr(path) or "the root"

@@ -23,6 +23,7 @@ class _Unspecified:
         return "unspecified"
 
 
+# Not None, which is a valid initializer and identity.
 _UNSPECIFIED: Any = _Unspecified()
 
 

@@ -24,6 +24,7 @@ def with_signature(function: F) -> F:
         "__doc__": function.__doc__,
         "__signature__": _signature(text),
     }
+    # Functions of nanobind take no attributes. A wrapper in Python would cost far more than the 5 ns of this one.
     return _core.with_attributes(function, attributes)
 
 
