@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file beside `like`: by path, every difference at once, and nothing written where there is one."""
 
+import enum
 import itertools
 import json
 import time
@@ -286,6 +287,26 @@ def test_numbers_that_others_pack_in_less_than_a_byte_are_listed_and_left(path):
     ):
         with pytest.raises(graftax.LoadError, match=words):
             graftax.load(path, like)
+
+
+def test_the_work_for_an_ordered_dict_grows_as_its_keys_do(path):
+    hashes = 0
+
+    class Counted(enum.Enum):
+        def __hash__(self):
+            nonlocal hashes
+            hashes += 1
+            return super().__hash__()
+
+    key_class = Counted("Key", [f"k{i}" for i in range(200)])
+    counts = []
+    for size in (50, 200):
+        like = OrderedDict.fromkeys(list(key_class)[:size], 0)
+        graftax.save(path, like)
+        before = hashes
+        graftax.load(path, like, classes=[key_class])
+        counts.append(hashes - before)
+    assert counts[1] < 5 * counts[0]  # 16 times as many where each key is compared with all others
 
 
 def test_places_are_those_of_like_then_of_shard(path):

@@ -226,21 +226,21 @@ class LoadInto:
         file_children = {without_nan(entry): child for entry, child in file_row.children}
         if base == "registered" and self._aux is not None:
             self._aux.add_pair(like_number, file_number, path)
+        like_entries = dict(like_children)
         # The order of an OrderedDict is part of its value, and values that are written to its keys do not change it.
-        if base == "odict" and [entry for entry, _ in like_children if entry in file_children] != [
-            entry for entry in file_children if entry in dict(like_children)
-        ]:
-            keys = {"file": _keys(file_children), "like": _keys(dict(like_children))}
-            self._mismatches.differ(path, OTHER_ORDER.format(**keys))
+        if base == "odict":
+            common = [entry for entry, _ in like_children if entry in file_children]
+            if common != [entry for entry in file_children if entry in like_entries]:
+                keys = {"file": _keys(file_children), "like": _keys(like_entries)}
+                self._mismatches.differ(path, OTHER_ORDER.format(**keys))
         if not self._has_content(value, base, file_row.detail):
             self._take_from_file(like_number, file_number)
             return []
-        names = {entry for entry, _ in like_children}
         # Where arrays are involved, another length or other keys are mismatches, which are listed one by one below.
         if (
             base in _CONTAINERS
             and without_arrays
-            and (len(like_children) != len(file_children) or names != file_children.keys())
+            and (len(like_children) != len(file_children) or like_entries.keys() != file_children.keys())
         ):
             self._take_from_file(like_number, file_number)
             return []
@@ -251,7 +251,7 @@ class LoadInto:
             else:
                 self._note_missing(child, path + (entry,))
         for entry, child in file_row.children:
-            if without_nan(entry) not in names:
+            if without_nan(entry) not in like_entries:
                 self._note_extra(child, path + (entry,))
         return pairs
 
