@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file beside `like`: by path, every difference at once, and nothing written where there is one."""
 
+import contextlib
 import enum
+import functools
 import itertools
 import json
+import sys
 import time
 from collections import OrderedDict
 
@@ -287,6 +290,46 @@ def test_numbers_that_others_pack_in_less_than_a_byte_are_listed_and_left(path):
     ):
         with pytest.raises(graftax.LoadError, match=words):
             graftax.load(path, like)
+
+
+def calls_of_python(function):
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def chain(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value, "a"]
+    return value, value
+
+
+def numbers_for_arrays(size):
+    return {f"k{i}": jnp.ones(()) for i in range(size)}, {f"k{i}": "a text" for i in range(size)}
+
+
+@pytest.mark.parametrize("make", [chain, numbers_for_arrays])
+def test_the_work_grows_as_the_objects_do(path, make):
+    def load(like):
+        with contextlib.suppress(graftax.LoadError):
+            graftax.load(path, like)
+
+    counts = []
+    for size in (100, 100, 400):  # the first one for what is done once in a process
+        saved, like = make(size)
+        graftax.save(path, saved)
+        counts.append(calls_of_python(functools.partial(load, like)))
+    assert counts[2] < 6 * counts[1]
 
 
 def test_the_work_for_an_ordered_dict_grows_as_its_keys_do(path):

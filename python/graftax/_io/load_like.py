@@ -205,12 +205,10 @@ class LoadInto:
     ) -> list[tuple[int, int, KeyEntry]]:
         cls = type(value)
         base = _core.kind_info(cls)[0]
-        # A part without arrays is taken from the file as a whole where it does not fit `like`.
-        without_arrays = not self._file.holds_arrays(file_number) and not self._holds_arrays(like_number)
         is_same_class = full_name(cls) == file_row.arg
         # The class may have moved to another package: only the last part of its name has to be the same.
         if not is_same_class and (base in _CONTAINERS or full_name(cls).split(".")[-1] != file_row.arg.split(".")[-1]):
-            if without_arrays:
+            if self._without_arrays(like_number, file_number):
                 self._take_from_file(like_number, file_number)
             elif self._is_selected(like_number):
                 file_class = file_row.arg.partition(":")[2]
@@ -239,8 +237,8 @@ class LoadInto:
         # Where arrays are involved, another length or other keys are mismatches, which are listed one by one below.
         if (
             base in _CONTAINERS
-            and without_arrays
             and (len(like_children) != len(file_children) or like_entries.keys() != file_children.keys())
+            and self._without_arrays(like_number, file_number)
         ):
             self._take_from_file(like_number, file_number)
             return []
@@ -254,6 +252,10 @@ class LoadInto:
             if without_nan(entry) not in like_entries:
                 self._note_extra(child, path + (entry,))
         return pairs
+
+    def _without_arrays(self, like_number: int, file_number: int) -> bool:
+        """Are two nodes without arrays? Then the file's is taken as a whole where they differ."""
+        return not self._file.holds_arrays(file_number) and not self._holds_arrays(like_number)
 
     def _has_content(self, value: Any, base: str, detail: Any) -> bool:
         """Is the content of a node of `like`, apart from its children, the same in the file?"""
@@ -338,7 +340,8 @@ class LoadInto:
         if not is_array(value):
             # A number in `like` may take the value of a scalar array.
             is_number = isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
-            fits = self._may_convert(like_number) and is_number and leaf.key is None
+            # Last what takes a flatten of the parent.
+            fits = is_number and leaf.key is None and self._may_convert(like_number)
             value_text = short_text(value)
         else:
             fits, value_text = self._array_fits(value, leaf), self._text(value)
