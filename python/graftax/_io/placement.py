@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -78,7 +78,7 @@ class Placement:
         if self._by_path is not None:
             return self._by_path.get(path())
         if callable(sharding):
-            sharding = sharding(path(), jax.ShapeDtypeStruct(host.shape, host.dtype))
+            sharding = cast("Callable[..., Any]", sharding)(path(), jax.ShapeDtypeStruct(host.shape, host.dtype))
         if isinstance(sharding, PartitionSpec):
             if self.mesh is None:
                 raise ValueError(f"shard= gives {sharding} for {path()!r}, which needs a mesh: give mesh= too")

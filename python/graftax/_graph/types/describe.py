@@ -319,8 +319,13 @@ def _defines_equality(cls: type) -> bool:
     return all(code is not None and not code.co_filename.startswith(("<string>", "<attrs")) for code in codes)
 
 
+def _nothing(obj: object) -> tuple[()]:
+    del obj
+    return ()
+
+
 # Always the caller's own object; its attributes are compared, and what is set there is brought back.
-_OPENED = Description("value", frozen=False, handed=True, reduce=lambda obj: ())
+_OPENED = Description("value", frozen=False, handed=True, reduce=_nothing)
 _OPENED_MEMBER = dataclasses.replace(_OPENED, unique=True, reduce=operator.attrgetter("_name_"))
 
 

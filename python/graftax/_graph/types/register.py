@@ -118,9 +118,8 @@ def register(
         'first'
     """
     if cls is None:
-        return lambda cls: register(
-            cls, static=static, dynamic=dynamic, flatten=flatten, unflatten=unflatten, names=names
-        )
+        options = {"static": static, "dynamic": dynamic, "flatten": flatten, "unflatten": unflatten, "names": names}
+        return functools.partial(register, **options)
     static, dynamic, names = _as_list(static), _as_list(dynamic), _as_list(names)
     _check_arguments(cls, static, dynamic, flatten, unflatten, names)
     if flatten is not None:
