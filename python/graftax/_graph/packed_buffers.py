@@ -33,10 +33,6 @@ class Buffer(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     dtype: np.dtype[Any]
 
-    @property
-    def sizes(self) -> list[int]:
-        return [int(np.prod(shape)) for shape in self.shapes]
-
 
 def is_plain(x: object, max_bytes: int) -> bool:
     """Can the array be part of a buffer: small, replicated, in default memory, of a dtype that NumPy has?"""
@@ -68,7 +64,7 @@ def split(joined: object, buffer: Buffer) -> list[Any]:
     Raises:
         StructureError: if that value does not have the shape of the buffer.
     """
-    sizes = buffer.sizes
+    sizes = [math.prod(shape) for shape in buffer.shapes]
     if getattr(joined, "shape", None) != (sum(sizes),):
         actual = getattr(joined, "shape", type(joined).__name__)
         raise StructureError(PACK_RESHAPED.format(found=actual, size=sum(sizes)))

@@ -14,7 +14,7 @@ from graftax import interop
 from graftax._base.errors import StructureError, a_type, at_path, some
 from graftax._graph.array_aliases import record_alias_sources
 from graftax._graph.filters import Filter, as_filter
-from graftax._graph.path import Graph, GraphRow, Path
+from graftax._graph.path import Graph, Path
 from graftax._graph.patterns import is_pattern, nearest
 from graftax._graph.structure import plain_key
 from graftax._jax.tracebacks import boundary
@@ -380,30 +380,26 @@ class ObjectView:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
 
-    @property
-    def rows(self) -> list[GraphRow]:
-        return self.graph.rows
-
     def parts(self) -> Iterable[int]:
-        return (number for number, row in enumerate(self.rows) if row.category != "ref")
+        return (number for number, row in enumerate(self.graph.rows) if row.category != "ref")
 
     def parent(self, number: int) -> int:
-        return self.rows[number].parent
+        return self.graph.rows[number].parent
 
     def is_a(self, number: int, types: Any) -> bool:
-        return isinstance(self.rows[number].value, types)
+        return isinstance(self.graph.rows[number].value, types)
 
     def instances(self, types: Any) -> list[int]:
         return self.graph.core.instances(types)
 
     def is_leaf(self, number: int) -> bool:
-        return self.rows[number].is_leaf and not self.rows[number].aux
+        return self.graph.rows[number].is_leaf and not self.graph.rows[number].aux
 
     def path(self, number: int) -> tuple[Any, ...]:
         return tuple(map(plain_key, self.graph.path(number)))
 
     def value(self, number: int) -> Any:
-        return self.rows[number].value
+        return self.graph.rows[number].value
 
 
 def predicate_holds(function: Callable[[Any], Any], graph: Graph, number: int) -> bool:
