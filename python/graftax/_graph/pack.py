@@ -251,7 +251,11 @@ def _with_keys(handle: Packed[Any]) -> tuple[list[tuple[Any, Any]], object]:
     return [(tree_util.GetAttrKey(name), x) for name, x in zip(("_arrays", "_kept"), children, strict=True)], aux
 
 
-tree_util.register_pytree_with_keys(Packed, _with_keys, lambda aux, children: Packed(*children, *aux), _children)
+def _from_children(aux: Any, children: Iterable[Any]) -> Packed[Any]:
+    return Packed(*children, *aux)
+
+
+tree_util.register_pytree_with_keys(Packed, _with_keys, _from_children, _children)
 
 
 @boundary
