@@ -11,17 +11,19 @@ import jax
 from graftax import _core
 from graftax._graph.stack import Each
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.carry import Loop, LoopAttempt, call_pure, rows_signature
+from graftax.transforms._engine.carry import call_pure
 from graftax.transforms._engine.eager_compile import run_compiled
-from graftax.transforms._engine.layer_loop import Layers, layers_in
+from graftax.transforms._engine.layer_loop import Layers, layers_in, noting_layers
 from graftax.transforms._engine.lift import name_of, named
 from graftax.transforms._engine.loop_state import with_arrays
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.slices import Slices, plain_scan
-from graftax.transforms.scan import scan_layers
+from graftax.transforms._engine.slices import Slices
+from graftax.transforms.scan import scan_layers, scan_rows
 
 X = TypeVar("X")
 Y = TypeVar("Y")
+
+_OPTIONS = (False, 1, None)  # of `scan`: reverse, unroll, progress
 
 
 @boundary
@@ -50,67 +52,31 @@ def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
 
 def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
     xs, batch_size, is_each = extra
-    name = name_of(functions[0], "map")
+    f, name = functions[0], name_of(functions[0], "map")
     # As in `scan`: layers are stacked, anything else is sliced.
     layers = Layers(name, xs) if is_each else layers_in(name, xs)
     if not isinstance(layers, Layers):
-        try:
-            return _map_rows(functions, operands, xs, batch_size)
-        except Exception as error:
-            if layers is not None:
-                error.add_note(layers)
-            raise
+        with noting_layers(layers):
+            slices = Slices(name, xs, None)
+            if batch_size is not None:
+                return _batched_map(name, f, slices, batch_size)
+            # A loop whose only state is what `f` captures.
+            return scan_rows(name, functions, operands, slices, _OPTIONS, _call_without_carry, carry_operand=None)[1]
     if batch_size is not None:
-        result = _map_rows(functions, operands, layers.stacked, batch_size)
+        result = _batched_map(name, f, Slices(name, layers.stacked, None), batch_size)
         layers.write_back()
         return result
-    return scan_layers([_as_step(functions[0])], [None, None], layers, (False, 1, None))[1]  # reverse, unroll, progress
-
-
-def _as_step(f: Callable[[Any], object]) -> Callable[[None, Any], tuple[None, Any]]:
-    """A step of `scan` that has no carry."""
 
     def step(carry: None, x: Any) -> tuple[None, Any]:
-        return carry, f(x)
+        return _call_without_carry(f, carry, x)
 
+    # The messages of `scan_layers` name the function that it is given.
     step.__name__ = getattr(f, "__name__", type(f).__name__)
-    return step
+    return scan_layers([step], [None, None], layers, _OPTIONS)[1]
 
 
-def _map_rows(
-    functions: Sequence[Callable[..., object]], operands: Sequence[object], xs: object, batch_size: int | None
-) -> Any:
-    f, name = functions[0], name_of(functions[0], "map")
-    slices = Slices(name, xs, None)
-    if batch_size is not None:
-        return _batched_map(name, f, slices, batch_size)
-
-    if jax.config.jax_disable_jit and slices.length:
-        return plain_scan(name, _as_step(f), None, slices, False)[1]
-
-    # A loop whose only state is what `f` captures.
-    def attempt(loop_attempt: LoopAttempt) -> tuple[Any, list[Any]]:
-        structure: list[_core.GraphDef] = []
-
-        def flat(carry: list[Any], rows: list[Any]) -> tuple[list[Any], tuple[list[Any], ...]]:
-            outputs: list[list[Any]] = []
-
-            def body(functions: list[Callable[..., Any]], _: list[Any]) -> None:
-                result, changed = slices.trace_step(rows, functions[0])
-                leaves, graphdef = _core.flatten(with_arrays(result))
-                structure[:] = [graphdef]
-                outputs[:] = [leaves, changed]
-
-            return loop_attempt.trace_step(carry, body), tuple(outputs)
-
-        flat = loop_attempt.with_signature(flat, rows_signature)
-        final, (ys, changed) = jax.lax.scan(flat, loop_attempt.init, slices.leaves)
-        loop_attempt.set_final(final, slices.has_rows)
-        return _core.unflatten(structure[-1], ys), changed
-
-    _, (ys, changed) = Loop(name, [f], operands, carry=None, slices=slices).run(attempt)
-    slices.finish(changed)
-    return ys
+def _call_without_carry(f: Callable[[Any], object], carry: None, x: Any) -> tuple[None, Any]:
+    return carry, f(x)
 
 
 def _batched_map(name: str, f: Callable[..., object], slices: Slices, batch_size: int) -> Any:

@@ -16,7 +16,7 @@ from graftax._graph.stack import Each
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.carry import Loop, LoopAttempt, rows_signature
 from graftax.transforms._engine.eager_compile import run_compiled
-from graftax.transforms._engine.layer_loop import Layers, layers_in, require_length
+from graftax.transforms._engine.layer_loop import Layers, layers_in, noting_layers
 from graftax.transforms._engine.lift import MISSING, name_of
 from graftax.transforms._engine.loop_progress import Progress, reporter
 from graftax.transforms._engine.loop_state import with_arrays
@@ -26,7 +26,12 @@ from graftax.transforms._engine.slices import Slices, as_pair, plain_scan, plain
 C = TypeVar("C")
 X = TypeVar("X")
 Y = TypeVar("Y")
+# None is a carry that a user may give.
 NO_CARRY: Any = object()
+
+OTHER_LENGTH = (
+    "{name}: there are {count} objects, and length={length}. (What should be sliced as in JAX goes in a tuple.)"
+)
 
 
 class ScanOptions(TypedDict, total=False):
@@ -163,39 +168,43 @@ def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extr
     # Layers are stacked; anything else is sliced, with a note about the layers if that fails.
     layers = Layers(name, xs) if is_each else layers_in(name, xs, length)
     if isinstance(layers, Layers):
-        require_length(name, layers.count, length)
+        if length is not None and length != len(layers.objects):
+            raise ValueError(OTHER_LENGTH.format(name=name, count=len(layers.objects), length=length))
         return scan_layers(functions, operands, layers, options)
-    try:
-        return _loop(functions, operands, (xs, length, *options), None)
-    except Exception as error:
-        if layers is not None:
-            error.add_note(layers)
-        raise
+    with noting_layers(layers):
+        return scan_rows(name, functions, operands, Slices(name, xs, length), options, _call)
 
 
 def scan_layers(
     functions: Sequence[Callable[..., Any]], operands: Sequence[Any], layers: Layers, options: Sequence[Any]
 ) -> tuple[Any, Any]:
     """A loop over a list of layers. `options`: whether it goes backwards, unroll, progress."""
+    name = name_of(functions[0], "scan")
     if jax.config.jax_disable_jit:
-        name, call = name_of(functions[0], "scan"), functools.partial(layers.call_step, functions[0])
+        call = functools.partial(layers.call_step, functions[0])
         return plain_scan_of_objects(name, call, operands[0], layers.objects, bool(options[0]))
     # The loop runs over the stacked object; afterwards the rows that changed go back into each object.
-    result = _loop(functions, operands, (layers.stacked, layers.count, *options), layers)
+    slices = Slices(name, layers.stacked, len(layers.objects))
+    result = scan_rows(name, functions, operands, slices, options, layers.call_step, layers)
     layers.write_back()
     return result
 
 
-def _loop(
-    functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any], layers: Layers | None
+def scan_rows(
+    name: str,
+    functions: Sequence[Callable[..., Any]],
+    operands: Sequence[Any],
+    slices: Slices,
+    options: Sequence[Any],
+    step: Callable[[Callable[..., Any], Any, Any], Any],
+    layers: Layers | None = None,
+    carry_operand: int | None = 0,
 ) -> tuple[Any, Any]:
-    """A loop over the rows of `xs`, which are the stacked objects of `layers`, if there are any."""
-    f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], extra
-    name = name_of(f, "scan")
-    call = _call if layers is None else layers.call_step
-    slices = Slices(name, xs, length)
+    """A loop over rows: `carry, y = step(f, carry, row)`. The rows are the stacked objects of `layers`, if given."""
+    f, init, (reverse, unroll, progress) = functions[0], operands[0], options
+    # A loop without steps is compiled even so: tracing a step shows what the structure of `ys` is.
     if jax.config.jax_disable_jit and slices.length:
-        return plain_scan(name, functools.partial(call, f), init, slices, reverse)
+        return plain_scan(name, functools.partial(step, f), init, slices, reverse)
     report = reporter(progress, name, slices.length)
 
     def attempt(loop_attempt: LoopAttempt) -> tuple[Any, Any]:
@@ -209,7 +218,7 @@ def _loop(
             row, index = x
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-                result, changed = slices.trace_step(row, functools.partial(call, functions[0], operands[0]))
+                result, changed = slices.trace_step(row, functools.partial(step, functions[0], operands[0]))
                 carried, y = as_pair(name, result)
                 leaves, graphdef = _core.flatten(with_arrays(y))
                 stacked[:] = [graphdef]
@@ -234,7 +243,7 @@ def _loop(
         loop_attempt.set_final(final, slices.has_rows)
         return _core.unflatten(stacked[-1], ys), changed
 
-    carry, (ys, changed) = Loop(name, [f], [init, None], slices=slices).run(attempt)
+    carry, (ys, changed) = Loop(name, functions, operands, carry=carry_operand, slices=slices).run(attempt)
     slices.finish(changed)
     return carry, ys
 

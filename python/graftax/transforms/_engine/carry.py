@@ -123,10 +123,8 @@ class Loop:
 
     def _explain(self, attempted: LoopAttempt, error: Exception) -> None:
         rename_leaves(error, [attempted.paths[i] for i in attempted.carried_leaves], "carried")
-        # JAX names the leaves after `rows_signature`: `scan` passes (rows, index) for `rows`, `map` the rows alone.
-        rows = self.slices.names if self.slices is not None else []
-        rename_leaves(error, rows, "rows[0]")
-        rename_leaves(error, rows, "rows")
+        # JAX names the leaves after `rows_signature`, and `scan_rows` passes (rows, index) for `rows`.
+        rename_leaves(error, self.slices.names if self.slices is not None else [], "rows[0]")
         if numbers := self.fixpoint.facts.numbers:
             error.add_note(TRACED_NUMBERS.format(name=self.name, paths=", ".join(sorted(numbers))))
 

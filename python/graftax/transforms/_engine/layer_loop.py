@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -22,9 +23,6 @@ from graftax._jax.tree_registry import tree_functions
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.slices import as_pair
 
-OTHER_LENGTH = (
-    "{name}: there are {count} objects, and length={length}. (What should be sliced as in JAX goes in a tuple.)"
-)
 OTHER_LAYER = (
     "{name}: a step may change arrays of the object that it is given, and changed its structure:\n{lines}\n"
     "Make what differs a jax.Array."
@@ -71,10 +69,6 @@ class Layers:
         self._shared = self._find_shared()
         self._changed: set[int] = set()  # leaves that the last traced step changed
         self._watched: tuple[Program, dict[int, tuple[int, int]]]
-
-    @property
-    def count(self) -> int:
-        return len(self.objects)
 
     def call_step(self, f: Callable[..., object], carry: object, obj: object) -> tuple[Any, Any]:
         """Calls `f(carry, obj)`, one step of a loop over the objects.
@@ -198,6 +192,17 @@ def layers_in(name: str, xs: object, length: int | None = None) -> Layers | str 
     return Layers(name, objects, flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
 
 
+@contextlib.contextmanager
+def noting_layers(note: str | None) -> Generator[None]:
+    """Adds what `layers_in` says of a list of objects to the error with which slicing it fails."""
+    try:
+        yield
+    except Exception as error:
+        if note is not None:
+            error.add_note(note)
+        raise
+
+
 def with_lists_as_each(args: Sequence[object], in_axes: object, axis_size: int | None) -> tuple[Any, ...]:
     """The arguments of `vmap`, with `Each` in place of the lists of layers that have no rows to be mapped."""
     axes = in_axes if isinstance(in_axes, (tuple, list)) and len(in_axes) == len(args) else [in_axes] * len(args)
@@ -275,12 +280,6 @@ def _holder(rows: Sequence[Row], leaf_row: Row) -> tuple[Row, tuple[str, ...]]:
         path.append(entry_text(row.key_entry))
         row = rows[row.parent]
     return row, tuple(path)
-
-
-def require_length(name: str, count: int, length: object) -> None:
-    """Raises ValueError if `length` is not the number of objects."""
-    if length is not None and length != count:
-        raise ValueError(OTHER_LENGTH.format(name=name, count=count, length=length))
 
 
 def call_with_stacked(name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
