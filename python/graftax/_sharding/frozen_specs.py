@@ -17,8 +17,10 @@ def freeze(value: Any) -> Any:
     value = value if (adapted := interop.prefix(value)) is None else adapted
     if isinstance(value, dict):
         return FrozenDict((k, freeze(v)) for k, v in value.items())
-    if isinstance(value, list) or type(value) is tuple:  # a namedtuple keeps its class
+    # A namedtuple keeps its class, with which it is a prefix of an object of that class.
+    if isinstance(value, list) or type(value) is tuple:
         return tuple(freeze(v) for v in value)
+    # JAX's shardings are hashable. An object of the user's class that has shardings in it need not be.
     try:
         hash(value)
     except TypeError:

@@ -40,7 +40,8 @@ def has_parts(spec: object) -> bool:
         return False
     if isinstance(spec, (tuple, list, dict, Rules)) or interop.choices(spec) is not None:
         return True
-    if not jax.tree_util.all_leaves([spec]):  # a module that can be called, too
+    # A pytree of shardings has parts, also if it is a module that can be called.
+    if not jax.tree_util.all_leaves([spec]):
         return True
     return not callable(spec) and hasattr(spec, "__dict__")
 
@@ -49,8 +50,6 @@ class Shardings:
     """Shardings of the leaves of a graph.
 
     Args:
-        name, option: the names of the call and of the option, for messages.
-        spec: what the user passed.
         subject: what the spec is for, such as "the arguments", for messages.
         part: from a key path to the object at it, to which filters and `Rules` are applied.
         by_argument: whether a path begins with the index of an argument. Then `Rules` apply to each argument by itself,
@@ -70,7 +69,8 @@ class Shardings:
         self._name, self._option, self._spec, self._subject = name, option, spec, subject
         self._message_fields = {"name": name, "option": option}
         self._selected: dict[tuple[int, Path], tuple[Graph, set[int]]] = {}
-        self._containers: dict[tuple[int, Path], tuple[Any, str]] = {}  # specs with parts, and their key paths as text
+        # Specs with parts, and their key paths as text: by their ids, for which the specs are kept.
+        self._containers: dict[tuple[int, Path], tuple[Any, str]] = {}
         # NNX makes new filters on each access. The first ones are kept, since `_selected` has selections by their ids.
         self._choices: dict[int, tuple[Any, list[tuple[Any, Any]] | None]] = {}
         self._pattern_used: dict[str, bool] = {}  # whether each pattern has decided about a leaf
@@ -131,8 +131,15 @@ class Shardings:
         return self._leaf_entry(spec, named)
 
     def _choices_of(self, spec: object) -> list[tuple[Any, Any]] | None:
+        """The patterns and filters of a spec, and their entries; None if it is not a dict of these."""
         if id(spec) not in self._choices:
-            self._choices[id(spec)] = spec, _choices(spec)
+            if isinstance(spec, dict):
+                choices = list(cast("dict[Any, Any]", spec).items())
+                if not choices or not all(isinstance(k, str) or as_filter(k) is not None for k, _ in choices):
+                    choices = None
+            else:
+                choices = interop.choices(spec)
+            self._choices[id(spec)] = spec, choices
         return self._choices[id(spec)][1]
 
     def _enter(self, spec: object, path: tuple[object, ...], named: Sequence[object]) -> None:
@@ -206,6 +213,7 @@ class Shardings:
         if len(spec) > len(names):
             count_text = f"is {len(names)}" if len(names) == 1 else f"are {len(names)}"
             raise ValueError(TOO_MANY.format(given=len(spec), are=count_text, **self._message_fields))
+        # There may be fewer entries than arguments: an argument with arrays and no entry is an error of its own.
         for i, (part, name) in enumerate(zip(spec, names, strict=False)):
             self._enter(part, (SequenceKey(i),), (Root(name),))
 
@@ -223,6 +231,7 @@ class Shardings:
         """Raises ValueError if a spec has an entry for a part that `target` does not have."""
         spec = unwrapped(spec)
         key = id(spec), id(target)
+        # Patterns, filters and rules are no entries for parts: that they have an effect is checked by itself.
         if key in visited or isinstance(spec, Rules) or not has_parts(spec) or interop.choices(spec) is not None:
             return
         visited.add(key)
@@ -252,14 +261,6 @@ def _entries(node: object) -> list[tuple[Any, Any]]:
     if isinstance(node, Mapping):
         return [(DictKey(key), value) for key, value in cast("Mapping[Any, Any]", node).items()]
     return open_node(node)
-
-
-def _choices(spec: object) -> list[tuple[Any, Any]] | None:
-    """The patterns and filters of a spec, and their entries; None if it is not a dict of these."""
-    if isinstance(spec, dict):
-        items = list(cast("dict[Any, Any]", spec).items())
-        return items if items and all(isinstance(k, str) or as_filter(k) is not None for k, _ in items) else None
-    return interop.choices(spec)
 
 
 def _plain(spec: object) -> Any:

@@ -57,6 +57,7 @@ class FullySharded(NamedTuple):
 
     def spec(self, leaf: Shaped, mesh: Mesh) -> PartitionSpec:
         parts = math.prod(mesh.shape[axis] for axis in self.axes)
+        # An empty dimension is divisible by everything, and splitting it saves nothing.
         fits = [d for d, size in enumerate(leaf.shape) if size and size % parts == 0]
         if math.prod(leaf.shape) < self.min_size or not fits:
             return PartitionSpec()
@@ -84,7 +85,6 @@ def fsdp(*axes: str, min_size: int = 2**18) -> Any:
 class Assigned(NamedTuple):
     """The sharding of one array."""
 
-    number: int  # its row in the graph
     path: Path
     leaf: Shaped
     decided_by: str  # the rule, `scalar`, `metadata` or `default`; empty if nothing decides
@@ -186,13 +186,16 @@ class Rules:
     def __init__(
         self, rules: Iterable[tuple[ArraySelector, Any]] | Mapping[ArraySelector, Any], *, mesh: Mesh | None = None
     ) -> None:
+        # A mapping has its rules in their order, too. The pairs are kept, since `rules` may be an iterator.
         items: Iterable[Any] = cast("Mapping[Any, Any]", rules).items() if isinstance(rules, Mapping) else rules
         pairs: list[tuple[Any, Any]] = []
         for rule in items:
             if not isinstance(rule, tuple) or len(cast("tuple[Any, ...]", rule)) != 2:
                 raise TypeError(NOT_A_RULE.format(rule=rule))
             selector, spec = cast("tuple[Any, Any]", rule)
-            _check_spec(spec)
+            # What a function returns is checked when it is called.
+            if not (spec is None or callable(spec) or isinstance(spec, (PartitionSpec, Sharding, FullySharded))):
+                raise TypeError(NO_SPEC.format(spec=spec))
             pairs.append((selector, spec))
         self._pairs, self._mesh = tuple(pairs), mesh
 
@@ -221,10 +224,10 @@ class Rules:
         assignment = self.assign(Graph(obj), mesh)
         rows: list[TableRow] = []
         for array, sharding in assignment.shardings():
-            size = math.prod(array.leaf.shape) * _width(array.leaf)
-            device_size = (
-                size if array.problem else _elements_per_device(array, sharding, assignment.mesh) * _width(array.leaf)
-            )
+            width = array.leaf.dtype.itemsize
+            size = math.prod(array.leaf.shape) * width
+            # A spec that does not fit divides nothing: the table shows the problem in its place.
+            device_size = size if array.problem else _elements_per_device(array, sharding, assignment.mesh) * width
             description = array.path, tuple(array.leaf.shape), array.leaf.dtype, array.decided_by, array.spec
             rows.append(TableRow(*description, size, device_size, array.problem))
         total, per_device = sum(r.bytes for r in rows), sum(r.bytes_per_device for r in rows)
@@ -239,7 +242,11 @@ class Rules:
             default: the spec of arrays that no rule matches; with `...` such an array is a problem.
             local: arrays are this process's part of the whole, and have to be divisible among its own devices only.
         """
-        mesh = mesh_of(mesh if mesh is not None else self._mesh)
+        mesh = mesh if mesh is not None else self._mesh
+        if mesh is None:
+            mesh = jax.sharding.get_abstract_mesh()
+            if mesh.empty:
+                raise StructureError(NO_MESH)
         divided_mesh = _local_mesh(mesh) if local else mesh
         arrays = _arrays(graph)
         # The first rule that selects an array decides. A rule that decides about no array is unused.
@@ -262,7 +269,7 @@ class Rules:
         for number, leaf in arrays.items():
             decided_by, spec = decided.get(number, ("", None))
             spec, problem = _resolved(spec, leaf, divided_mesh) if decided_by else (None, NO_RULE)
-            assigned.append(Assigned(number, graph.path(number), leaf, decided_by, spec, problem))
+            assigned.append(Assigned(graph.path(number), leaf, decided_by, spec, problem))
         return Assignment(type(graph.rows[0].value).__qualname__, assigned, unused, mesh)
 
 
@@ -271,19 +278,6 @@ def refuse(subject: str, lines: Sequence[str]) -> None:
     if lines:
         remaining = [f"  and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
         raise StructureError(PROBLEMS.format(what=subject, lines="\n".join([*lines[:_MAX_LINES], *remaining])))
-
-
-def mesh_of(mesh: Mesh | None) -> Mesh:
-    """This mesh, or for None that of `jax.set_mesh`.
-
-    Raises:
-        StructureError: if neither is there.
-    """
-    if mesh is None:
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty:
-            raise StructureError(NO_MESH)
-    return mesh
 
 
 def _local_mesh(mesh: Mesh) -> Mesh:
@@ -317,9 +311,11 @@ def _selected_arrays(graph: Graph, selector: ArraySelector, arrays: dict[int, Sh
             chosen = graph.descendants(
                 matching(graph, selector) if leaf_filter is None else leaf_filter.select(ObjectView(graph))
             )
-        except StructureError:  # the pattern selects nothing
+        # A pattern that selects nothing is reported as unused, together with the other problems.
+        except StructureError:
             return []
-        selected_ids = {id(graph.rows[number].value) for number in chosen}  # an array may be at several paths
+        # An array at several paths is in `arrays` once, at the first of them, and the rule may select another one.
+        selected_ids = {id(graph.rows[number].value) for number in chosen}
         return [n for n in arrays if id(arrays[n]) in selected_ids]
     if callable(selector):
         return [n for n in arrays if selector(graph.path(n), arrays[n])]
@@ -337,11 +333,6 @@ def _metadata(graph: Graph, number: int) -> Any:
     return None if parent < 0 else interop.axes(graph.rows[parent].value)
 
 
-def _check_spec(spec: object) -> None:
-    if spec is not None and not isinstance(spec, (PartitionSpec, Sharding, FullySharded)) and not callable(spec):
-        raise TypeError(NO_SPEC.format(spec=spec))
-
-
 def _resolved(spec: object, leaf: Shaped, mesh: Mesh) -> tuple[PartitionSpec | Sharding | None, str]:
     """(the spec or sharding of an array, the problem with it as text, which is empty if there is none)."""
     if isinstance(spec, FullySharded):
@@ -352,6 +343,7 @@ def _resolved(spec: object, leaf: Shaped, mesh: Mesh) -> tuple[PartitionSpec | S
         spec = cast("Callable[[Any], Any]", spec)(leaf)
     if spec is None:
         spec = PartitionSpec()
+    # A sharding has a mesh of its own, which need not be the one that the specs refer to.
     if isinstance(spec, Sharding):
         try:
             spec.shard_shape(tuple(leaf.shape))
@@ -366,7 +358,8 @@ def _resolved(spec: object, leaf: Shaped, mesh: Mesh) -> tuple[PartitionSpec | S
 def _misfit(spec: PartitionSpec, leaf: Shaped, mesh: Mesh) -> str:
     """What is wrong with a spec for an array; empty if nothing is."""
     if len(spec) > len(leaf.shape):
-        return TOO_LONG.format(spec=_spec_text(spec), entries=len(spec), dims=_dims(leaf))
+        dims = "1 dimension" if len(leaf.shape) == 1 else f"{len(leaf.shape)} dimensions"
+        return TOO_LONG.format(spec=_spec_text(spec), entries=len(spec), dims=dims)
     axes = [_axes(entry) for entry in spec]
     for axis, times in Counter(axis for part in axes for axis in part).items():
         if axis not in mesh.shape:
@@ -383,6 +376,7 @@ def _misfit(spec: PartitionSpec, leaf: Shaped, mesh: Mesh) -> str:
 
 def _axes(entry: Any) -> tuple[str, ...]:
     """The mesh axes of an entry of a spec."""
+    # What is unconstrained is left to the compiler, which may choose any axes or none.
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
@@ -394,14 +388,6 @@ def _elements_per_device(array: Assigned, sharding: object, mesh: Mesh) -> int:
         return math.prod(sharding.shard_shape(tuple(array.leaf.shape)))
     axes = [axis for entry in cast("PartitionSpec", array.spec) for axis in _axes(entry)]
     return math.prod(array.leaf.shape) // math.prod(mesh.shape[axis] for axis in axes)
-
-
-def _dims(leaf: Shaped) -> str:
-    return "1 dimension" if len(leaf.shape) == 1 else f"{len(leaf.shape)} dimensions"
-
-
-def _width(leaf: Shaped) -> int:
-    return leaf.dtype.itemsize
 
 
 def _selector_text(selector: ArraySelector) -> str:
