@@ -96,6 +96,7 @@ def ema(target: T, model: Any, decay: Any) -> T:
     pairs: list[tuple[int, tuple[Any, Any]]] = []
     for number, source_number in paired_rows("ema", graph, source):
         average, value = graph.rows[number].value, source.rows[source_number].value
+        # An array that both share has the same average as before.
         if number not in arrays or value is None or value is average:
             continue
         if np.shape(value) != average.shape:
@@ -106,6 +107,7 @@ def ema(target: T, model: Any, decay: Any) -> T:
 
     def mean(_: int, pair: tuple[Any, ...]) -> Any:
         average, value = pair
+        # The mean of arrays of different dtypes has the wider one.
         return (decay * average + (1 - decay) * value).astype(average.dtype) if is_inexact(average) else value
 
     return graph.write_or_rebuild(apply_once(mean, pairs))

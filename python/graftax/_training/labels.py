@@ -42,6 +42,7 @@ class Labels:
 
     def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]:
         label_of: dict[str, Any] = {}
+        # Optax calls it with the dict of parameters alone, within `init` and `update` of the optimizer.
         labelled = _labelled.get(None)
         for rule, label in self.rules:
             covered = self._covered(params, rule, labelled)

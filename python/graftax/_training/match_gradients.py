@@ -46,8 +46,7 @@ def gradients_in(
     """The gradients by the names of the parameters. The gradients of an array that occurs several times are added up.
 
     Args:
-        graph: of the model.
-        numbers: the rows of each parameter, by name.
+        numbers: the rows of each parameter in the model's graph, by name.
         grads: in any form.
         trained: the rows of the arrays that should be trained. None of their gradients may be lost.
 
@@ -83,13 +82,15 @@ def _has_rows(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
 
 
 def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: Collection[int]) -> dict[str, Any]:
-    of_nnx = type(grads).__name__ == "State"  # what nnx.grad returns, also a Mapping
+    # What nnx.grad returns is a Mapping, too, but one by the parts of the model.
+    of_nnx = type(grads).__name__ == "State"
     # Three forms: a dict by the names of the parameters, a list in their order, an object like the model.
     if not of_nnx and isinstance(grads, Mapping) and set(cast("Mapping[Any, Any]", grads)) == set(numbers):
         return {name: grads[name] for name in numbers}
     if type(grads) in (list, tuple) and not isinstance(graph.rows[0].value, (list, tuple)):
         values = cast("list[Any]", grads)
-        if len(values) == 1 and not has_dtype(values[0]):  # what grad(wrt=[pattern]) returns, with one pattern
+        # With one pattern, grad(wrt=[pattern]) returns a tuple of one graph.
+        if len(values) == 1 and not has_dtype(values[0]):
             return _by_name(graph, numbers, values[0], trained)
         if len(values) != len(numbers):
             hint = VALUE_FIRST if len(values) == 2 and np.shape(values[0]) == () else ""
@@ -111,7 +112,8 @@ def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: C
     gradients: dict[str, Any] = {}
     for name, rows in numbers.items():
         values = [grads_graph.rows[gradient_row[number]].value for number in rows]
-        gradients[name] = values[0] if len(values) == 1 else sum(values[1:], start=values[0])
+        # Each place of a tied array has its part of the gradient.
+        gradients[name] = sum(values[1:], start=values[0])
     return gradients
 
 
@@ -122,6 +124,7 @@ def _match_rows(graph: Graph, grads_graph: Graph, parameters: set[int]) -> dict[
     gradient needs its array in the model.
     """
     gradient_row: dict[int, int] = {}
+    # By pairs of rows, since an object that the model shares may be several in the gradients.
     visited: set[tuple[int, int]] = set()
     stack = [(0, 0)]
     while stack:

@@ -53,10 +53,12 @@ def _setting(key: str, value: object, name: str, depth: int) -> str | None:
         return f"{key}={value!r}"
     if not isinstance(value, types.FunctionType):
         return None
-    inner = _closure_values(value).get("learning_rate")  # a schedule, in a function that changes its sign
+    # Optax puts a schedule into a function that changes its sign.
+    inner = _closure_values(value).get("learning_rate")
     value = inner if isinstance(inner, types.FunctionType) else value
     owner = _owner(value)
-    if owner.partition(".")[0] == name:  # a function of its own, such as a schedule that it made from a number
+    # A function of the transformation's own, such as a schedule that it made from a number, shows as its numbers.
+    if owner.partition(".")[0] == name:
         return ", ".join(f"{k}={v!r}" for k, v in _closure_values(value).items() if type(v) in (int, float)) or None
     return None if owner == "<lambda>" else f"{key}={owner}"
 
@@ -71,6 +73,7 @@ def _closure_values(function: types.FunctionType) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             values[name] = cell.cell_contents
-        except ValueError:  # an empty cell
+        # A cell is empty until its variable is assigned.
+        except ValueError:
             continue
     return values

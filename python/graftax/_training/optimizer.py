@@ -133,6 +133,7 @@ class Optimizer:
     """
 
     def __init__(self, tx: Any, model: Any, wrt: Any = None, params: Callable[..., Any] | None = None) -> None:
+        # A class has `init` and `update` as well, if it is that of a transformation which was not called.
         if isinstance(tx, type) or not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
             raise TypeError(NO_TRANSFORMATION.format(found=_type_text(tx), hint=_hint(tx, model)))
         graph = _open_graph(model)
@@ -145,6 +146,7 @@ class Optimizer:
                 raise TypeError(NO_FORM.format(found=_type_text(formed)))
             self._form, self.slow = type(formed), dict(formed.slow)
             values = formed
+        # In containers of its own, since each update writes to them, and `tx` may use one in several places.
         with use_for_labels(graph, names.numbers(graph)):
             self.state: Any = _own_containers(tx.init(values))
 
@@ -184,8 +186,9 @@ class Optimizer:
         try:
             with use_for_labels(graph, numbers):
                 updates, state = self.tx.update(gradients, self.state, formed, **extra)
+        # Optax does not say which parameter it is about. Few transformations take a row of gradients for each example.
         except (TypeError, ValueError) as error:
-            require_shapes(gradients, shapes)  # rows of gradients, which few transformations take
+            require_shapes(gradients, shapes)
             error.add_note(REFRESH_SHAPES)
             raise
         slow, updates = (None, updates) if self._form is None else (updates.slow, updates.fast)
@@ -289,7 +292,8 @@ class Optimizer:
         if function is None:
             return extra
 
-        @functools.wraps(function)  # Optax passes on those extra arguments that its signature names
+        # Optax passes on those extra arguments that the signature of `value_fn` names, which `wraps` keeps.
+        @functools.wraps(function)
         def value_of_parameters(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             return function(graph.core.build(_by_row(numbers, params), all=True), *args, **kwargs)
 
@@ -326,6 +330,7 @@ class Names:
         is_apart: bool = False,
     ) -> None:
         self.paths, self.frozen, self.wrt, self.is_apart = paths, frozen, wrt, is_apart
+        # Each call of a jitted step compares the names: those of many parameters are hashed once.
         self._hash = hash(tuple(paths.items()))
 
     def numbers(self, graph: Graph) -> dict[str, list[int]]:
@@ -362,6 +367,7 @@ class Names:
             )
         return number
 
+    # Nothing in it changes, and a copy of MISSING would be another object.
     def __deepcopy__(self, memo: object) -> Names:
         return self
 
@@ -401,6 +407,7 @@ def _inexact_arrays(graph: Graph) -> list[int]:
 
 def _trained(graph: Graph, wrt: Any) -> list[int]:
     numbers = _inexact_arrays(graph)
+    # A library may say what is trained: of NNX's Variables, only those that are Params.
     if wrt is None:
         return [number for number in numbers if interop.is_trained(_holders(graph, number))]
     return sorted(selection(graph, wrt, numbers))
@@ -420,11 +427,13 @@ def _names_of(graph: Graph, wrt: Any) -> Names:
     names: dict[str, tuple[Path, ...]] = {}
     for paths in paths_of.values():
         name = _name(paths[0])
-        while name in names:  # keys of a dict that print alike
+        # Keys of a dict may print alike.
+        while name in names:
             name += "'"
         names[name] = tuple(paths)
     frozen = frozenset(graph.path(number) for number in set(_inexact_arrays(graph)).difference(numbers))
-    sorted_names = dict(sorted(names.items()))  # as JAX sorts a dict
+    # In the order in which JAX has the entries of a dict, and so the leaves of the state.
+    sorted_names = dict(sorted(names.items()))
     return Names(sorted_names, frozen, wrt if wrt is None or _is_rule(wrt) else MISSING, is_apart)
 
 
@@ -468,11 +477,13 @@ def _by_row(numbers: Mapping[str, list[int]], values: Mapping[str, Any]) -> dict
 
 
 def _add_update(value: Any, update: Any) -> Any:
+    # As `optax.apply_updates` does: an update of another dtype must not change that of the parameter.
     return _as_weak_as(value, jnp.asarray(value + update).astype(value.dtype))
 
 
 def _as_weak_as(old_array: Any, new_array: Any) -> Any:
     """The new array with the weak type of the old one, such as `jnp.asarray(0.5)`. Losing it would recompile."""
+    # What has no weak type, such as a NumPy array, is left as it is.
     is_weak = getattr(old_array, "weak_type", False) and getattr(new_array, "weak_type", True) is False
     return as_weak(new_array) if is_weak and old_array.dtype == new_array.dtype else new_array
 

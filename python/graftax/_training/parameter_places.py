@@ -37,15 +37,9 @@ def require_no_added(graph: Graph, added: Sequence[int]) -> None:
 
 
 def require_same_ties(graph: Graph, paths: Mapping[str, Sequence[Path]], numbers: Mapping[str, list[int]]) -> None:
-    """Raises if parameters are tied or untied that were not when the optimizer was made.
+    """Raises StructureError if parameters are tied or untied that were not when the optimizer was made.
 
-    Args:
-        graph: of the model.
-        paths: those of each parameter, by name.
-        numbers: the rows of each parameter, by name.
-
-    Raises:
-        StructureError: names the paths.
+    `paths` and `numbers` are the key paths and rows of each parameter, by name.
     """
     rows = [number for rows_of_parameter in numbers.values() for number in rows_of_parameter]
     identity_of = dict(zip(rows, array_identities([graph.rows[number].value for number in rows]), strict=True))
@@ -78,6 +72,7 @@ def with_kept_parts(old_state: Any, new_state: Any) -> Any:
         if len(old_parts) == len(new_parts):
             parts = map(with_kept_parts, old_parts, new_parts)
             return type(new_state)(*parts) if hasattr(new_state, "_fields") else type(new_state)(parts)
+    # What is no array, such as None or a setting, is that of the new state.
     return old_state if _array_type(old_state) == _array_type(new_state) is not None else new_state
 
 

@@ -59,6 +59,7 @@ class Streams:
             # crc32 is the same in every process, and another name changes nothing.
             keys = {name: jax.random.fold_in(base, zlib.crc32(name.encode())) for name in names}
         self.keys: dict[str, Any] = {**keys, **{name: _key(name, seed) for name, seed in seeds.items()}}
+        # Split keys have a count for each row, so that `vmap` maps both.
         self.counts: dict[str, Any] = {name: jnp.zeros(_shape(key), jnp.uint32) for name, key in self.keys.items()}
 
     def __call__(self, name: str) -> jax.Array:
@@ -100,8 +101,10 @@ class Streams:
 
 
 def _key(name: str, seed: Any) -> Any:
+    # A bool is an int in Python, and most likely a mistake here.
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         return jax.random.key(seed)
+    # JAX's old form of a key is an array of uint32, as `jax.random.PRNGKey` makes it.
     if isinstance(seed, jax.Array) and (jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) or seed.dtype == jnp.uint32):
         return seed
     seed_text = f"of dtype {seed.dtype}" if isinstance(seed, jax.Array) else type(seed).__qualname__
