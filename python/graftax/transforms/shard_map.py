@@ -15,7 +15,7 @@ from graftax._base.errors import MutationError, rename_leaves
 from graftax._jax.arrays import inferred_specs, varying_axes
 from graftax._jax.error_texts import is_of_specs, name_argument_of_specs
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.argument_specs import OutputLeaf, Outputs, broadcast_of
+from graftax.transforms._engine.argument_specs import OutputLeaf, broadcast_of, trace_outputs
 from graftax.transforms._engine.lift import name_of, named, wraps
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.spec_broadcast import Broadcast
@@ -41,9 +41,6 @@ RESULT_DIFFERS = (
     "{name}: out_specs has {entry!r} for {path}, which differs along the mesh axis {axis!r}. Name that axis there, or "
     "reduce the value (jax.lax.pmean, psum)."
 )
-
-
-_SHARDING = "a jax.sharding.PartitionSpec"
 
 
 class ShardMapOptions(TypedDict, total=False):
@@ -104,45 +101,64 @@ def shard_map(
     @wraps(f, "shard_map")
     def mapped(*args: object, **kwargs: object) -> Any:
         program = Program(name_of(f, "shard_map"), [f], args, kwargs)
-        inputs = SpecOption(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
-        current_mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-        manual_axes = frozenset(axis_names or current_mesh.axis_names)
-        is_inferred = in_specs is inferred_specs
-        specs = _OwnSharding(inputs, current_mesh, manual_axes, program.leaves) if is_inferred else in_specs
-        broadcast = broadcast_of(program, inputs, specs, UNKNOWN)
-        flat_out_specs: list[Any] = []  # jax.shard_map reads this list after `flat` has filled it
-        outputs: list[OutputLeaf] = []
-
-        def flat(*leaves: Any) -> list[Any]:
-            outputs[:] = Outputs(program, broadcast, inputs._replace(keyword="out_specs"), leaves).trace(out_specs)
-            flat_out_specs[:] = [o.spec for o in outputs]
-            for output in outputs:
-                _check_shards(program.name, output, manual_axes, check_vma)
-            return [o.leaf for o in outputs]
-
-        run = jax.shard_map(
-            named(flat, program),
-            mesh=mesh,
-            in_specs=tuple(broadcast.leaf_specs),
-            out_specs=flat_out_specs,
-            axis_names=axis_names,
-            check_vma=check_vma,
-        )
-        try:
-            results = run(*program.leaves)
-        # JAX names the arguments of `flat`: its messages get the key paths of the user's objects.
-        except ValueError as error:
-            paths = [broadcast.path(i) for i in range(len(program.leaves))]
-            rename_leaves(error, paths)
-            rename_leaves(error, paths, "in_specs")
-            _name_argument(error, program, broadcast)
-            rename_leaves(error, [o.path for o in outputs], "out_specs")
-            raise
-        # A returned array is placed on the mesh, but an unchanged array in an object stays the caller's.
-        untouched = {i: o.input_leaf for i, o in enumerate(outputs) if o.input_leaf is not None and o.is_write}
-        return program.finish(results, untouched=untouched)
+        return _run(program, in_specs, out_specs, mesh, axis_names, check_vma)
 
     return mapped
+
+
+def _run(
+    program: Program,
+    in_specs: Any,
+    out_specs: Any,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None,
+    axis_names: AbstractSet[Hashable],
+    check_vma: bool,
+) -> Any:
+    """Runs a program on each shard, writes its changes back and returns its result."""
+    inputs = SpecOption(
+        program.name,
+        "in_specs",
+        "a jax.sharding.PartitionSpec",
+        PartitionSpec(),
+        lambda spec: isinstance(spec, PartitionSpec),
+        _canonical_sharding,
+    )
+    current_mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    manual_axes = frozenset(axis_names or current_mesh.axis_names)
+    is_inferred = in_specs is inferred_specs
+    specs = _OwnSharding(inputs, current_mesh, manual_axes, program.leaves) if is_inferred else in_specs
+    broadcast = broadcast_of(program, inputs, specs, UNKNOWN)
+    flat_out_specs: list[Any] = []  # jax.shard_map reads this list after `flat` has filled it
+    outputs: list[OutputLeaf] = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        outputs[:] = trace_outputs(program, broadcast, inputs._replace(keyword="out_specs"), leaves, out_specs)
+        flat_out_specs[:] = [o.spec for o in outputs]
+        for output in outputs:
+            _check_shards(program.name, output, manual_axes, check_vma)
+        return [o.leaf for o in outputs]
+
+    run = jax.shard_map(
+        named(flat, program),
+        mesh=mesh,
+        in_specs=tuple(broadcast.leaf_specs),
+        out_specs=flat_out_specs,
+        axis_names=axis_names,
+        check_vma=check_vma,
+    )
+    try:
+        results = run(*program.leaves)
+    # JAX names the arguments of `flat`: its messages get the key paths of the user's objects.
+    except ValueError as error:
+        paths = [broadcast.path(i) for i in range(len(program.leaves))]
+        rename_leaves(error, paths)
+        rename_leaves(error, paths, "in_specs")
+        _name_argument(error, program, broadcast)
+        rename_leaves(error, [o.path for o in outputs], "out_specs")
+        raise
+    # As in JAX, a returned array is placed on the mesh, but an unchanged array in an object stays the caller's.
+    untouched = {i: o.input_leaf for i, o in enumerate(outputs) if o.input_leaf is not None and o.is_write}
+    return program.finish(results, untouched=untouched)
 
 
 class _OwnSharding(Spec):
@@ -164,7 +180,8 @@ class _OwnSharding(Spec):
         self._leaf_ids = {id(leaf) for leaf in leaves}
 
     def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
-        if id(leaf) not in self._leaf_ids:  # a new leaf: it gets the spec of the node's other leaves
+        # A leaf that the function adds gets the spec of the node's other leaves.
+        if id(leaf) not in self._leaf_ids:
             return UNKNOWN
         spec = jax.typeof(leaf).sharding.spec
         parts: list[Any] = []
@@ -190,6 +207,7 @@ def _check_shards(name: str, output: OutputLeaf, manual_axes: AbstractSet[Hashab
     if mentioned - manual_axes:
         unknown, names = mentioned - manual_axes, ", ".join(map(repr, sorted(manual_axes, key=str)))
         raise ValueError(NO_MESH_AXIS.format(name=name, path=output.path, axis=unknown.pop(), names=names))
+    # Sorted, so that the message is the same in each process: sets of strings have no fixed order.
     differs = sorted((varying_axes(output.leaf) & manual_axes) - mentioned, key=str) if check_vma else []
     if not differs:
         return
@@ -200,14 +218,11 @@ def _check_shards(name: str, output: OutputLeaf, manual_axes: AbstractSet[Hashab
 
 def _name_argument(error: ValueError, program: Program, broadcast: Broadcast) -> None:
     """Adds the key path to JAX's error about a spec that differs from an array's sharding along explicit axes."""
+    if not is_of_specs(error):
+        return
     for i, (leaf, spec) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
-        actual = jax.typeof(leaf).sharding.spec
-        if is_of_specs(error) and _canonical_sharding(actual, leaf) != (_canonical_sharding(spec, leaf)):
+        if _canonical_sharding(jax.typeof(leaf).sharding.spec, leaf) != _canonical_sharding(spec, leaf):
             return name_argument_of_specs(error, broadcast.path(i))
-
-
-def _is_sharding(spec: object) -> bool:
-    return isinstance(spec, PartitionSpec)
 
 
 def _canonical_sharding(spec: Any, leaf: object) -> tuple[Any, ...]:

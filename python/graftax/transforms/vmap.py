@@ -21,7 +21,7 @@ from graftax._graph.stack import Each
 from graftax._jax.arrays import ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import preserves_pytree
-from graftax.transforms._engine.argument_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
+from graftax.transforms._engine.argument_specs import Call, OutputLeaf, as_positional, broadcast_of, trace_outputs
 from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked, with_lists_as_each
 from graftax.transforms._engine.lift import (
     ARRAYS,
@@ -148,7 +148,8 @@ def vmap(
     """
     if transform_metadata:
         fun = interop.with_axis_names(fun, in_axes, out_axes, transform_metadata)
-    return vmap_by(Program, "vmap", fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name)
+    axis_names = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
+    return vmap_by(Program, "vmap", fun, in_axes, out_axes, axis_size, axis_names)
 
 
 def vmap_by(
@@ -157,9 +158,8 @@ def vmap_by(
     fun: Callable[..., Any],
     in_axes: Any,
     out_axes: Any,
-    axis_name: Hashable | None,
     axis_size: int | None,
-    spmd_axis_name: Hashable | None,
+    axis_names: dict[str, Any],
     ignore_opaque: bool = False,
     call: Call = call_first,
     ignore_new_opaque: bool = False,
@@ -167,10 +167,7 @@ def vmap_by(
     """`vmap` with its programs made by `make`, for `vmap` and `filter_vmap`.
 
     Args:
-        make: makes the program of a call.
-        title: the name of the transform, for messages.
-        fun: the user's function.
-        in_axes, out_axes, axis_name, axis_size, spmd_axis_name: as in `vmap`.
+        axis_names: options of `jax.vmap`.
         ignore_opaque: arrays that functions capture are not mapped; nor are those within other opaque values, if
             `in_axes` is a function of the leaf.
         call: calls the function with the operands.
@@ -180,14 +177,15 @@ def vmap_by(
     @wraps(fun, title)
     def mapped(*args: object, **kwargs: object) -> Any:
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
-        if not ignore_opaque:  # `filter_vmap` slices a list of layers, as Equinox does
+        # `filter_vmap` slices a list of layers, as Equinox does.
+        if not ignore_opaque:
             args = with_lists_as_each(args, in_axes, axis_size)
         if any(isinstance(arg, Each) for arg in args):
             return call_with_stacked(name_of(fun, title), mapped, args, kwargs)
-        axis_names = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         try:
             program = make(name_of(fun, title), [fun], args, kwargs)
             return _run(program, in_axes, out_axes, axis_size, axis_names, ignore_opaque, call, ignore_new_opaque)
+        # On a list, a function of one object raises an AttributeError or a TypeError; sizes that differ, a ValueError.
         except (ValueError, TypeError, AttributeError) as error:
             add_list_notes(name_of(fun, title), args, error)
             raise
@@ -205,15 +203,15 @@ def _run(
     call: Call,
     ignore_new_opaque: bool,
 ) -> Any:
-    """Maps a program, writes its changes back and returns its result. `axis_names` are options of `jax.vmap`."""
+    """Maps a program, writes its changes back and returns its result."""
     # The axis of each leaf of the program; JAX gets the leaves that have one.
-    inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
+    inputs = SpecOption(program.name, "in_axes", "an axis (int or None)", None, _is_axis, _canonical_axis)
     broadcast = broadcast_of(program, inputs, in_axes, _axis_0 if ignore_opaque else 0)
     for i in _not_mapped(program, broadcast) if ignore_opaque else ():
         broadcast.leaf_specs[i] = None
     axes = list(broadcast.leaf_specs)
     mapped_leaves = [i for i, axis in enumerate(axes) if axis is not None]
-    # As in Equinox, the function runs once if nothing is mapped.
+    # As in Equinox, the function runs once if nothing is mapped: along an axis of one row, which no output has.
     unmapped_call = ignore_opaque and not mapped_leaves and axis_size is None
     size = 1 if unmapped_call else size_of(program, broadcast, axis_size)
     mapped_arrays = [program.leaves[i] for i in mapped_leaves]
@@ -229,8 +227,9 @@ def _run(
 
     def flat(*values: Any) -> list[Any]:
         leaves = program.with_leaves(mapped_leaves, values[: len(mapped_leaves)])
+        # In `flat` an output has one dimension less than `out_axes` counts.
         results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, extra_dims=1))
-        outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, ignore_opaque, call)
+        outputs[:] = trace_outputs(program, broadcast, results, leaves, out_axes, ignore_opaque, call)
         outputs[:] = _unmap_opaque(outputs, values[probe]) if ignore_new_opaque else outputs
         if unmapped_call and any(o.spec is not None for o in outputs):
             raise ValueError(NOTHING_MAPPED.format(name=program.name, option="in_axes"))
@@ -245,24 +244,25 @@ def _run(
         axis_size=size,
         **axis_names,
     )
-    results = run(*mapped_arrays)
+    return _finish(program, outputs, axes, run(*mapped_arrays), ignore_opaque)
+
+
+def _finish(
+    program: Program, outputs: Sequence[OutputLeaf], axes: Sequence[Any], results: Sequence[Any], ignore_opaque: bool
+) -> Any:
+    """Writes the changes back, and returns the result. `axes` are those of the program's leaves."""
     # Arrays that were computed alike are one array only if they are mapped along the same axes, too.
     recipes = {
         i: ((source.operation, outputs[i].spec, *(axes[leaf] for leaf in source.inputs)), source.inputs)
         for i, source in enumerate(program.sources)
         if source is not None
     }
-    results = program.with_ties(results, recipes)
     # By value, a mapped NumPy array comes back as a jax.Array, as in Equinox.
     returned_untouched = [axis is None or not ignore_opaque for axis in axes]
-    return program.finish(
-        results,
-        untouched={
-            i: o.input_leaf
-            for i, o in enumerate(outputs)
-            if o.input_leaf is not None and returned_untouched[o.input_leaf]
-        },
-    )
+    untouched = {
+        i: o.input_leaf for i, o in enumerate(outputs) if o.input_leaf is not None and returned_untouched[o.input_leaf]
+    }
+    return program.finish(program.with_ties(results, recipes), untouched=untouched)
 
 
 @overload
@@ -310,11 +310,15 @@ def filter_vmap(
             filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
     options = in_axes, out_axes, axis_name, axis_size
+    run = functools.partial(vmap_by, by_value, "filter_vmap", fun)
     # An axis that the user gives applies to numbers and opaque values, too; the defaults apply to arrays only.
     call = call_first if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
     ignore_new_opaque = out_axes is ARRAYS or callable(out_axes)
     in_axes, out_axes = _axis_0 if in_axes is ARRAYS else in_axes, 0 if out_axes is ARRAYS else out_axes
-    if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
+    vmap_options = out_axes, axis_size, {"axis_name": axis_name}, True, call, ignore_new_opaque
+    if isinstance(in_axes, dict) and all(
+        isinstance(key, str) and key.isidentifier() for key in cast("dict[Any, Any]", in_axes)
+    ):
         named_axes = cast("dict[str, Any]", in_axes)
 
         # Which position a name has is known when the arguments are bound.
@@ -322,15 +326,10 @@ def filter_vmap(
         def by_name(*args: object, **kwargs: object) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
             axes = _axes_by_name(fun, named_axes, bound)
-            run = vmap_by(
-                by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, True, call, ignore_new_opaque
-            )
-            return run(*bound.args, **bound.kwargs)
+            return run(axes, *vmap_options)(*bound.args, **bound.kwargs)
 
         return by_name
-    vmap_options = in_axes, out_axes, axis_name, axis_size, None, True, call, ignore_new_opaque
-    mapped = vmap_by(by_value, "filter_vmap", fun, *vmap_options)
-    return memoize_wrapper(mapped, fun, "filter_vmap", *options)
+    return memoize_wrapper(run(in_axes, *vmap_options), fun, "filter_vmap", *options)
 
 
 def _with_arrays(out_axes: object, functions: Sequence[Callable[..., object]], operands: Sequence[object]) -> Any:
@@ -347,17 +346,15 @@ def _with_arrays(out_axes: object, functions: Sequence[Callable[..., object]], o
         return result
     try:
         return jax.tree.map(with_axis, out_axes, result, is_leaf=lambda axis: axis is None)
-    except ValueError:  # `out_axes` does not fit the result: the error with the path is raised later
+    # Where `out_axes` does not fit the result, the error with the path is raised later.
+    except ValueError:
         return result
-
-
-def _is_name(key: object) -> bool:
-    return isinstance(key, str) and key.isidentifier()
 
 
 def _axes_by_name(fun: Callable[..., object], axes: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
     """One entry per positional argument: the one under its name, or the default."""
     parameters = list(bound.signature.parameters)
+    # Positional arguments beyond the parameters are those of `*args`, which have no names.
     names = [*parameters, *[""] * len(bound.args)][: len(bound.args)]
     for name in axes:
         if name not in names:
@@ -375,9 +372,6 @@ def _axis_0(leaf: object) -> int:
 def _not_mapped(program: Program, broadcast: Broadcast) -> set[int]:
     """The leaves that `filter_vmap` leaves alone, although the spec gives them an axis."""
     return leaves_in_functions(program.graphdef) | (leaves_in_values(program.graphdef) & broadcast.from_function)
-
-
-_AXIS = "an axis (int or None)"
 
 
 def _is_axis(axis: object) -> bool:
@@ -417,25 +411,14 @@ def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> in
 
 
 def _refuse_misfits(name: str, outputs: Sequence[OutputLeaf], mapped: object) -> None:
-    """Raises for an axis that an output cannot have, and for an output that depends on the mapped axis but has none.
-
-    Args:
-        name: what messages call the mapped function.
-        outputs: the output leaves and their axes.
-        mapped: an array that depends on the mapped axis.
-    """
+    """Raises for an axis that an output cannot have, and for an output that depends on the mapped axis but has none."""
     for output in outputs:
         rank = np.ndim(output.leaf)
         if output.spec is not None and not -rank - 1 <= output.spec <= rank:
-            raise ValueError(
-                NO_ROOM_FOR_AXIS.format(
-                    name=name,
-                    option="in_axes" if output.is_write else "out_axes",
-                    path=output.path,
-                    axis=output.spec,
-                    shape=np.shape(output.leaf),
-                )
-            )
+            # What is written into an object keeps the axis that `in_axes` gives that object.
+            details = {"option": "in_axes" if output.is_write else "out_axes", "path": output.path}
+            shape = np.shape(output.leaf)
+            raise ValueError(NO_ROOM_FOR_AXIS.format(name=name, axis=output.spec, shape=shape, **details))
     unmapped = [o for o in outputs if o.spec is None]
     for output, depends in zip(unmapped, _depend([o.leaf for o in unmapped], mapped), strict=True):
         if depends and output.is_write:
@@ -453,10 +436,9 @@ def _unmap_opaque(outputs: Sequence[OutputLeaf], mapped: object) -> list[OutputL
 
 
 def _depend(leaves: Sequence[object], mapped: object) -> list[bool]:
-    """Whether each array depends on the mapped axis; `mapped` is an array that does.
-
-    JAX tells the rule of a `custom_vmap` function which of its arguments are batched.
-    """
+    """Whether each array depends on the mapped axis; `mapped` is an array that does."""
+    # There is no public way to ask a tracer. But JAX tells the rule of a `custom_vmap` function which of its arguments
+    # are batched, and runs that rule at once if one of them is: this is what `mapped` is for.
     tracers = [x for x in leaves if isinstance(x, Tracer)]
     depends: list[bool] = []
 
@@ -471,7 +453,8 @@ def _depend(leaves: Sequence[object], mapped: object) -> list[bool]:
         depends.extend(batched[1])
         return mapped, True
 
-    if tracers:  # anything else is a constant, which depends on nothing
+    # Anything but a tracer is a constant, which depends on nothing.
+    if tracers:
         probe(mapped, tracers)
     answers = iter(depends)
     return [isinstance(x, Tracer) and next(answers) for x in leaves]

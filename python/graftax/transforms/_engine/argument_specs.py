@@ -58,6 +58,7 @@ def as_positional(
     fun: Callable[..., object], spec: object, args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(positional, keyword arguments), where keywords become positional if a tuple of entries counts them."""
+    # In JAX, entries are for positional arguments only. Here `f(x, y=y)` with two entries means what `f(x, y)` does.
     if kwargs and isinstance(spec, (tuple, list)) and len(cast("Sequence[Any]", spec)) > len(args):
         bound = inspect.signature(fun).bind(*args, **kwargs)
         if len(bound.args) == len(cast("Sequence[Any]", spec)):
@@ -93,102 +94,95 @@ class OutputLeaf(NamedTuple):
     spec: Any
     is_write: bool
     input_leaf: int | None  # the leaf of the program that it is, if it is unchanged
-    in_value: bool = False  # in the result, within an object that JAX does not open
+    in_value: bool  # in the result, within an object that JAX does not open
 
 
-class Outputs:
-    """Assigns a spec to each output leaf of a program.
+def trace_outputs(
+    program: Program,
+    broadcast: Broadcast,
+    option: SpecOption,
+    leaves: Sequence[object],
+    spec: object,
+    ignore_opaque: bool = False,
+    call: Call = call_first,
+) -> list[OutputLeaf]:
+    """Traces a program with these leaves, and assigns to each output leaf what the user's `spec` says of it."""
+    results: list[Any] = []
+    operands_after: list[RecordedView] = []
 
-    Args:
-        program: the program.
-        broadcast: the specs of its input leaves.
-        option: the option for its result, such as `out_axes`.
-        leaves: the values to trace it with.
-    """
+    def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+        result = call(functions, operands)
+        results.append(result)
+        # Filters also decide about new leaves in the operands, which have to be recorded before the trace ends.
+        if broadcast.has_filters:
+            values, graphdef = _core.record(tuple(operands))
+            operands_after.append(RecordedView(graphdef, values))
+        return result
 
-    def __init__(self, program: Program, broadcast: Broadcast, option: SpecOption, leaves: Sequence[object]) -> None:
-        self._program, self._broadcast, self._option, self._leaves = program, broadcast, option, leaves
-
-    def trace(self, spec: object, ignore_opaque: bool = False, call: Call = call_first) -> list[OutputLeaf]:
-        """Traces the program and assigns specs to its output leaves.
-
-        Args:
-            spec: the spec of the result.
-            ignore_opaque: arrays that functions in the result capture are not mapped.
-            call: calls the function with the operands.
-        """
-        results: list[Any] = []
-        operands_after: list[RecordedView] = []
-
-        def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-            result = call(functions, operands)
-            results.append(result)
-            if self._broadcast.has_filters:  # filters also decide about new leaves in the operands
-                leaves, graphdef = _core.record(tuple(operands))
-                operands_after.append(RecordedView(graphdef, leaves))
-            return result
-
-        outcome, outputs = self._program.trace(self._leaves, body, arrays=True)
-        nodes, _, tracks = outcome.inputs()
-        leaf_places = outcome.leaf_places()
-        read = self._option.read(spec)
-        # The result is flattened by value for this: a returned operand has no output leaves of its own.
-        result_specs = None
-        if nodes or not isinstance(read, Constant):  # else it is the same for all
-            values, graphdef = _core.flatten(results[0])
-            result_specs = Broadcast(graphdef, (_RESULT,), [read], values)
-        excluded = leaves_in_functions(outcome) if ignore_opaque else set[int]()
-        in_values = leaves_in_values(outcome) if ignore_opaque else set[int]()
-        output_leaves: list[OutputLeaf] = []
-        # Root 0 of an Outcome is the result; each other root is an operand's node that the function has written to.
-        for i, ((root, path), leaf) in enumerate(zip(leaf_places, outputs, strict=True)):
-            if root > 0:
-                name, leaf_spec = self._broadcast.spec_of_written(
-                    tracks[root - 1], path, leaf, operands_after[-1] if operands_after else None
-                )
+    outcome, outputs = program.trace(leaves, body, arrays=True)
+    nodes, _, tracks = outcome.inputs()
+    leaf_places = outcome.leaf_places()
+    read = option.read(spec)
+    # The result is flattened by value for this: a returned operand has no output leaves of its own. A constant is the
+    # same for all leaves.
+    result_specs = None
+    if nodes or not isinstance(read, Constant):
+        values, graphdef = _core.flatten(results[0])
+        result_specs = Broadcast(graphdef, (_RESULT,), [read], values)
+    excluded = leaves_in_functions(outcome) if ignore_opaque else set[int]()
+    in_values = leaves_in_values(outcome) if ignore_opaque else set[int]()
+    output_leaves: list[OutputLeaf] = []
+    # Root 0 of an Outcome is the result; each other root is an operand's node that the function has written to.
+    for i, ((root, path), leaf) in enumerate(zip(leaf_places, outputs, strict=True)):
+        if root > 0:
+            graph_after = operands_after[-1] if operands_after else None
+            name, leaf_spec = broadcast.spec_of_written(tracks[root - 1], path, leaf, graph_after)
+        else:
+            name = _RESULT + path_text(path)
+            if i in excluded:
+                leaf_spec = option.nothing
+            elif result_specs is not None:
+                leaf_spec = result_specs.spec_at(path)
             else:
-                name = _RESULT + path_text(path)
-                leaf_spec = (
-                    result_specs.spec_at(path)
-                    if result_specs is not None
-                    else read.leaf_spec(leaf, LeafContext(lambda: _RESULT, tuple))
-                )
-            leaf_spec = self._option.nothing if i in excluded and root == 0 else leaf_spec
-            input_leaf = self._program.untouched.get(i)
-            # An unchanged leaf keeps the caller's array only if its spec is the same on both sides.
-            if input_leaf is not None and not self._equivalent(leaf_spec, self._broadcast.leaf_specs[input_leaf], leaf):
-                input_leaf = None
-            output_leaves.append(OutputLeaf(name, leaf, leaf_spec, root > 0, input_leaf, root == 0 and i in in_values))
-        # A returned operand keeps the arrays that it has, so its spec in the result has to agree with them.
-        if result_specs is not None and nodes:
-            result_paths = {path for root, path in leaf_places if root == 0}
-            if ignore_opaque:
-                paths = result_specs.graphdef.leaf_paths()
-                result_paths.update(paths[i] for i in leaves_in_values(result_specs.graphdef))
-            self._check_returned(result_specs, result_paths, output_leaves)
-        return output_leaves
+                leaf_spec = read.leaf_spec(leaf, LeafContext(lambda: _RESULT, tuple))
+        input_leaf = program.untouched.get(i)
+        # An unchanged leaf keeps the caller's array only if its spec is the same on both sides.
+        if input_leaf is not None and not _is_any(option, leaf_spec, [broadcast.leaf_specs[input_leaf]], leaf):
+            input_leaf = None
+        output_leaves.append(OutputLeaf(name, leaf, leaf_spec, root > 0, input_leaf, root == 0 and i in in_values))
+    # A returned operand keeps the arrays that it has, so its spec in the result has to agree with them.
+    if result_specs is not None and nodes:
+        known = [*zip(leaves, broadcast.leaf_specs, strict=True), *((o.leaf, o.spec) for o in output_leaves)]
+        own_paths = {path for root, path in leaf_places if root == 0}
+        _check_returned(option, broadcast.keyword, result_specs, own_paths, known, ignore_opaque)
+    return output_leaves
 
-    def _check_returned(
-        self, result_specs: Broadcast, result_paths: AbstractSet[tuple[Any, ...]], output_leaves: Sequence[OutputLeaf]
-    ) -> None:
-        """Raises StructureError if a returned operand, which keeps its arrays, has another spec in the result."""
-        option = self._option
-        # A tracer tells which input or written leaf an array of a returned operand is; it may be several of them.
-        specs_by_id: dict[int, list[Any]] = {}
-        for leaf, leaf_spec in [
-            *zip(self._leaves, self._broadcast.leaf_specs, strict=True),
-            *((o.leaf, o.spec) for o in output_leaves),
-        ]:
-            specs_by_id.setdefault(id(leaf), []).append(leaf_spec)
-        for path, leaf, requested in zip(
-            result_specs.graphdef.leaf_paths(), result_specs.leaves, result_specs.leaf_specs, strict=True
-        ):
-            if path in result_paths or id(leaf) not in specs_by_id:
-                continue
-            leaf_spec = specs_by_id[id(leaf)][0]
-            if not any(self._equivalent(requested, e, leaf) for e in specs_by_id[id(leaf)]):
-                fields = {"entry": leaf_spec, "asked": requested, "inputs": self._broadcast.keyword}
-                raise StructureError(option.text(RETURNED_OTHERWISE, path=_RESULT + path_text(path), **fields))
 
-    def _equivalent(self, leaf_spec: object, other_spec: object, leaf: object) -> bool:
-        return self._option.canonical(leaf_spec, leaf) == self._option.canonical(other_spec, leaf)
+def _check_returned(
+    option: SpecOption,
+    keyword: str,
+    result_specs: Broadcast,
+    own_paths: AbstractSet[tuple[Any, ...]],
+    known: Sequence[tuple[Any, Any]],
+    ignore_opaque: bool,
+) -> None:
+    """Raises StructureError if a returned operand, which keeps its arrays, has another spec in the result.
+
+    `own_paths` are those of arrays that the result has of its own. `known`: input and written leaves, and their specs.
+    """
+    paths = result_specs.graphdef.leaf_paths()
+    ignored = {paths[i] for i in leaves_in_values(result_specs.graphdef)} if ignore_opaque else set[Any]()
+    # A tracer tells which input or written leaf an array of a returned operand is; it may be several of them.
+    specs_by_id: dict[int, list[Any]] = {}
+    for leaf, leaf_spec in known:
+        specs_by_id.setdefault(id(leaf), []).append(leaf_spec)
+    for path, leaf, requested in zip(paths, result_specs.leaves, result_specs.leaf_specs, strict=True):
+        specs = specs_by_id.get(id(leaf)) if path not in own_paths and path not in ignored else None
+        if specs and not _is_any(option, requested, specs, leaf):
+            fields = {"entry": specs[0], "asked": requested, "inputs": keyword}
+            raise StructureError(option.text(RETURNED_OTHERWISE, path=_RESULT + path_text(path), **fields))
+
+
+def _is_any(option: SpecOption, leaf_spec: object, specs: Sequence[object], leaf: object) -> bool:
+    """Is it equivalent to one of these specs? For axes, -1 and 1 may mean the same."""
+    return any(option.canonical(leaf_spec, leaf) == option.canonical(spec, leaf) for spec in specs)

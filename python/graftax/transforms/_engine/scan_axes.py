@@ -14,7 +14,7 @@ import numpy as np
 from graftax import _core, interop
 from graftax._base.errors import StructureError
 from graftax._graph.structure_diff import differ_only_in_order, differences_text
-from graftax.transforms._engine.argument_specs import OutputLeaf, Outputs, as_positional, broadcast_of
+from graftax.transforms._engine.argument_specs import OutputLeaf, as_positional, broadcast_of, trace_outputs
 from graftax.transforms._engine.carry import LOOP_STRUCTURE, MOVED
 from graftax.transforms._engine.lift import call_first, name_of, named, wraps
 from graftax.transforms._engine.loop_state import StateAfter, node_name, state_after, type_text, with_arrays
@@ -47,9 +47,6 @@ class Carry:
     """
 
 
-_ENTRY = "an axis (int or None) or Carry"
-
-
 def is_carry(spec: object) -> bool:
     return spec is Carry or interop.is_carry(spec)
 
@@ -77,6 +74,7 @@ def scan_by_axes(
     @wraps(f, "scan")
     def scanned(*args: object, **kwargs: object) -> Any:
         args, kwargs = as_positional(f, in_axes, args, kwargs)
+        # A number that the steps change would be an array after the first one.
         if carry_in is not None and carry_in < len(args):
             args = (*args[:carry_in], with_arrays(args[carry_in]), *args[carry_in + 1 :])
         program = Program(name, [f], args, kwargs)
@@ -87,20 +85,16 @@ def scan_by_axes(
 
 
 class _AxesScan:
-    """One call of a scan by axes: the function as the body of `jax.lax.scan`.
+    """One call of a scan by axes: the function as the body of `jax.lax.scan`. `carry` is the position of an argument.
 
     A leaf without rows is a constant until a step is seen to change it. Then it is carried, and the loop is traced
     again.
-
-    Args:
-        program: the function and its arguments.
-        in_axes, out_axes: the axes of the arguments and of the result.
-        carry: the position of the argument that is carried.
     """
 
     def __init__(self, program: Program, in_axes: object, carry: int | None, out_axes: Any) -> None:
         self._program, self._carry, self._out_axes = program, carry, out_axes
-        self._option = SpecOption(program.name, "in_axes", _ENTRY, None, _is_entry, _canonical)
+        expected = "an axis (int or None) or Carry"
+        self._option = SpecOption(program.name, "in_axes", expected, None, _is_entry, _canonical)
         self._broadcast = broadcast_of(program, self._option, in_axes, None)
         leaf_specs = self._broadcast.leaf_specs
         # From here on a carried leaf is one without an axis: more of these may turn out to be carried.
@@ -137,11 +131,11 @@ class _AxesScan:
         for output, carry_leaf in zip(self._outputs, self._carry_targets, strict=True):
             if carry_leaf is not None:
                 results.append(final[carry_leaf])
-            else:  # without an axis, the result is that of the last step
-                axis, rows_of_output = output.spec, next(stacked)
-                results.append(
-                    rows_of_output[0 if reverse else -1] if axis is None else jnp.moveaxis(rows_of_output, 0, axis)
-                )
+                continue
+            # Without an axis, the result is that of the last step.
+            axis, rows_of_output = output.spec, next(stacked)
+            last_row = 0 if reverse else -1
+            results.append(rows_of_output[last_row] if axis is None else jnp.moveaxis(rows_of_output, 0, axis))
         untouched = {
             i: o.input_leaf
             for i, o in enumerate(self._outputs)
@@ -157,7 +151,7 @@ class _AxesScan:
         def call(functions: Sequence[Callable[..., object]], operands: Sequence[object]) -> Any:
             if self._carry is None:
                 return call_first(functions, operands)
-            # Before the call, which may change the carry in place.
+            # Before the call, which may change the carry in place. A tracer tells which leaf of the program it is.
             carry_leaves, graphdef = _core.flatten(operands[self._carry])
             leaf_index = {id(leaf): i for i, leaf in enumerate(leaves)}
             carry_paths.update(
@@ -170,9 +164,9 @@ class _AxesScan:
                 raise StructureError(OTHER_CARRY.format(name=program.name, differences=text))
             return result
 
+        # As in `vmap`: a step's output has one dimension less than `out_axes` counts.
         results = self._option._replace(keyword="out_axes", canonical=functools.partial(_canonical, extra_dims=1))
-        outputs = Outputs(program, self._broadcast, results, leaves)
-        self._outputs = outputs.trace(self._out_axes, call=call)
+        self._outputs = trace_outputs(program, self._broadcast, results, leaves, self._out_axes, call=call)
         self._carry_targets = self._find_carry_targets(carry_paths)
         self._check_constants(leaves)
         # A constant that the step has written to must be carried: the next step has to see the new value.
@@ -191,16 +185,14 @@ class _AxesScan:
         ]
 
     def _check_constants(self, leaves: Sequence[object]) -> None:
-        """Raises StructureError if a step changes more than arrays in a constant root.
-
-        The next step would not see that change.
-        """
+        """Raises StructureError if a step changes more than arrays in a constant root: the next would not see it."""
         program, outcome = self._program, self._program.outcome
         assert outcome is not None
         if not outcome.num_writes or not self._constant_roots:
             return
         names = tuple(program.names[i] for i in self._constant_roots)
         state = state_after(program, leaves, outcome, [o.leaf for o in self._outputs], lambda roots, _: (roots, 0))
+        # Any arrays do: only the structures are compared.
         roots = program.rebuilt([np.zeros(()) for _ in leaves])
         expected, actual = (
             _core.record(tuple(graph[i] for i in self._constant_roots), names)[1] for graph in (roots, state.roots)
@@ -245,6 +237,7 @@ class _AxesScan:
         carry_leaves: list[int | None] = []
         for (root, path), output in zip(outcome.leaf_places(), self._outputs, strict=True):
             carry_leaf = None
+            # The carry is the result as a whole, or the element of a tuple, whose index begins the path.
             if root == 0 and is_carry(output.spec):
                 carry_leaf = carry_paths[path if is_carry(self._out_axes) else path[1:]]
             elif root > 0 and (output.spec is None or is_carry(output.spec)):
@@ -257,6 +250,7 @@ class _AxesScan:
 
 def _constant_roots(program: Program, in_axes: object) -> list[int]:
     """The roots that are the same in every step: arguments whose entry is None, and captured variables."""
+    # Keyword arguments are among them: `broadcast_of` is told to give them no axis.
     entries = cast("Sequence[Any]", in_axes) if isinstance(in_axes, (tuple, list)) else [in_axes] * program.positional
     return [i for i in range(len(program.roots)) if i >= len(entries) or entries[i] is None]
 
