@@ -17,11 +17,12 @@ from graftax import _core
 from graftax._base.errors import MutationError, StructureError
 from graftax._base.key_path import keystr
 from graftax._capture.host_callbacks import copied
-from graftax._graph.structure import Structure, place_name
-from graftax._graph.structure_diff import differences, differences_text
+from graftax._capture.numbers.symbols import NUMBERS
+from graftax._graph.structure_diff import differences_text
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.lift import name_of
+from graftax.transforms._engine.lift import Output, name_of
 from graftax.transforms._engine.snapshot import Snapshot
+from graftax.transforms._engine.tangents import array_text
 
 CALLBACK_CHANGES = (
     "{name}: the host function changed its arguments, which are copies: the change would be lost.\n{differences}\n"
@@ -43,9 +44,6 @@ CAPTURED_COPY = (
     "function captures the object too: the change would be lost.\n{differences}\n(expected is what it was.) Let only "
     "the host function name the object: write it as a function of its own, outside of the compiled one."
 )
-
-
-_RESULT = ("result",)
 
 
 @boundary
@@ -203,6 +201,7 @@ class _Host:
         # What the function can reach is recorded before it runs: `_receive_result` compares.
         roots = _core.unflatten_roots(self._arguments, list(leaves))
         count = len(roots) - len(self._keywords)
+        # Without copies among what it captures, there is nothing whose change would be lost.
         captured = self._copied and Snapshot.take(*self._copied)
         snapshot = Snapshot(roots, self._names, self._arguments, leaves)
         return (
@@ -219,47 +218,21 @@ class _Host:
         return self._checked_leaves(result)
 
     def _checked_leaves(self, result: object) -> tuple[Any, ...]:
-        expected = self._result_graphdef
-        leaves, graphdef = _core.flatten(result)
-        if graphdef != expected:
-            numbers = numbers_at(expected, graphdef, leaves)
-            if numbers is None:
-                text = differences_text(expected, graphdef, _RESULT)
+        expected, output = self._result_graphdef, Output(*_core.flatten(result))
+        leaves = output.leaves
+        if output.graphdef != expected:
+            # As from JAX's own callbacks, a Python number may come in place of an array.
+            leaves, graphdef = output.with_numbers(expected)
+            if graphdef != expected:
+                text = differences_text(expected, output.graphdef, ("result",))
                 raise StructureError(CALLBACK_RETURNS.format(name=self._name, differences=text))
-            leaves = numbers
+            leaves = [np.asarray(x) if type(x) in NUMBERS else x for x in leaves]
         for path, struct, leaf in zip(expected.leaf_paths(), self.shapes, leaves, strict=True):
             # If JAX maps the function, the result has additional leading axes.
             shape = np.shape(leaf) if self._exact else np.shape(leaf)[max(0, np.ndim(leaf) - len(struct.shape)) :]
             dtype = jnp.result_type(leaf)
             if shape != struct.shape or dtype != struct.dtype:
-                raise StructureError(
-                    CALLBACK_SHAPE.format(
-                        name=self._name,
-                        path=f"result{keystr(path)}",
-                        expected=f"{struct.dtype}{list(struct.shape)}",
-                        given=f"{dtype}{list(np.shape(leaf))}",
-                    )
-                )
+                expected_text, actual_text = array_text(struct.shape, struct.dtype), array_text(np.shape(leaf), dtype)
+                details = {"path": f"result{keystr(path)}", "expected": expected_text, "given": actual_text}
+                raise StructureError(CALLBACK_SHAPE.format(name=self._name, **details))
         return tuple(leaves)
-
-
-def numbers_at(expected: _core.GraphDef, actual: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
-    """The leaves of `actual`, if it differs from `expected` only in Python numbers that take the place of arrays."""
-    structure = Structure(actual)
-    statics = {
-        structure.root_path(row): value
-        for row, value in structure.statics()
-        if type(value) in (bool, int, float, complex)
-    }
-    leaf_at = dict(zip(actual.leaf_places(), leaves, strict=True))
-    matched: list[Any] = []
-    numbers: set[str] = set()
-    for key_path in expected.leaf_places():
-        leaf = leaf_at.get(key_path)
-        if leaf is None:
-            if key_path not in statics:
-                return None
-            leaf = np.asarray(statics[key_path])
-            numbers.add(place_name(key_path, _RESULT))
-        matched.append(leaf)
-    return matched if numbers and all(d.path in numbers for d in differences(expected, actual, _RESULT)) else None

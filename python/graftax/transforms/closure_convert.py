@@ -19,7 +19,7 @@ from graftax._graph.types.register import register_static
 from graftax._jax.equations import without_constants
 from graftax._jax.jaxprs import canonical_jaxpr, run_jaxpr
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.lift import Output, by_value, call_first, name_of, named
+from graftax.transforms._engine.lift import Output, by_value, name_of, named, traced_output
 from graftax.transforms._engine.program import Program
 from graftax.transforms.staging import filter_eval_shape
 
@@ -78,13 +78,11 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
 
 def _traced(program: Program, shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, _core.GraphDef]:
     """(Jaxpr with constants, structure of the result)."""
+    # By value, so that an argument that is returned is an output of the jaxpr as well.
     outputs: list[Output] = []
 
     def flat(*leaves: Any) -> tuple[Any, ...]:
-        def body(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> None:
-            outputs.append(Output(*_core.flatten(call_first(functions, operands))))
-
-        program.trace(leaves, body)
+        outputs.append(traced_output(program, leaves)[0])
         return tuple(outputs[-1].leaves)
 
     closed: Any = jax.make_jaxpr(named(flat, program))(*shapes)
@@ -97,7 +95,10 @@ def _struct(x: object) -> jax.ShapeDtypeStruct:
 
 
 def _in_order_of(expected: Any, value: Any) -> Any:
-    """The value with its dicts, within tuples and lists, in the order of those in `expected`."""
+    """The value with its dicts, within tuples and lists, in the order of those in `expected`.
+
+    To Equinox, whose trees are JAX's, the order makes no difference.
+    """
     cls = type(value)
     if cls is dict and type(expected) is dict and expected.keys() == value.keys():
         return {key: _in_order_of(part, value[key]) for key, part in expected.items()}
@@ -115,20 +116,17 @@ class _Arguments:
     names: tuple[str, ...]
     keywords: tuple[str, ...]
     shapes: tuple[Any, ...]
+    # For messages only: functions of other names may be converted to one structure.
     name: str = dataclasses.field(compare=False)
 
     @property
     def struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.shapes]
         built = _core.unflatten(self.graphdef, shapes)
+        # A structure of one root is built as that root, and not as a tuple.
         operands = (built,) if len(self.names) == 1 else tuple(built)
         count = len(operands) - len(self.keywords)
         return operands[:count], dict(zip(self.keywords, operands[count:], strict=True))
-
-    def _in_order(self, operands: tuple[object, ...]) -> tuple[Any, ...]:
-        """The arguments with their dicts in the order of conversion. To Equinox, the order makes no difference."""
-        args, kwargs = self.struct
-        return _in_order_of((*args, *kwargs.values()), operands)
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arrays of a call.
@@ -138,8 +136,10 @@ class _Arguments:
         """
         operands = (*args, *(kwargs[name] for name in self.keywords if name in kwargs))
         leaves, graphdef = _core.record(operands)
-        if graphdef != self.graphdef:  # perhaps only in the order of dicts
-            leaves, graphdef = _core.record(self._in_order(operands))
+        # The structures may differ in the order of dicts only.
+        if graphdef != self.graphdef:
+            struct_args, struct_kwargs = self.struct
+            leaves, graphdef = _core.record(_in_order_of((*struct_args, *struct_kwargs.values()), operands))
         text = "" if graphdef == self.graphdef else differences_text(self.graphdef, graphdef, self.names)
         shapes = tuple((np.shape(x), str(jnp.result_type(x))) for x in leaves)
         if not text and shapes != self.shapes:

@@ -165,10 +165,10 @@ class filter_custom_jvp(FilteredRule[P, R]):
     @boundary
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._rule is None:
-            raise self._missing("def_jvp")
+            raise self._no_rule("def_jvp")
         fn_jvp, count = self._rule, len(args)
         program = by_value(self._name(), [self.__wrapped__], args, kwargs)
-        # Keyword arguments are not differentiated.
+        # As in Equinox, keyword arguments are not differentiated.
         call = CustomCall(program, set(range(count, count + len(kwargs))), NotDifferentiated, filtered=True)
 
         def rule(operands: list[Any], tangents: tuple[Any, ...]) -> Any:

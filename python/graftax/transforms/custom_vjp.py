@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from graftax import interop
+from graftax._base.errors import MutationError
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.custom_derivative import (
     CustomRule,
@@ -15,7 +16,6 @@ from graftax.transforms._engine.custom_derivative import (
     NotDifferentiated,
     none_for_zero,
     require_pair,
-    require_unchanged,
     with_zeros,
 )
 from graftax.transforms._engine.custom_derivative_call import CustomCall, Saved
@@ -31,6 +31,10 @@ S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
 NO_FIRST = "{name}: pass its first argument by position: it is the one that is differentiated."
+RULE_CHANGES_COPY = (
+    "the bwd of {name} changed what it is given, which are copies: the change would be lost.\n{differences}\n(expected "
+    "is what it was given.) Return the new value as a cotangent, or do the change in the function itself."
+)
 RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
 
 
@@ -109,8 +113,7 @@ class custom_vjp(CustomRule[P, R]):
         updates = _takes_updates(self._rules[1])
 
         def forward(operands: list[Any], perturbed: list[bool]) -> Any:
-            value, residuals = require_pair(call.name, "fwd", "(value, residuals)", fwd.current(*operands))
-            return value, residuals
+            return require_pair(call.name, "fwd", "(value, residuals)", fwd.current(*operands))
 
         def backward(saved: Saved, cotangent: object) -> tuple[Any, ...]:
             nondiff, diff = call.split(saved.operands)
@@ -120,7 +123,8 @@ class custom_vjp(CustomRule[P, R]):
             cotangents = bwd.current(
                 *arguments, **({"updates_g": interop.none_for_empty(saved.updates)} if updates else {})
             )
-            require_unchanged(call.name, snapshot)
+            if text := snapshot.changes():
+                raise MutationError(RULE_CHANGES_COPY.format(name=call.name, differences=text))
             if not isinstance(cotangents, (tuple, list)) or len(cast("Sequence[Any]", cotangents)) != len(diff):
                 returned = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)
                 raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=returned))
@@ -132,7 +136,8 @@ class custom_vjp(CustomRule[P, R]):
 def _takes_updates(bwd: Callable[..., object]) -> bool:
     try:
         return "updates_g" in inspect.signature(bwd).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
+    # Some builtins have no signature.
+    except (TypeError, ValueError):
         return False
 
 
@@ -202,12 +207,12 @@ class filter_custom_vjp(FilteredRule[P, R]):
     @boundary
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._fwd is None or self._bwd is None:
-            raise self._missing("def_fwd and def_bwd")
+            raise self._no_rule("def_fwd and def_bwd")
         if not args:
             raise TypeError(NO_FIRST.format(name=self._name()))
         fn_fwd, fn_bwd, count = self._fwd, self._bwd, len(args)
         program = by_value(self._name(), [self.__wrapped__], args, kwargs)
-        # Only the first argument is differentiated.
+        # As in Equinox, only the first argument is differentiated.
         call = CustomCall(program, set(range(1, count + len(kwargs))), NotDifferentiated, filtered=True)
 
         def split(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:

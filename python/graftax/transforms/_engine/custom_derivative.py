@@ -15,14 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from graftax._base.errors import MutationError
 from graftax._jax.error_texts import ClosedOver
 from graftax._jax.tracebacks import caller_level
 from graftax.transforms._engine.custom_derivative_call import CustomCall
-from graftax.transforms._engine.lift import MISSING, Make, name_of
+from graftax.transforms._engine.lift import MISSING, name_of
 from graftax.transforms._engine.loop_state import type_text
 from graftax.transforms._engine.program import NO_SUCH_OPERAND, NOT_CALLABLE, Program
-from graftax.transforms._engine.snapshot import Snapshot
 from graftax.transforms._engine.tangents import is_inexact
 
 P = ParamSpec("P")
@@ -30,10 +28,6 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 
 NO_RULE = "{name} has no rule: give it one with {how}, or call the function without the decorator."
-RULE_CHANGES_COPY = (
-    "the bwd of {name} changed what it is given, which are copies: the change would be lost.\n{differences}\n(expected "
-    "is what it was given.) Return the new value as a cotangent, or do the change in the function itself."
-)
 NO_SUCH_NONDIFF = "{name}: nondiff_argnums has {which}, and the call has {count} arguments. Positions begin at 0."
 RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
 OLD_RULE = (
@@ -47,15 +41,20 @@ class _BindsAsMethod(Generic[P, R]):
     """A callable around a function, which acts as a method if it is defined in the body of a class."""
 
     _title = ""
+    _error_without_rule: type[Exception]
 
     def __init__(self, fun: Callable[P, R]) -> None:
         if not callable(fun):
             raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fun))
+        # The attributes of a callable object are its state, and would hide those of this object.
         functools.update_wrapper(cast(Any, self), fun, updated=())
         self.__wrapped__ = fun
 
     def _name(self) -> str:
         return name_of(self.__wrapped__, self._title)
+
+    def _no_rule(self, remedy: str) -> Exception:
+        return self._error_without_rule(NO_RULE.format(name=self._name(), how=remedy))
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -70,7 +69,8 @@ class _BindsAsMethod(Generic[P, R]):
 class CustomRule(_BindsAsMethod[P, R]):
     """A function with a derivative rule. In a class body it is a method: the instance is its first argument."""
 
-    _make: Make = Program
+    # As in JAX; Equinox raises another one.
+    _error_without_rule = AttributeError
 
     @classmethod
     def _create(cls, fun: object, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
@@ -113,10 +113,7 @@ class CustomRule(_BindsAsMethod[P, R]):
             if not -count <= i < count:
                 raise IndexError(NO_SUCH_NONDIFF.format(name=name, which=i, count=count))
         nondiff = {i % count for i in self._nondiff}
-        return CustomCall(type(self)._make(name, [self.__wrapped__], operands), nondiff)
-
-    def _no_rule(self, remedy: str) -> AttributeError:
-        return AttributeError(NO_RULE.format(name=self._name(), how=remedy))
+        return CustomCall(Program(name, [self.__wrapped__], operands), nondiff)
 
 
 def require_pair(name: str, rule: str, expected: str, result: object) -> tuple[Any, Any]:
@@ -124,12 +121,6 @@ def require_pair(name: str, rule: str, expected: str, result: object) -> tuple[A
         raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=expected, found=type_text(result)))
     value, second = cast("Sequence[Any]", result)
     return value, second
-
-
-def require_unchanged(name: str, snapshot: Snapshot) -> None:
-    text = snapshot.changes()
-    if text:
-        raise MutationError(RULE_CHANGES_COPY.format(name=name, differences=text))
 
 
 class NotDifferentiated(RuntimeError, TypeError, ClosedOver):
@@ -142,6 +133,9 @@ class NotDifferentiated(RuntimeError, TypeError, ClosedOver):
 class FilteredRule(_BindsAsMethod[P, R]):
     """The common base of `filter_custom_jvp` and `filter_custom_vjp`."""
 
+    _error_without_rule = RuntimeError
+
+    # Equinox calls the parameter `fn`.
     def __init__(self, fn: Callable[P, R]) -> None:
         super().__init__(fn)
 
@@ -149,9 +143,6 @@ class FilteredRule(_BindsAsMethod[P, R]):
         warnings.warn(
             OLD_RULE.format(title=self._title, old=old_name, new=new_name, of=noun), DeprecationWarning, caller_level()
         )
-
-    def _missing(self, remedy: str) -> RuntimeError:
-        return RuntimeError(NO_RULE.format(name=self._name(), how=remedy))
 
 
 def none_for_zero(tree: object) -> Any:

@@ -22,8 +22,15 @@ from graftax._jax.error_texts import is_of_differentiated_callback, is_of_symbol
 from graftax.transforms._engine.dce import without_dead_code
 from graftax.transforms._engine.lift import Output, call_first, named, traced_output
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
-from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.tangents import OTHER_SHAPE, TangentType, is_float0, is_inexact, match_tangents
+from graftax.transforms._engine.program import Program, replaced
+from graftax.transforms._engine.tangents import (
+    OTHER_SHAPE,
+    TangentType,
+    array_text,
+    is_float0,
+    is_inexact,
+    match_tangents,
+)
 
 OF_CAPTURED = (
     "{name} is differentiated with respect to {path}, which its rule does not cover: a rule gives the "
@@ -93,11 +100,9 @@ class TangentSpace(NamedTuple):
         leaves: Sequence[object],
         excluded: Collection[int] = (),
     ) -> TangentSpace:
-        """The tangent space of some primal graphs.
+        """The tangent space of primal graphs: those that `build` makes around leaves.
 
         Args:
-            build: the primal graphs around these leaves.
-            names: one name per graph, for error messages.
             leaves: arrays of the types of the leaves, or the leaves themselves.
             excluded: indices of leaves that have no tangent.
         """
@@ -125,21 +130,14 @@ class TangentSpace(NamedTuple):
 
         A static Python number has the tangent zero, or None without `statics`.
         """
-        leaves = list(self.zeros) if statics else [None] * len(self.zeros)
-        for index, value in zip(self.numbers, values, strict=True):
-            leaves[index] = value
+        leaves = replaced(self.zeros if statics else [None] * len(self.zeros), self.numbers, values)
         return _core.unflatten_roots(self.graphdef, leaves, True)
 
 
 class TracedValue:
     """The traced value of a function: its structure, and the types of its arrays.
 
-    Args:
-        output: the value.
-        outcome, changed: of the trace: its Outcome, and the key paths that it changed.
-        forwarded: for each written array, the operand leaf that it is.
-        name: what messages call the function.
-        filtered: as in `CustomCall`.
+    `changed` are the key paths that the trace changed, `forwarded` has the operand leaf that a written array is.
     """
 
     def __init__(
@@ -154,6 +152,7 @@ class TracedValue:
         self.graphdef, self.outcome, self.changed, self.forwarded = output.graphdef, outcome, changed, forwarded
         paths = output.graphdef.leaf_paths()
         pairs = zip(output.leaves, paths, strict=True)
+        # Of the tracers only the types are kept, since JAX may run the rules when their trace has ended.
         self.types = [TangentType.from_leaf(x, 0, path, f"value{path_text(path)}") for x, path in pairs]
         self.dtypes = [jnp.result_type(x) for x in output.leaves]
         number_of = {path: i for i, path in enumerate(paths)}
@@ -168,16 +167,6 @@ class TracedValue:
         self.order = [number_of[path] for path in result]  # for each result leaf of the Outcome, its index in the value
         self.tangents = TangentSpace.from_graphs(lambda x: [output.rebuilt(x)], ("value",), output.leaves, excluded)
 
-    def with_numbers(self, output: Output) -> Output:
-        """The value that a rule returned, in which Python numbers at the paths of arrays are leaves."""
-        array_paths = set(self.graphdef.leaf_places())
-        leaves, graphdef = _core.record((output.rebuilt(output.leaves),), ("value",), dynamic=array_paths.__contains__)
-        # Flattened once more around arrays, the value has the structure that it would have with arrays there.
-        arrays = [np.zeros(()) for _ in leaves]
-        leaf_of = {id(array): leaf for array, leaf in zip(arrays, leaves, strict=True)}
-        flat_arrays, graphdef = _core.flatten(_core.unflatten(graphdef, arrays))
-        return Output([leaf_of[id(array)] for array in flat_arrays], graphdef)
-
     @property
     def writes(self) -> bool:
         return self.outcome.num_leaves > self.outcome.result_leaves
@@ -190,7 +179,6 @@ class CustomCall:
     caller's objects.
 
     Args:
-        program: the function and its operands.
         nondiff: indices of the operands that are not differentiated.
         error_type: the exception to raise if one of them is differentiated nevertheless.
         filtered: as in Equinox, the tangent of a function, of what it captures and of a static Python number is None.
@@ -200,7 +188,8 @@ class CustomCall:
         self, program: Program, nondiff: set[int], error_type: type[Exception] = TypeError, filtered: bool = False
     ) -> None:
         self.name, self._error_type, self._filtered = program.name, error_type, filtered
-        self._live_program: Program | None = program  # with the caller's objects, until the call has ended
+        # This one has the caller's objects, until the call has ended.
+        self._live_program: Program | None = program
         self._private_program, self._nondiff = program.private(), nondiff
         self._value: TracedValue | None = None
         excluded = leaves_in_values(program.graphdef) if filtered else ()
@@ -253,7 +242,8 @@ class CustomCall:
         if self._value is None:
             try:
                 jax.eval_shape(self._named_flat(), *leaves)
-            except jax.errors.ConcretizationTypeError:  # the code needs concrete values
+            # Code that needs concrete values has them here if the rule runs outside of `jit`.
+            except jax.errors.ConcretizationTypeError:
                 self._flat(*leaves)
         assert self._value is not None
         return self._value
@@ -276,8 +266,9 @@ class CustomCall:
                 outputs = own_jit(flat)(*program.leaves)
             assert self._value is not None
             return program.finish(outputs, self._value.outcome)
+        # JAX keeps `flat` for later derivatives, and must not keep the caller's objects alive.
         finally:
-            self._live_program = None  # JAX keeps `flat` for later derivatives, and must not keep these objects alive
+            self._live_program = None
 
     # ---- the rules
 
@@ -303,17 +294,17 @@ class CustomCall:
         if changed:
             raise MutationError(RULE_CHANGES.format(name=self.name, paths=", ".join(changed)))
         value, auxiliary = results[0]
+        # Where the function returns an array, a rule may return a number, as in JAX.
         if value.graphdef != traced.graphdef:
-            value = traced.with_numbers(value)
+            value = value.with_numbers(traced.graphdef)
+        # A jaxpr within the value, as `filter_closure_convert` makes one, is another one in each trace.
         if not differ_only_in_jaxprs(traced.graphdef, value.graphdef):
             text = differences_text(traced.graphdef, value.graphdef, ("value",))
             raise StructureError(RULE_RETURNS.format(name=self.name, differences=text))
         for leaf, expected_type, dtype in zip(value.leaves, traced.types, traced.dtypes, strict=True):
             if np.shape(leaf) != expected_type.shape or jnp.result_type(leaf) != dtype:
-                expected, actual = (
-                    f"{dtype}{list(expected_type.shape)}",
-                    f"{jnp.result_type(leaf)}{list(np.shape(leaf))}",
-                )
+                expected = array_text(expected_type.shape, dtype)
+                actual = array_text(np.shape(leaf), jnp.result_type(leaf))
                 text = OTHER_SHAPE.format(
                     name=self.name, what="value of the rule", path=expected_type.name, expected=expected, given=actual
                 )
@@ -323,6 +314,7 @@ class CustomCall:
     def _require_covered(self, differentiated: Iterable[bool], leaves: Sequence[object]) -> None:
         """Raises if a leaf is differentiated that the rule has no argument for: its derivative would be lost."""
         covered = set(self._inputs.leaves)
+        # An integer has no derivative that could be lost.
         for i, (is_differentiated, leaf) in enumerate(zip(differentiated, leaves, strict=True)):
             if is_differentiated and i not in covered and is_inexact(leaf):
                 exception = ", without those of nondiff_argnums" if self._nondiff else ""
@@ -358,6 +350,7 @@ class CustomCall:
                 return (*outputs, *written), (*total, *written_tangents)
             return tuple(outputs), total
 
+        # Symbolic zeros tell what is not differentiated, whether or not the user's rule wants them.
         custom = jax.custom_jvp(self._named_flat())
         custom.defjvp(flat_rule, symbolic_zeros=True)
         return self._run(custom)
@@ -400,38 +393,36 @@ class CustomCall:
 
         def flat_backward(residuals: Any, cotangents: tuple[object, ...]) -> tuple[Any, ...]:
             arrays, saved_leaves, pull, structure = residuals
-            traced, count = self._value, self._private_program.graphdef.num_leaves
+            traced = self._value
             assert traced is not None
-            # Cotangents come per output leaf; the rule takes a graph like the value.
-            result_index = {number: i for i, number in enumerate(traced.order)}
-            value_cotangents = [
-                _materialize_zeros(_array(cotangents[result_index[i]]), traced.types[i], symbolic)
-                for i in traced.tangents.leaves
-            ]
+            written_cotangents = cotangents[len(traced.order) :]
             saved = Saved(
                 self._operands(keep, saved_leaves),
                 _core.unflatten(structure.graphdef, list(arrays)),
                 structure.perturbed,
+                self._updates(traced, written_cotangents) if updates else (),
             )
-            if updates:
-                saved = saved._replace(updates=self._updates(traced, cotangents[len(traced.order) :]))
-            rule_cotangents = backward(saved, traced.tangents.graphs(value_cotangents, not self._filtered)[0])
+            rule_cotangents = backward(saved, self._value_cotangent(traced, cotangents, symbolic))
             totals = match_tangents(self.name, "cotangent", self._inputs.shapes, rule_cotangents, self._inputs.graphdef)
             # The rule is for the result only: what the function writes is pulled back through its own code.
             if pull is not None:
-                write_cotangents = iter(
-                    pull(tuple(_materialize_zeros(_array(c), c, False) for c in cotangents[len(traced.order) :]))
-                )
+                of_writes = iter(pull(tuple(_materialize_zeros(_array(c), c, False) for c in written_cotangents)))
                 parts = zip(totals, self._inputs.leaves, strict=True)
-                totals = tuple(_sum((t, next(write_cotangents))) if structure.perturbed[i] else t for t, i in parts)
-            all_cotangents: list[Any] = [None] * count
-            for i, total in zip(self._inputs.leaves, totals, strict=True):
-                all_cotangents[i] = total
-            return tuple(all_cotangents)
+                totals = tuple(_sum((t, next(of_writes))) if structure.perturbed[i] else t for t, i in parts)
+            return tuple(replaced([None] * self._private_program.graphdef.num_leaves, self._inputs.leaves, totals))
 
         custom = jax.custom_vjp(self._named_flat())
         custom.defvjp(flat_forward, flat_backward, symbolic_zeros=True)
         return self._run(custom)
+
+    def _value_cotangent(self, traced: TracedValue, cotangents: Sequence[object], symbolic: bool) -> Any:
+        """The cotangent of the value as a graph like it. JAX has one for each output leaf, in their order."""
+        result_index = {number: i for i, number in enumerate(traced.order)}
+        value_cotangents = [
+            _materialize_zeros(_array(cotangents[result_index[i]]), traced.types[i], symbolic)
+            for i in traced.tangents.leaves
+        ]
+        return traced.tangents.graphs(value_cotangents, not self._filtered)[0]
 
     def _updates(self, traced: TracedValue, cotangents: Sequence[object]) -> tuple[Any, ...]:
         """Graphs like the differentiated operands, with a cotangent for each written array, and None elsewhere."""
@@ -458,11 +449,8 @@ class CustomCall:
         run = without_dead_code(self._trace_writes, leaves)
 
         def writes(*values: object) -> tuple[Any, ...]:
-            arguments = list(leaves)
-            for i, value in zip(diff_leaves, values, strict=True):
-                arguments[i] = value
             try:
-                return tuple(run(*arguments))
+                return tuple(run(*replaced(leaves, diff_leaves, values)))
             except ValueError as error:
                 traced = self._value
                 if traced is None or not is_of_differentiated_callback(error):
@@ -474,10 +462,9 @@ class CustomCall:
 
     def _operands(self, keep: Sequence[int], saved_leaves: Sequence[object]) -> list[Any]:
         """Graphs like the operands, built around the saved leaves."""
-        leaves: list[Any] = [None] * self._private_program.graphdef.num_leaves
-        for i, value in zip(keep, saved_leaves, strict=True):
-            leaves[i] = value
-        return list(_core.unflatten_roots(self._private_program.graphdef, leaves)[: self._private_program.operands])
+        program = self._private_program
+        leaves = replaced([None] * program.graphdef.num_leaves, keep, saved_leaves)
+        return list(_core.unflatten_roots(program.graphdef, leaves)[: program.operands])
 
 
 def _as_array(primal: object) -> Any:

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
+
 from graftax import _core
 from graftax._jax.tracebacks import boundary
 from graftax._jit.cache import record_transform_of, remove_copied_table
@@ -50,6 +52,7 @@ def wraps(fun: object, title: str) -> Callable[[Callable[..., Any]], Callable[..
 
     def wrap(wrapper: Callable[..., object]) -> Callable[..., Any]:
         wrapper = around(boundary(wrapper))
+        # `functools.wraps` has copied the attributes of the function, and with them its compile cache.
         remove_copied_table(wrapper.__dict__)
         return wrapper
 
@@ -67,7 +70,8 @@ class _Arrays:
 ARRAYS: Any = _Arrays()  # the default axis: 0 for arrays, None for everything else
 
 
-# For each function the wrappers that transforms returned for it, by options, while somebody references them.
+# For each function the wrappers that transforms returned for it, by options, while somebody references them. A wrapper
+# refers to its function, so it is kept weakly, too: otherwise neither would ever be freed.
 _WRAPPERS: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
 
@@ -81,6 +85,7 @@ def memoize_wrapper(wrapper: W, fun: object, *options: object) -> W:
     if not isinstance(wrapper, types.FunctionType) or not _is_plain(options):
         return wrapper
     if isinstance(fun, types.FunctionType):
+        # With their types, because True, 1 and 1.0 are equal.
         wrappers, key = _WRAPPERS.setdefault(fun, {}), tuple((type(option), option) for option in options)
         reference = wrappers.get(key)
         existing = None if reference is None else reference()
@@ -96,7 +101,8 @@ def _looks_like(candidate: types.FunctionType, wrapper: types.FunctionType) -> b
     candidate_attributes, wrapper_attributes = (
         {**vars(f), **{name: getattr(f, name) for name in _NAMES}} for f in (candidate, wrapper)
     )
-    remove_copied_table(candidate_attributes)  # the compile cache is no attribute of the user's
+    # The compile cache is no attribute of the user's.
+    remove_copied_table(candidate_attributes)
     return candidate_attributes.keys() == wrapper_attributes.keys() and all(
         candidate_attributes[name] is wrapper_attributes[name] for name in candidate_attributes
     )
@@ -155,15 +161,23 @@ class Output(NamedTuple):
     def rebuilt(self, leaves: Sequence[object]) -> Any:
         return _core.unflatten(self.graphdef, list(leaves))
 
+    def with_numbers(self, expected: _core.GraphDef) -> Output:
+        """The same value, in which Python numbers at the paths of the arrays of `expected` are leaves."""
+        is_array = set(expected.leaf_places()).__contains__
+        leaves, graphdef = _core.record((self.rebuilt(self.leaves),), ("value",), dynamic=is_array)
+        # Flattened once more around arrays, the value has the structure that it would have with arrays there.
+        arrays = [np.zeros(()) for _ in leaves]
+        leaf_of = {id(array): leaf for array, leaf in zip(arrays, leaves, strict=True)}
+        flat_arrays, graphdef = _core.flatten(_core.unflatten(graphdef, arrays))
+        return Output([leaf_of[id(array)] for array in flat_arrays], graphdef)
+
 
 def traced_output(
     program: Program, leaves: Sequence[object], value: Callable[[Any], Any] = lambda result: result, **options: Any
 ) -> tuple[Output, _core.Outcome, list[Any]]:
     """Traces a program with one function: (its result, flattened by value; the Outcome; its output leaves).
 
-    Args:
-        value: the part of the result that is flattened.
-        options: of `Program.trace`.
+    `value` picks the part of the result that is flattened.
     """
     results: list[Output] = []
 

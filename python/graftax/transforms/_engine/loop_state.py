@@ -18,6 +18,7 @@ from graftax._graph.array_aliases import Source
 from graftax._graph.structure import RootPath, Structure, place_name
 from graftax._graph.structure_diff import differ_only_in_order
 from graftax.transforms._engine.program import Program, Recipe
+from graftax.transforms._engine.tangents import array_text
 
 HIDDEN_FROM_FLATTEN = (
     "{name}: the function puts an array at {path}, in an attribute that the class's flatten leaves out, so that its "
@@ -125,17 +126,13 @@ def state_after(
 ) -> StateAfter:
     """Finds out what a trace did to a graph, by applying its Outcome to a copy of the graph that holds placeholders.
 
-    Tracers cannot tell: one tracer may be at several paths, where another step or branch has different arrays. A
-    placeholder is at one path only.
-
-    Args:
-        program, leaves: what was traced.
-        outcome, outputs: what `program.trace` returned.
-        roots_of: from (the roots, the result) to (the roots of the state, how many of these are parts of the result).
+    `roots_of`: from (the roots, the result) to (the roots of the state, how many of these are parts of the result).
 
     Raises:
         StructureError: if a registered class computes new arrays when it is flattened.
     """
+    # Tracers cannot tell: one tracer may be at several paths, where another step or branch has different arrays. A
+    # placeholder is at one path only.
     # The graph before the trace, around one placeholder per leaf.
     placeholders = [_placeholder(leaf) for leaf in leaves]
     roots = program.rebuilt(placeholders)
@@ -149,6 +146,7 @@ def state_after(
         for placeholder, leaf in zip([*placeholders, *output_placeholders], [*leaves, *outputs], strict=True)
     }
     final_roots, result_parts = roots_of(roots, result)
+    # The final nodes are those from before the trace, or new ones: `outcome.apply` changes the copies in place.
     final_leaves, graphdef, final_nodes = program.recorded(final_roots, result_parts)
     leaf_index = {id(placeholder): i for i, placeholder in enumerate(final_leaves)}
     _refuse_computed_leaves(program, final_leaves, leaf_of.keys(), graphdef)
@@ -181,7 +179,8 @@ def _placeholder(leaf: object) -> Any:
     """A new array object of the leaf's shape, with size 1 for a symbolic dimension. Only its identity matters."""
     shape = tuple(n if isinstance(n, int) else 1 for n in np.shape(leaf))
     dtype = getattr(leaf, "dtype", None)
-    if not isinstance(dtype, np.dtype):  # an extended dtype of JAX, such as that of random keys
+    # NumPy has no arrays of JAX's extended dtypes, such as that of random keys.
+    if not isinstance(dtype, np.dtype):
         return np.zeros(shape)
     # A view of a single element: a placeholder for a large array takes no memory.
     return np.broadcast_to(np.zeros((), cast("np.dtype[Any]", dtype)), shape)
@@ -211,6 +210,7 @@ def with_arrays(value: object) -> Any:
 
 def numbers_in(program: Program, root: int) -> set[str]:
     """The key paths of the static Python numbers that are recorded below a root."""
+    # A number that the program traces already is a leaf, and not among the statics.
     structure = Structure(program.graphdef)
     number_rows = (row for row, value in structure.statics() if row.root == root and type(value) in NUMBERS)
     return {place_name(structure.root_path(row), program.names) for row in number_rows}
@@ -248,7 +248,7 @@ def type_text(leaf: object) -> str:
     if not hasattr(leaf, "dtype") and not isinstance(leaf, EndedTracer):
         return type(leaf).__qualname__
     aval = type_of(leaf)
-    return f"{aval.dtype}{list(aval.shape)}"
+    return array_text(aval.shape, aval.dtype)
 
 
 def elements(result: object) -> tuple[Any, ...]:
@@ -261,6 +261,7 @@ def with_copies(result: object, copied: frozenset[int]) -> Any:
     if not copied:
         return result
     parts = list(elements(result))
+    # The facts may be those of another trace, in which the result had more elements.
     chosen = sorted(i for i in copied if i < len(parts))
     leaves, graphdef = _core.flatten(tuple(parts[i] for i in chosen))
     copies = _core.unflatten(graphdef, leaves)

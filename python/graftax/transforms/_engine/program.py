@@ -107,7 +107,10 @@ class Program:
         declared = {i % self.positional for i in static if -self.positional <= i < self.positional}
         self._flags: list[int] = [_core.RootFlag.static if i in declared else 0 for i in range(self.operands)]
         self._parts = [self._part(function, captured) for function in functions]
-        self.leaves, self.graphdef = self._record()
+        leaves, self.graphdef = self._record()
+        # Each leaf becomes a jax.Array: JAX may read a NumPy array after the call has returned, when the caller may
+        # already have written to it.
+        self.leaves = [_as_leaf(x) for x in leaves]
         self.outcome: _core.Outcome | None = None
         self.changed: list[str] = []  # key paths that the last trace changed
         self.untouched: dict[int, int] = {}  # of the last trace: which output leaves are which input leaves
@@ -127,27 +130,28 @@ class Program:
         return twin
 
     def _part(self, function: Callable[..., object], captured: bool) -> _BoundFunction:
-        if isinstance(function, _core.Caller):  # a jitted function stays compiled: it is one opaque callable here
+        # A jitted function stays compiled: it is one opaque callable here.
+        if isinstance(function, _core.Caller):
             plain, prefix = call_opaque, (function,)
         else:
             if not callable(function):
                 raise TypeError(NOT_CALLABLE.format(name=self.name.partition(" of ")[0], given=function))
             plain, prefix, _ = resolve(function)
-            plain = seen(plain)  # in an enclosing trace: with the globals and cells that the trace has rebuilt
+            # In an enclosing trace, the function has the globals and cells that this trace has rebuilt.
+            plain = seen(plain)
         refuse_generators(plain)
-        signature = Signature.of(plain, len(prefix), captured)
-        # Placeholders show which root of the signature each operand fills; all other roots are captured values.
-        placeholders = [_Placeholder() for _ in range(self.operands)]
-        bound = signature.binding.bind(*self._call_arguments(placeholders), prefix)
-        if bound is None:  # the arguments do not fit: calling the function raises its own TypeError
+        signature, placeholders, bound = self._bind(plain, prefix, captured)
+        # Where the arguments do not fit, calling the function raises its own TypeError.
+        if bound is None:
             args, kwargs = self._call_arguments(self.roots[: self.operands])
             plain(*prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self.name} could not be bound")
         roots, layout = bound
         names, flags = signature.root_names(layout), signature.root_flags(layout, ())
-        if not captured:  # the functions are constants, also those that a callable object holds
-            flags[: len(prefix)] = [flag | _core.RootFlag.target for flag in flags[: len(prefix)]]
         operand_index = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
+        # By value the functions are constants, also those that a callable object holds.
+        if not captured:
+            flags[: len(prefix)] = [flag | _core.RootFlag.target for flag in flags[: len(prefix)]]
         # A captured root is added to the program. An operand takes the name of the first parameter that it fills.
         numbers: list[int] = []
         for root, name, flag in zip(roots, names, flags, strict=True):
@@ -165,6 +169,15 @@ class Program:
         function_roots = tuple(self.roots[number] for number in numbers)
         return _BoundFunction(plain, signature, layout, function_roots, tuple(numbers))
 
+    def _bind(
+        self, plain: types.FunctionType, prefix: tuple[object, ...], captured: bool
+    ) -> tuple[Signature, list[_Placeholder], tuple[Sequence[Any], Layout] | None]:
+        """(the signature, a placeholder for each operand, the roots with their layout if the arguments fit)."""
+        signature = Signature.of(plain, len(prefix), captured)
+        # Placeholders show which root of the signature each operand fills; all other roots are captured values.
+        placeholders = [_Placeholder() for _ in range(self.operands)]
+        return signature, placeholders, signature.binding.bind(*self._call_arguments(placeholders), prefix)
+
     def _call_arguments(self, operands: Sequence[object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Splits operands into the positional and keyword arguments that the transform received."""
         keywords = dict(zip(self._keywords, operands[self.positional :], strict=True))
@@ -173,16 +186,12 @@ class Program:
     def _name_operands(self, jitted: _core.Caller) -> None:
         """Names the operands after the parameters of a jitted function, which is called as `call_opaque(f, *args)`."""
         plain, prefix, _ = resolve(jitted)
-        signature = Signature.of(plain, len(prefix), False)
-        placeholders = [_Placeholder() for _ in range(self.operands)]
-        bound = signature.binding.bind(*self._call_arguments(placeholders), prefix)
-        if bound is not None:  # otherwise the call itself raises
+        signature, placeholders, bound = self._bind(plain, prefix, False)
+        # Where the arguments do not fit, the call itself raises.
+        if bound is not None:
             named = {id(root): name for root, name in zip(bound[0], signature.root_names(bound[1]), strict=True)}
-            count = len(placeholders)
-            operands = (
-                named.get(id(x), current_name) for x, current_name in zip(placeholders, self.names[:count], strict=True)
-            )
-            self.names = (*operands, *self.names[count:])
+            names = [named.get(id(x), name) for x, name in zip(placeholders, self.names, strict=False)]
+            self.names = (*names, *self.names[self.operands :])
 
     @property
     def _dynamic(self) -> Callable[[tuple[int, tuple[Any, ...]]], bool] | None:
@@ -190,10 +199,7 @@ class Program:
         return None if traced is None else lambda place: traced(place_name(place, names))
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
-        leaves, graphdef = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)
-        # Each leaf becomes a jax.Array: JAX may read a NumPy array after the call has returned, when the caller may
-        # already have written to it.
-        return [_as_leaf(x) for x in leaves], graphdef
+        return _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)
 
     @property
     def key_paths(self) -> list[NamedKeyPath]:
@@ -239,6 +245,7 @@ class Program:
             self.sources = aliases.sources(outputs)
         if lost:
             paths = ", ".join(changed)
+            # A program from the disk would not warn: one whose trace has warned is not kept there.
             note_warning()
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
         self.outcome, self.changed, self._recording = outcome, changed, recording
@@ -304,9 +311,7 @@ class Program:
             (description, tuple(self.leaves[index] for index in inputs), values[i])
             for i, (description, inputs) in recipes.items()
         ]
-        for i, value in zip(recipes, merge_aliases(rows), strict=True):
-            values[i] = value
-        return values
+        return replaced(values, recipes, merge_aliases(rows))
 
     def tied(self, outputs: Iterable[object]) -> list[Any]:
         """The output leaves of the last trace, with one array in place of those that were computed alike."""
@@ -323,7 +328,7 @@ class Program:
         Raises:
             ConcurrentChangeError: if they do, or if anything other than a rule changed the caller's objects.
         """
-        current = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)[1]
+        current = self._record()[1]
         changed_paths = [d.path for d in differences(self.graphdef, current, self.names)]
         paths = ", ".join(changed_paths[:4]) or "an argument"
         if self._recording is None or rules_run() == self._rules_run or not changed_paths:
@@ -336,10 +341,7 @@ class Program:
 
     def with_leaves(self, indices: Sequence[int], values: Iterable[object]) -> list[Any]:
         """The leaves, with the values in place of those at the indices."""
-        leaves = list(self.leaves)
-        for i, value in zip(indices, values, strict=True):
-            leaves[i] = value
-        return leaves
+        return replaced(self.leaves, indices, values)
 
     def rebuilt(self, leaves: Sequence[object]) -> tuple[Any, ...]:
         """Builds copies of the roots around other leaves, outside of any trace."""
@@ -347,7 +349,7 @@ class Program:
 
     def recorded(self, roots: tuple[object, ...], result_parts: int = 0) -> tuple[list[Any], _core.GraphDef, list[Any]]:
         """Records roots like this program's, followed by parts of the result: (leaves, GraphDef, tracked nodes)."""
-        names = (*self.names, *(f"result[{i}]" if result_parts > 1 else "result" for i in range(result_parts)))
+        names = (*self.names, *result_names(result_parts))
         leaves, graphdef = _core.record(roots, names, self._flags)
         walked = _core.walk(graphdef, roots)
         assert walked is not None
@@ -372,7 +374,8 @@ class Program:
         built = self.rebuilt(placeholders)
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
         reached = [numbers.get(id(leaf)) for leaf in _core.flatten([built[root] for root in roots])[0]]
-        if None in reached:  # a registered class has computed other arrays from them
+        # Where a registered class has computed other arrays from the placeholders, the recorded structure has to do.
+        if None in reached:
             structure = Structure(self.graphdef)
             return structure.reachable_leaves([structure.roots[root] for root in roots])
         return {leaf for leaf in reached if leaf is not None}
@@ -388,10 +391,24 @@ class Program:
         return definition_of(self._parts[0].function)
 
 
+def result_names(count: int) -> tuple[str, ...]:
+    """What messages call the parts of a result."""
+    return ("result",) if count == 1 else tuple(f"result[{i}]" for i in range(count))
+
+
+def replaced(leaves: Iterable[object], indices: Iterable[int], values: Iterable[object]) -> list[Any]:
+    """A list of the leaves, with the values in place of those at the indices."""
+    result = list(leaves)
+    for i, value in zip(indices, values, strict=True):
+        result[i] = value
+    return result
+
+
 def _as_leaf(x: object) -> Any:
     if isinstance(x, (np.ndarray, np.generic)):
         return jnp.array(x, copy=True)
-    return jnp.asarray(x) if type(x) in NUMBERS else x  # a traced number is an array in the function, as in JAX
+    # As in JAX, a traced number is an array in the function.
+    return jnp.asarray(x) if type(x) in NUMBERS else x
 
 
 class _Placeholder:

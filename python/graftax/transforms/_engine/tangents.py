@@ -41,6 +41,10 @@ def _is_inexact(dtype: Any) -> bool:
     return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
 
 
+def array_text(shape: Sequence[int], dtype: object) -> str:
+    return f"{dtype}{list(shape)}"
+
+
 class TangentType(NamedTuple):
     """The shape and dtype that a tangent must have, and its key path."""
 
@@ -52,13 +56,13 @@ class TangentType(NamedTuple):
 
     @staticmethod
     def from_leaf(leaf: object, root: int, path: tuple[object, ...], name: str) -> TangentType:
-        is_floating = is_inexact(leaf)
-        return TangentType(
-            root, path, name, np.shape(leaf), jnp.result_type(leaf) if is_floating else jax.dtypes.float0
-        )
+        # As in JAX, the tangent of what has no derivative is of dtype float0, which takes no memory.
+        dtype = jnp.result_type(leaf) if is_inexact(leaf) else jax.dtypes.float0
+        return TangentType(root, path, name, np.shape(leaf), dtype)
 
     def zeros(self) -> Any:
-        zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
+        # JAX has no arrays of dtype float0: such zeros are NumPy's.
+        zeros = np.zeros if is_float0(self) else jnp.zeros
         return zeros(self.shape, self.dtype)
 
 
@@ -88,7 +92,7 @@ def match_tangents(
     Raises:
         StructureError: if a tangent is missing, has another shape or dtype, or belongs to no leaf.
     """
-    entries, first_paths = entries_by_path(graphs)
+    entries, first_paths = _entries_by_path(graphs)
 
     def resolve(key_path: tuple[Any, ...]) -> tuple[Any, ...]:
         """The key path of an entry: a node that is reached twice has its entries at its first path only."""
@@ -99,29 +103,15 @@ def match_tangents(
 
     tangents: list[Any] = []
     used: set[Any] = set()
-    missing: list[TangentType] = []
+    missing: list[str] = []
     for type_ in types:
         key_path = resolve((type_.root, *type_.path))
         used.add(key_path)
         # An entry at a prefix of the path (a None in place of a subtree) is zero for everything below it.
         if not (is_float0(type_) or any(key_path[:end] in entries for end in range(1, len(key_path) + 1))):
-            missing.append(type_)
+            missing.append(type_.name)
         is_array, value = entries.get(key_path, (False, None))
-        zero = value is None or isinstance(value, SymbolicZero) or is_float0(value)
-        # A Python number is the tangent of a scalar; a complex one only of a complex scalar.
-        if type(value) in (int, float, complex) and type_.shape == () and not is_float0(type_):
-            is_array = not isinstance(value, complex) or jnp.issubdtype(type_.dtype, jnp.complexfloating)
-            if is_array and not (keep_numbers and jnp.result_type(value) == type_.dtype):
-                value = jnp.asarray(value, type_.dtype)
-        if zero:
-            value = type_.zeros()
-        elif not is_array or np.shape(value) != type_.shape or jnp.result_type(value) != type_.dtype:
-            expected = f"{type_.dtype}{list(type_.shape)}"
-            text = f"{jnp.result_type(value)}{list(np.shape(value))}" if is_array else repr(value)
-            raise StructureError(
-                OTHER_SHAPE.format(name=name, what=noun, path=type_.name, expected=expected, given=text)
-            )
-        tangents.append(value)
+        tangents.append(_tangent(name, noun, type_, is_array, value, keep_numbers))
     # An array that no leaf has used would be ignored: most likely its path is wrong.
     other_paths = {(root, *path) for root, path in like.leaf_places()} if like is not None else ()
     for key_path, (is_array, value) in entries.items():
@@ -130,8 +120,24 @@ def match_tangents(
             path = f"{_root_name(types, key_path[0], noun)}{path_text(key_path[1:])}"
             raise StructureError(OTHER_TANGENT.format(name=name, what=noun, path=path, expected=expected))
     if missing:
-        raise StructureError(NO_TANGENT.format(name=name, what=noun, path=some([type_.name for type_ in missing])))
+        raise StructureError(NO_TANGENT.format(name=name, what=noun, path=some(missing)))
     return tuple(tangents)
+
+
+def _tangent(name: str, noun: str, type_: TangentType, is_array: bool, value: Any, keep_numbers: bool) -> Any:
+    """The tangent that an entry stands for."""
+    if value is None or isinstance(value, SymbolicZero) or is_float0(value):
+        return type_.zeros()
+    # A Python number is the tangent of a scalar; a complex one only of a complex scalar.
+    if type(value) in (int, float, complex) and type_.shape == () and not is_float0(type_):
+        is_array = not isinstance(value, complex) or jnp.issubdtype(type_.dtype, jnp.complexfloating)
+        if is_array and not (keep_numbers and jnp.result_type(value) == type_.dtype):
+            value = jnp.asarray(value, type_.dtype)
+    if not is_array or np.shape(value) != type_.shape or jnp.result_type(value) != type_.dtype:
+        expected = array_text(type_.shape, type_.dtype)
+        text = array_text(np.shape(value), jnp.result_type(value)) if is_array else repr(value)
+        raise StructureError(OTHER_SHAPE.format(name=name, what=noun, path=type_.name, expected=expected, given=text))
+    return value
 
 
 def _root_name(types: Sequence[TangentType], root: int, noun: str) -> str:
@@ -140,13 +146,10 @@ def _root_name(types: Sequence[TangentType], root: int, noun: str) -> str:
     return names[0] if names else f"{noun}s[{root}]"
 
 
-def entries_by_path(graphs: tuple[object, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
-    """Flattens graphs into entries by key path.
+def _entries_by_path(graphs: tuple[object, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
+    """Flattens graphs: (the entries by key path; the first key path of each node that is reached again, by the others).
 
-    The key of an entry is `(root, *path)`.
-
-    Returns:
-        (key path -> (whether it is an array, value); key path of a node that is reached again -> its first key path).
+    The key of an entry is `(root, *path)`. The entry is (whether it is an array, the value).
     """
     leaves, graphdef = _core.record(graphs)
     entries: dict[Any, tuple[bool, Any]] = {}

@@ -16,7 +16,7 @@ from graftax._jit.options import is_path
 from graftax.transforms._engine.gradient_uses import warn_of_other_uses
 from graftax.transforms._engine.lift import Make, name_of
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions
-from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.program import Program, replaced
 from graftax.transforms._engine.tangents import is_inexact, is_key
 
 WRT_TYPE = (
@@ -60,9 +60,7 @@ class Chosen(NamedTuple):
         A leaf that is not an array (a string, a function, a config) is None as well, so that the gradient of a pytree
         has the structure that Optax expects. Registered nodes, static fields and aux data are kept.
         """
-        leaves: list[Any] = [None] * self.graphdef.num_leaves
-        for i, value in zip(self.leaves, values, strict=True):
-            leaves[i] = value
+        leaves = replaced([None] * self.graphdef.num_leaves, self.leaves, values)
         built = _core.unflatten_roots(self.graphdef, leaves, True)
         graphs = [built[root] for root in self.roots]
         return graphs[0] if self.single else tuple(graphs)
@@ -82,12 +80,6 @@ def differentiated_program(
 
     By value, as in Equinox, Python numbers are static, nothing that functions capture is differentiated, and it is not
     an error to differentiate no leaf.
-
-    Args:
-        make: makes the program.
-        fun, args, kwargs: the call.
-        title: the name of the transform, for messages.
-        argnums, wrt, allow_int: as in `value_and_grad`.
     """
     selectors, single = _parse_wrt(name_of(fun, title), argnums, wrt)
     program = make(name_of(fun, title), [fun], args, kwargs)
@@ -152,12 +144,6 @@ def _choose_leaves(
     """Chooses the leaves to differentiate, and the operands that the derivative is structured like.
 
     Warns if the function can use these leaves through something else, which counts in the derivative as well.
-
-    Args:
-        program: the function and its arguments.
-        selectors, single: what `_parse_wrt` returned.
-        argnums, wrt, allow_int: as in `differentiated_program`.
-        like_equinox: nothing that functions capture is chosen, and it is not an error to choose no leaf.
     """
     # Filters and predicates select within the arguments of `argnums`; any other `wrt` takes the place of `argnums`.
     leaf_filter = as_filter(wrt, allow_path_functions=True)
@@ -166,6 +152,7 @@ def _choose_leaves(
         raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
     patterns = [w for w in selectors if isinstance(w, str) and is_path(w)]
     roots = [program.operand(w) for w in selectors if w not in patterns]
+    # A number and a name may mean the same argument.
     if len(set(roots)) != len(roots):
         raise ValueError(WRT_TWICE.format(name=program.name, wrt=selectors))
     candidates = program.leaves_below(roots)
@@ -218,6 +205,7 @@ def _covered(program: Program, patterns: Sequence[str], usable: set[int]) -> dic
         pattern = argument_pattern(text, program.name, "wrt=")
         missed = True
         for root in range(program.operands):
+            # One operand after the other, since a shared leaf counts for each in which the pattern covers it.
             for index in finder.cover(pattern, (root,)).leaves:
                 leaf = finder.leaf(index)
                 operands_of.setdefault(leaf, set()).add(root)
