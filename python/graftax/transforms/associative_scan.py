@@ -65,6 +65,7 @@ def _associative_scan(functions: Sequence[Callable[..., Any]], operands: Sequenc
             results.append(_core.flatten(result))
 
         results: list[tuple[list[Any], _core.GraphDef]] = []
+        # A change would be made once for each level of the tree in which JAX combines elements, not once for each.
         call_pure(program, program.leaves, body, "fn")
         leaves, structure = results[-1]
         if structure != graphdef:

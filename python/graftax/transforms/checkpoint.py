@@ -89,6 +89,7 @@ def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -
     def run(*args: object, **kwargs: object) -> Any:
         program = make(name_of(fun, "checkpoint"), [fun], args, kwargs)
         outputs = jax.checkpoint(flat_function(program), **options)(*program.leaves)
+        # The changes of the first run are written; JAX repeats equations in the backward pass, not the function.
         return program.finish(program.tied(outputs))
 
     return run

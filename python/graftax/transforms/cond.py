@@ -33,7 +33,7 @@ from graftax.transforms._engine.loop_state import (
     with_copies,
 )
 from graftax.transforms._engine.merge_objects import BranchObjects, BranchWriter
-from graftax.transforms._engine.program import Program, Recipe
+from graftax.transforms._engine.program import Program, Recipe, result_names
 from graftax.transforms._engine.retrace import Fixpoint
 from graftax.transforms._engine.snapshot import Snapshot
 
@@ -60,6 +60,10 @@ BRANCH_OBJECTS = (
 BRANCH_REPLACED = (
     "{name}: {one} changes the object at {path} in place, and then removes or replaces it: the change would be unknown "
     "after the other branches. Change the object and keep it, or leave it as it is."
+)
+COPY_CHANGED = (
+    "{name}: the branches return different objects, so that the result is a copy, and the function has changed it:\n"
+    "{differences}\nWhich object would have changed is not known. Change it inside of the branches, or return arrays."
 )
 NOT_BRANCHES = "switch: the second argument is a list of functions, and was given {given!r}."
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
@@ -130,46 +134,29 @@ def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -
     branches = list(branches)
     if not branches:
         raise ValueError(NO_BRANCHES)
+    # A Python index would be static as well. One that int32 cannot hold is left to JAX.
     branch_index = np.int32(index) if type(index) is int and abs(index) < 2**31 else index
     return run_compiled("switch", branches, operands, [branch_index], _switch)
 
 
 def _cond(functions: Sequence[Callable[..., object]], operands: Sequence[object], extra: Sequence[object]) -> Any:
+    # In plain Python, unless the predicate is a tracer, which has no value yet.
     if jax.config.jax_disable_jit and not isinstance(extra[0], Tracer):
         return functions[0 if extra[0] else 1](*operands)
-
-    def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
-        return jax.lax.cond(extra[0], *flats, *leaves)
-
-    return Branches(name_of(functions[0], "cond"), ("true_fun", "false_fun"), functions, operands).run(choose)
+    branches = Branches(name_of(functions[0], "cond"), ("true_fun", "false_fun"), functions, operands)
+    return branches.run(lambda flats, leaves: jax.lax.cond(extra[0], *flats, *leaves))
 
 
 def _switch(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
     if jax.config.jax_disable_jit and not isinstance(extra[0], Tracer):
         return functions[min(max(int(extra[0]), 0), len(functions) - 1)](*operands)
-
-    def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
-        return jax.lax.switch(extra[0], flats, *leaves)
-
     titles = tuple(f"branches[{i}]" for i in range(len(functions)))
-    return Branches(name_of(functions[0], "switch"), titles, functions, operands).run(choose)
-
-
-COPY_CHANGED = (
-    "{name}: the branches return different objects, so that the result is a copy, and the function has changed it:\n"
-    "{differences}\nWhich object would have changed is not known. Change it inside of the branches, or return arrays."
-)
+    branches = Branches(name_of(functions[0], "switch"), titles, functions, operands)
+    return branches.run(lambda flats, leaves: jax.lax.switch(extra[0], flats, *leaves))
 
 
 class Branches:
-    """One call of `cond` or `switch`, and what its traces have shown about the branches.
-
-    Args:
-        name: what messages call it.
-        titles: the names of the branches in messages.
-        branches: the user's functions.
-        operands: their arguments.
-    """
+    """One call of `cond` or `switch`, and what its traces have shown about the branches."""
 
     def __init__(
         self, name: str, titles: tuple[str, ...], branches: Sequence[Callable[..., object]], operands: Sequence[object]
@@ -191,15 +178,18 @@ class Branches:
 
     def _begin(self) -> Program:
         numbers = self.fixpoint.facts.numbers
-        if numbers != self.traced:  # not within the trace of a branch, whose tracers it would record
+        # Here, since within the trace of a branch it would record that trace's tracers.
+        if numbers != self.traced:
             self.traced = numbers
             self.program = Program(self.name, self.branches, self.operands, dynamic=numbers.__contains__)
+        # `Fixpoint.run` may have dropped the facts: the numbers are static again.
         if not numbers:
             self.error = None
         self.states.clear()
         return self.program
 
     def _explain(self, program: Program, error: Exception) -> None:
+        # With traced numbers, the branches fail otherwise: how they differed before says what the user has to change.
         if self.error is not None and error is not self.error:
             raise self.error from error
         rename_leaves(error, [key_path.name for key_path in program.key_paths])
@@ -307,13 +297,13 @@ class Branches:
             text = differences_text(expected, actual, names, orders=False)
             text = message.format(name=self.name, one=self.titles[0], other=title, differences=text)
             self.error = StructureError(text)
-        if not numbers or not paths:  # no visible difference: two symbols with one value
+        # There may be no difference that can be seen: two symbols with one value.
+        if not numbers or not paths:
             raise self.error
         self.fixpoint.restart(numbers=differing_numbers or numbers)
 
     def _names(self) -> tuple[str, ...]:
-        count = len(elements(self.states[0].result))
-        return (*self.program.names, *(f"result[{i}]" if count > 1 else "result" for i in range(count)))
+        return (*self.program.names, *result_names(len(elements(self.states[0].result))))
 
     def _same_objects(self) -> None:
         """Raises StructureError if a path of the state holds different old objects after different branches."""
@@ -323,10 +313,12 @@ class Branches:
             number, node = differing
             path, title = node_name(self.program, self.states[0], node), self.titles[number]
             raise StructureError(BRANCH_OBJECTS.format(name=self.name, one=self.titles[0], other=title, path=path))
-        # A branch that changes an object, and then drops it, would lose the change.
+        # A branch that changes an object, and then drops it, would lose the change, unless every branch still reaches
+        # the object, if only from its result.
+        in_result = set.intersection(*(set(state.final.origins) for state in self.states.values()))
         for number, title in enumerate(self.titles):
             state = self.states[number]
-            replaced = set(state.changed) - set(self.objects.origins[number]) - self._in_result()
+            replaced = set(state.changed) - set(self.objects.origins[number]) - in_result
             if replaced:
                 path = node_name(self.program, state, min(replaced))
                 raise StructureError(BRANCH_REPLACED.format(name=self.name, one=title, path=path))
@@ -334,37 +326,23 @@ class Branches:
             for number, state in self.states.items():
                 self.states[number] = self.objects.without_replaced(state)
 
-    def _in_result(self) -> set[int | None]:
-        """The input nodes that every branch still reaches, if only from its result."""
-        return set.intersection(*(set(state.final.origins) for state in self.states.values()))
-
     def _other_elements(self, reference: StateAfter, state: StateAfter) -> set[int]:
         """The indices of the result's elements that are, or share, other objects than after the first branch."""
         differing: set[int] = set()
         for i, (expected, actual) in enumerate(zip(elements(reference.result), elements(state.result), strict=True)):
-            reference_graph, graph = (
-                reference.graph((*reference.roots, expected), 1),
-                state.graph((*state.roots, actual), 1),
-            )
+            reference_graph = reference.graph((*reference.roots, expected), 1)
+            graph = state.graph((*state.roots, actual), 1)
             if graph.origins_along(reference_graph) != reference_graph.origins:
                 differing.add(i)
         return differing
 
     def _same_types(self, reference: StateAfter, state: StateAfter, title: str) -> None:
         leaf_places = reference.final.graphdef.leaf_places()
-        names = self._names()
         for key_path, expected, actual in zip(leaf_places, reference.values, state.values, strict=True):
             if not same_type(expected, actual):
-                raise StructureError(
-                    BRANCH_TYPES.format(
-                        name=self.name,
-                        path=place_name(key_path, names),
-                        one=self.titles[0],
-                        expected=type_text(expected),
-                        other=title,
-                        given=type_text(actual),
-                    )
-                )
+                path = place_name(key_path, self._names())
+                details = {"path": path, "expected": type_text(expected), "given": type_text(actual)}
+                raise StructureError(BRANCH_TYPES.format(name=self.name, one=self.titles[0], other=title, **details))
 
     def _source(self, leaf: int) -> int | None:
         """The input leaf that this leaf of the state is after every branch; None if the branches differ."""
@@ -430,14 +408,13 @@ class Branches:
         return nodes
 
     def _note_copies(self, result: object) -> None:
-        """Registers copies in the result with the enclosing trace, where it is unknown which object a copy represents.
-
-        If the trace changes such a copy, an error is raised.
-        """
+        """Makes it an error if the enclosing trace changes copies in the result: of which objects is not known."""
         parts = elements(result)
         copied = sorted(i for i in self.fixpoint.facts.copied if i < len(parts))
-        names = tuple(f"result[{i}]" if len(parts) > 1 else "result" for i in copied)
-        copies, name = Snapshot.take(tuple(parts[i] for i in copied), names), self.name
+        names = result_names(len(parts))
+        copies = Snapshot.take(tuple(parts[i] for i in copied), tuple(names[i] for i in copied))
+        # The trace keeps the function longer than this call, and not the branches with it.
+        name = self.name
 
         def changes() -> str:
             text = copies.changes()

@@ -226,7 +226,8 @@ def with_gradient(
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
                 result = functions[0](*operands)
-                if has_aux:  # a pair may be a list
+                # As in JAX, the pair may be a list.
+                if has_aux:
                     result = split_aux(result, program.name)
                 value.append(as_scalar(result[0] if has_aux else result, program.name))
                 return result

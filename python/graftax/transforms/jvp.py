@@ -85,6 +85,7 @@ def jvp(
             raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=text))
     differentiated = Differentiated(Program, fun, "jvp", primals, has_aux)
     tangent_leaves = differentiated.tangents(tangents)
+    # The output leaves are auxiliary output: what the function changed comes back with its value.
     _, rates, outputs = jax.jvp(differentiated.flat, (differentiated.primals,), (tangent_leaves,), has_aux=True)
     return differentiated.results(differentiated.linear_map().output_graph(rates), outputs)
 

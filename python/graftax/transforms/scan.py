@@ -21,7 +21,7 @@ from graftax.transforms._engine.lift import MISSING, name_of
 from graftax.transforms._engine.loop_progress import Progress, reporter
 from graftax.transforms._engine.loop_state import with_arrays
 from graftax.transforms._engine.scan_axes import Carry, scan_by_axes
-from graftax.transforms._engine.slices import Slices, as_pair, plain_scan, plain_scan_of_objects
+from graftax.transforms._engine.slices import Slices, as_pair, plain_loop, plain_scan
 
 C = TypeVar("C")
 X = TypeVar("X")
@@ -182,7 +182,7 @@ def scan_layers(
     name = name_of(functions[0], "scan")
     if jax.config.jax_disable_jit:
         call = functools.partial(layers.call_step, functions[0])
-        return plain_scan_of_objects(name, call, operands[0], layers.objects, bool(options[0]))
+        return plain_loop(name, call, operands[0], layers.objects, bool(options[0]))
     # The loop runs over the stacked object; afterwards the rows that changed go back into each object.
     slices = Slices(name, layers.stacked, len(layers.objects))
     result = scan_rows(name, functions, operands, slices, options, layers.call_step, layers)

@@ -54,6 +54,7 @@ def shard(obj: T, mesh: Mesh | None, rules: Any, default: Any = ..., *, local: b
     rules = rules if isinstance(rules, Rules) else Rules(rules)
     graph = Graph(obj)
     assignment = rules.assign(graph, mesh, default, local)
+    # Everything that does not fit is reported at once, before an array is moved.
     assignment.check()
     placed: dict[int, Any] = {}  # by the id of the array, which may be in several places
     for array, sharding in assignment.shardings():
@@ -87,6 +88,7 @@ def _placed(leaf: Any, sharding: Any, local: bool) -> Any:
         return jax.device_put(leaf, sharding)
     # Each process copies the parts of its own devices only.
     host_array = np.asarray(leaf)
+    # As `jax.device_put` does: without `jax_enable_x64` JAX has no arrays of 64 bits.
     dtype = jax.dtypes.canonicalize_dtype(host_array.dtype)
     return jax.make_array_from_callback(host_array.shape, sharding, lambda part: np.asarray(host_array[part], dtype))
 
@@ -122,6 +124,7 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
     if isinstance(spec, jax.Device):
         spec = SingleDeviceSharding(spec)
     leaves, graphdef = _core.flatten(x)
+    # `with_sharding_constraint` takes the flat leaves, so it cannot match a tree of shardings by itself.
     if is_prefix(spec) or not jax.tree_util.all_leaves([spec]):
         # A sharding is static: `full` is a graph like `x` with a static in place of each array.
         full = tree_broadcast(spec, x, is_leaf=lambda part: part is None)

@@ -8,7 +8,6 @@ from typing import Any, Literal, overload
 
 import jax
 import jax.extend
-import jax.numpy as jnp
 
 from graftax import _core
 from graftax._jax.tracebacks import boundary
@@ -162,12 +161,8 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
         # The result is built around the shapes, and split in two: shapes of computed arrays, and all other leaves.
         result_leaves, graphdef = _core.record((program.finish(shapes),), shapes=True)
         shape_ids = set(map(id, shapes))
-        dynamic = [_shape_of(x) if id(x) in shape_ids else None for x in result_leaves]
+        dynamic = [x if id(x) in shape_ids else None for x in result_leaves]
         static = [None if d is not None else x for x, d in zip(result_leaves, dynamic, strict=True)]
         return jaxpr, _core.unflatten(graphdef, dynamic, True), _core.unflatten(graphdef, static)
 
     return show
-
-
-def _shape_of(x: Any) -> Any:
-    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, jnp.result_type(x))

@@ -62,6 +62,7 @@ def while_loop(
         Array(1.4142135, dtype=float32...)
     """
     name = name_of(body_fun, "while_loop")
+    # A NumPy integer is one, too; a tracer has no value that the scan could be made for.
     if max_steps is not None and (
         not hasattr(max_steps, "__index__") or isinstance(max_steps, Tracer) or max_steps < 0
     ):
@@ -97,7 +98,8 @@ def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]
             )
         else:
             final = _bounded(test, body, loop_attempt.init, operator.index(max_steps))
-        loop_attempt.set_final(final, False)  # the condition may be false from the start
+        # The condition may be false from the start, so that no step has run.
+        loop_attempt.set_final(final, False)
 
     return Loop(name_of(body_fun, "while_loop"), functions, operands).run(attempt)[0]
 
@@ -138,6 +140,7 @@ def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any],
     body_fun, init_val, (lower, upper, unroll) = functions[0], operands[1], extra
     if jax.config.jax_disable_jit and not any(isinstance(x, Tracer) for x in (lower, upper)):
         for i in range(int(lower), int(upper)):
+            # As an array, since that is what the function is given in a compiled loop.
             init_val = body_fun(jnp.asarray(i), init_val)
         return init_val
 
@@ -162,7 +165,8 @@ def _bounded(
     scans are saved for the backward pass.
     """
     if max_steps < 1:
-        body(init)  # traced for its errors only
+        # The step is traced for its errors only.
+        body(init)
         return init
     inner = math.isqrt(max_steps - 1) + 1  # the square root, rounded up
     outer = -(-max_steps // inner)
@@ -181,9 +185,11 @@ def _bounded(
     def inner_step(carry: list[Any], allowed: jax.Array) -> tuple[list[Any], None]:
         return jax.lax.cond(allowed & test(carry), run_body, keep, carry), None
 
+    # In the backward pass, the steps of an inner scan are computed again from its first carry.
     @jax.checkpoint
     def inner_scan(carry: list[Any], allowed: jax.Array) -> tuple[list[Any], None]:
         return jax.lax.scan(inner_step, carry, allowed)
 
+    # The last of `inner * outer` steps may be more than `max_steps`: the carry passes through these as it is.
     allowed = (jnp.arange(inner * outer) < max_steps).reshape(outer, inner)
     return jax.lax.scan(inner_scan, init, allowed)[0]

@@ -84,7 +84,8 @@ def index_signature(index: object, carried: object) -> None: ...
 class Loop:
     """One call of a loop, and what its traces have shown so far about its state.
 
-    Every attempt at tracing the loop builds a new program from these facts.
+    Every attempt at tracing the loop builds a new program from these facts. `carry` is the index of the operand that is
+    carried; None if there is none.
     """
 
     def __init__(
@@ -95,28 +96,16 @@ class Loop:
         carry: int | None = 0,
         slices: Slices | None = None,
     ) -> None:
-        """Begins a loop without any assumption about its state.
-
-        Args:
-            name: what error messages call the loop.
-            functions: the user's functions; what they capture is part of the state.
-            operands: the arguments of the functions.
-            carry: the index of the operand that is carried; None if there is none.
-            slices: the rows that the loop iterates over, if it does.
-        """
         self.name, self.functions, self.operands, self.carry = name, functions, operands, carry
         self.slices = slices
         self.differing = ""  # what else differed while the numbers that are traced were static
         self.fixpoint = Fixpoint.for_call(name, functions)
 
     def run(self, attempt: Callable[[LoopAttempt], object]) -> tuple[Any, Any]:
-        """Runs the loop, tracing it until the facts about its state no longer change.
-
-        Args:
-            attempt: runs JAX's loop for one `LoopAttempt`.
+        """Runs the loop, tracing it until the facts about its state no longer change, and writes changes back.
 
         Returns:
-            (the final carry, the result of the successful attempt). Changes are written back to the caller's objects.
+            (the final carry, the result of the successful attempt).
         """
         attempted, value = self.fixpoint.run(lambda: LoopAttempt(self), attempt, self._explain)
         return attempted.finish(), value
@@ -139,7 +128,8 @@ class LoopAttempt:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self._facts = facts = loop.fixpoint.facts
-        if not facts.numbers:  # no number is traced, or none is any longer: the next comparison shows all differences
+        # No number is traced, or none is any longer: the next comparison shows all differences.
+        if not facts.numbers:
             loop.differing = ""
         dynamic = facts.numbers.__contains__ if facts.numbers else None
         self.program = Program(loop.name, loop.functions, loop.operands, dynamic=dynamic)
@@ -152,18 +142,17 @@ class LoopAttempt:
         ]
         self.init = [self.program.leaves[i] for i in self.carried_leaves]
         self._final: Sequence[Any] = self.init
-        # The recipe of each carried leaf: two leaves with the same recipe and the same inputs are one array.
+        # The recipe of each carried leaf: two leaves with the same recipe and the same inputs are one array. JAX cannot
+        # know that, and returns an array for each.
         self._recipes: dict[int, Recipe] = {}
         self._representatives: list[int] = []  # for each carried leaf, the first one that is the same array
         # The leaf of the state that each output leaf becomes, and the Outcome.
         self._last_trace: tuple[list[int], _core.Outcome] | None = None
 
     def with_signature(self, flat: Callable[..., object], signature: types.FunctionType) -> Callable[..., Any]:
-        """Gives `flat` the user's function name and source location, and the parameters of `signature`.
-
-        JAX's error messages show them.
-        """
-        # JAX reads the signature through __wrapped__, so a stub with the user's source location takes its place.
+        """Gives `flat` the user's function name and source location, and the parameters of `signature`."""
+        # JAX's error messages show these. It reads the signature through __wrapped__, so a stub with the user's source
+        # location takes its place.
         stub = in_place_of(self.program.definition, signature)
         flat.__name__ = flat.__qualname__ = stub.__name__
         flat.__wrapped__ = stub  # type: ignore[attr-defined]
@@ -175,15 +164,11 @@ class LoopAttempt:
     def trace_step(
         self, carry: Sequence[object], body: Body, on_trace: Callable[[Sequence[Any]], None] | None = None
     ) -> list[Any]:
-        """Traces one step of the loop, as JAX sees it.
+        """Traces one step of the loop, as JAX sees it: from the values of the carried leaves to those after the step.
 
         Args:
-            carry: the values of the carried leaves before the step.
             body: calls the user's function with (functions, operands), and returns the next carry.
             on_trace: is called with all leaves of the program once the step has run.
-
-        Returns:
-            the values of the carried leaves after the step.
 
         Raises:
             Retrace: if the step shows that more leaves have to be carried, traced or copied.
@@ -193,15 +178,15 @@ class LoopAttempt:
 
         def run(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
             result = body(functions, operands)
+            # A step that changes its carry in place often returns nothing.
             if result is None and loop.carry is not None and loop.operands[loop.carry] is not None:
                 raise StructureError(RETURNS_NONE.format(name=loop.name, carry=program.names[loop.carry] or "carry"))
             return with_copies(with_arrays(result), self._facts.copied)
 
+        # After a step, the result takes the place of the carry.
         def roots_after(roots: tuple[object, ...], result: object) -> tuple[tuple[Any, ...], int]:
-            carry_operand = loop.carry
-            return (
-                roots if carry_operand is None else (*roots[:carry_operand], result, *roots[carry_operand + 1 :])
-            ), 0
+            i = loop.carry
+            return roots if i is None else (*roots[:i], result, *roots[i + 1 :]), 0
 
         # The state after the step must have the structure of the state before it, because JAX carries flat leaves.
         leaves = self._leaves(carry)
@@ -228,14 +213,10 @@ class LoopAttempt:
         return values
 
     def set_final(self, final: Sequence[object], ran: bool) -> None:
-        """Stores the carried leaves after the last step.
+        """Stores the carried leaves after the last step. `ran`: whether at least one step is known to have run.
 
         Where a step puts one array into several places, the final state has one array there, too. Without any step that
         is true only of places that held one array from the start.
-
-        Args:
-            final: the values of the carried leaves.
-            ran: whether at least one step is known to have run.
         """
         init, recipes = self.init, {i: recipe for i, recipe in self._recipes.items() if self._representatives[i] == i}
         # If no step has run, each final array is the initial one: as a further input, that has to be the same one, too.
@@ -251,6 +232,7 @@ class LoopAttempt:
 
     def _check_state(self, state: StateAfter, leaves: list[Any]) -> None:
         loop, program = self.loop, self.program
+        # In an aligned state a node that stays where it was has its own number.
         moved = [(t, o) for t, o in enumerate(state.final.origins) if o is not None and o != t]
         if moved:
             self._handle_moves(state, moved)
@@ -287,7 +269,8 @@ class LoopAttempt:
             differing = {d.path for d in differences(expected, actual, program.names) if d.kind != "order"}
             changed = differing & numbers_in(program, loop.carry)
             if changed - self._facts.numbers:
-                if not loop.differing and differing - changed:  # with a traced number, the message would be less clear
+                # The message shows numbers. Once they are traced, it would show arrays that the user has not made.
+                if not loop.differing and differing - changed:
                     loop.differing = differences_text(
                         expected, actual, program.names, orders=False, ignored_paths=changed
                     )

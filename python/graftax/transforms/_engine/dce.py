@@ -32,7 +32,8 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], needed: Seque
     live = {v for v, w in zip(jaxpr.outvars, needed, strict=True) if w and not isinstance(v, Literal)}
     live_eqns: list[Any] = []
     for eqn in reversed(jaxpr.eqns):
-        writes = any(hasattr(effect, "input_index") for effect in eqn.effects)  # into a jax.Ref
+        # An effect on a jax.Ref has the index of that input; other effects are those of host callbacks.
+        writes = any(hasattr(effect, "input_index") for effect in eqn.effects)
         if writes or not live.isdisjoint(eqn.outvars):
             live_eqns.append(eqn)
             live.update(v for v in eqn.invars if not isinstance(v, Literal))
@@ -48,8 +49,8 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], needed: Seque
         if inner is not None and _calls_host(inner.jaxpr):
             outputs = _run(inner.jaxpr, inner.consts, operands, [v in live for v in eqn.outvars])
         else:
-            names = [v for v in eqn.invars if not isinstance(v, Literal)]
-            unique = dict.fromkeys(names)
+            # An equation may read one variable twice, and a jaxpr has each input once.
+            unique = dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal))
             single_eqn = jaxpr.replace(constvars=[], invars=[*unique], outvars=eqn.outvars, eqns=[eqn], effects=set())
             outputs = eval_jaxpr(single_eqn, (), *(environment[v] for v in unique))
         environment.update(zip(eqn.outvars, outputs, strict=True))

@@ -32,6 +32,7 @@ class DeferredRule:
 
     def __init__(self, value: Any, depth: int = _DEPTH) -> None:
         self._value = value
+        # What the value was rebuilt from, the innermost trace first.
         self._owners = _weak_references(originals(value))
         captured = [] if self._owners or not depth else _captured_parts(value)
         self._parts = [DeferredRule(part, depth - 1) for part in captured]
@@ -47,7 +48,8 @@ class DeferredRule:
         for running, reference in self._owners:
             if running.trace is not None:
                 break
-            live_object = reference()  # None after the object has died; an enclosing trace may have its own
+            # None after the object has died; an enclosing trace may still have what it rebuilt.
+            live_object = reference()
             value = value if live_object is None else live_object
         if not self._parts:
             return value
@@ -59,7 +61,9 @@ class DeferredRule:
             return types.CellType(parts[0])
         if isinstance(value, types.MethodType):
             return types.MethodType(parts[1], parts[0])
-        return _replace_cells(value, tuple(parts))
+        copy = with_parts(value, value.__globals__, tuple(parts))
+        vars(copy).update(vars(value))
+        return copy
 
 
 def _captured_parts(value: object) -> list[Any]:
@@ -71,7 +75,8 @@ def _captured_parts(value: object) -> list[Any]:
     if isinstance(value, types.CellType):
         try:
             return [value.cell_contents]
-        except ValueError:  # the cell is still empty
+        # A cell is empty until its variable is assigned, which may be after the function was made.
+        except ValueError:
             return []
     return []
 
@@ -89,9 +94,3 @@ def _weak_references(
             # A cell has no weak references, but with a plain value in it, it keeps nothing else alive.
             references.append((running, lambda owner=owner: owner))
     return references
-
-
-def _replace_cells(function: types.FunctionType, cells: tuple[Any, ...]) -> types.FunctionType:
-    copy = with_parts(function, function.__globals__, cells)
-    vars(copy).update(vars(function))
-    return copy

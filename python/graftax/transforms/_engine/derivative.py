@@ -77,6 +77,7 @@ def traced_value(program: Program, leaves: Sequence[object], has_aux: bool) -> t
 class OneShot:
     """A function that is called at most once, and released by the call."""
 
+    # The function refers to the caller's objects, and is part of a treedef, which JAX may keep longer.
     def __init__(self, function: Callable[[list[Any]], object]) -> None:
         self._functions = [function]
 
@@ -96,11 +97,7 @@ class ForwardHook:
         self.outputs, self.callback = tuple(outputs), OneShot(callback)
 
 
-def _run_hook(callback: Any, outputs: Any) -> Any:
-    return callback(outputs)
-
-
-register_pytree_node(ForwardHook, lambda hook: (hook.outputs, hook.callback), _run_hook)
+register_pytree_node(ForwardHook, lambda hook: (hook.outputs, hook.callback), lambda callback, out: callback(out))
 
 
 @contextlib.contextmanager
@@ -185,6 +182,7 @@ def with_own_first(fun: Callable[..., object], args: tuple[object, ...]) -> tupl
     if not args:
         raise TypeError(FIRST_BY_POSITION.format(name=getattr(fun, "__name__", type(fun).__name__)))
     first, *other_args = args
+    # An object of the first argument that is reached elsewhere as well is another one there from now on.
     # What hides state cannot be copied, and has no arrays that are differentiated.
     with contextlib.suppress(UnsupportedValueError):
         first = copy(first)
@@ -194,4 +192,5 @@ def with_own_first(fun: Callable[..., object], args: tuple[object, ...]) -> tupl
 def arrays_only(tree: object) -> Any:
     """The tree with None in place of every leaf that is not an array, as Equinox returns derivatives."""
     leaves, graphdef = _core.flatten(tree)
+    # The last argument puts None in place of statics.
     return _core.unflatten(graphdef, leaves, True)

@@ -42,31 +42,26 @@ def run_compiled(title: str, functions: Sequence[Any], operands: Sequence[Any], 
 
     The program is compiled again whenever `graftax.jit` would do so: for other arguments, other captured variables, or
     other globals that the called code reads. Within a trace `run` is called directly. So it is if it cannot be compiled
-    or if the compiled program raises: then the user sees the error of a plain run.
-
-    Args:
-        title: the name of the transform.
-        functions: the user's functions.
-        operands: the arguments of these functions.
-        extra: further arguments of `run`.
-        run: the transform. It must depend on its arguments only.
-
-    Returns:
-        the result of `run`.
+    or if the compiled program raises: then the user sees the error of a plain run. `run` must depend on its arguments
+    only.
     """
     if outside_of_traces() and not jax.config.jax_disable_jit and not _core.running_traces():
         compiled = _compiled_for(title, functions[0], run)
         if compiled is not None:
-            _THREAD.host_was_called = False  # `checked_flat` sets it
+            # `checked_flat` sets it, within the call.
+            _THREAD.host_was_called = False
             try:
                 return compiled(tuple(functions), tuple(operands), tuple(extra))
             except Exception as error:
-                if _THREAD.host_was_called:  # running again would repeat the side effects of a host function
+                # Running again would repeat the side effects of a host function.
+                if _THREAD.host_was_called:
                     raise
-                if is_of_steps(error):  # a helper kept a tracer: it needs the values of separate steps
+                # A helper kept a tracer: it needs the values of separate steps.
+                if is_of_steps(error):
                     with jax.disable_jit():
                         return run(functions, operands, extra)
-                if isinstance(error, MutationError | ConcurrentChangeError):  # a plain run would leak tracers
+                # After these errors, a plain run would leak tracers.
+                if isinstance(error, MutationError | ConcurrentChangeError):
                     raise
     return run(functions, operands, extra)
 
@@ -79,7 +74,8 @@ class _Compiled(Jitted[Any, Any]):
     """
 
     def __init__(self, title: str, function: types.FunctionType, run: Run) -> None:
-        self.code = function.__code__  # kept alive: its id is the key in `_COMPILED`
+        # Kept alive, because its id is the key in `_COMPILED`.
+        self.code = function.__code__
         # What is jitted is `run`: the user's functions are its arguments.
         plain, table = resolve(run)[0], FunctionTable(_OPTIONS)
         signature = self._signature(plain, 0, _OPTIONS, table)
@@ -96,7 +92,8 @@ class _Compiled(Jitted[Any, Any]):
         """Gives no advice: a loop has none of the options that `graftax.jit` would recommend."""
 
     def _build(self, call: RecordedCall) -> _core.Entry:
-        assert call.numbers is None  # in a loop, numbers are static, and arrays carry what changes
+        # In a loop numbers are static, and arrays carry what changes.
+        assert call.numbers is None
         outcomes: list[_core.Outcome] = []
         plan = call.plan
         flat = flat_function(plan, call.layout, (), outcomes, by_value=False, grows=False)
@@ -113,7 +110,8 @@ class _Compiled(Jitted[Any, Any]):
             counters = _trace_counters(outcomes[_core.decode(outputs[2])], graphdef, origins, active[1])
             if counters and table.reads.names.leave_out(counters):
                 raise NewReads
-            if calls_host(equations_before):  # the program calls this call's objects: never reuse it
+            # The program calls functions of this call's objects, so it is never used again.
+            if calls_host(equations_before):
                 _THREAD.host_was_called = True
                 for key, entry in list(table.entries.items()):
                     if entry.outcomes is outcomes:

@@ -39,17 +39,13 @@ class Step(NamedTuple):
     node: int  # the number of the row that it leads away from
 
 
-_MAKES = ("__init__", "__new__", "__post_init__")  # of new objects: those of the program exist already
+# These make new objects. Those of the program exist already, so what such a method names is no use of them.
+_MAKES = ("__init__", "__new__", "__post_init__")
 
 
 def warn_of_other_uses(program: Program, leaves: Set[int], roots: Collection[int]) -> None:
-    """Warns if the function can use differentiated leaves through a root that is not differentiated.
-
-    Args:
-        program: the function and its arguments.
-        leaves: those that are differentiated.
-        roots: the operands that the gradient is structured like.
-    """
+    """Warns if the function can use differentiated leaves through a root other than those of the gradient."""
+    # Most programs share nothing, and need no walk.
     if not program.graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         return
     structure = Structure(program.graphdef)
@@ -68,6 +64,7 @@ def warn_of_other_uses(program: Program, leaves: Set[int], roots: Collection[int
 
 def _is_read(program: Program, root: int) -> bool:
     """Does the function read this operand itself? If not, only the uses from elsewhere can be meant."""
+    # Some instructions of CPython 3.13 and newer load two variables: their argument is a tuple of names.
     name = program.names[root]
     return any(
         name in (instruction.argval if type(instruction.argval) is tuple else (instruction.argval,))
@@ -90,6 +87,7 @@ def _attribute_test(program: Program, structure: Structure) -> Callable[[Row, An
     for code, _ in reachable.codes():
         names = names_of(code)
         named |= names.attributes
+        # Code that computes names of attributes, as `getattr(x, name)` does, may read any.
         computes = computes or names.computes or "vars" in names.loaded
 
     # Only attributes of a user's class tell: any code may go through a container or a library's object.

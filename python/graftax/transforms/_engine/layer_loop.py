@@ -63,6 +63,7 @@ class Layers:
 
     def __init__(self, name: str, objects: list[Any], flat: list[Flat] | None = None) -> None:
         self._name, self.objects = name, objects
+        # `layers_in` has compared the flat objects already; `stack_named` raises an error if they differ.
         self.stacked = stack_named(name, objects) if flat is None else stack_flat(flat)
         self._flat = flat or [_core.flatten(obj) for obj in objects]  # before the loop
         self._initial_leaves, self._structure = _core.flatten(self.stacked)
@@ -79,10 +80,14 @@ class Layers:
         leaves, structure = _core.flatten(obj)
         pair = as_pair(self._name, f(carry, obj))
         current, final_structure = _core.flatten(obj)
-        require_structure(self._name, structure, final_structure)
+        self._require_structure(structure, final_structure)
         self._require_unshared(leaves, current)
         self._changed = {i for i, leaf in enumerate(leaves) if current[i] is not leaf}
         return pair
+
+    def _require_structure(self, expected: _core.GraphDef, actual: _core.GraphDef) -> None:
+        if actual != expected:
+            raise StructureError(OTHER_LAYER.format(name=self._name, lines=differences_text(expected, actual)))
 
     def watch(self, program: Program) -> None:
         """Notes which leaves of the loop's program belong to the objects, for `require_unread`."""
@@ -96,8 +101,7 @@ class Layers:
     def require_unread(self, leaves: Sequence[object]) -> None:
         """Raises StructureError if the traced step reads, other than from its slice, an array that the steps change.
 
-        Args:
-            leaves: the leaves of the loop's program in this trace.
+        `leaves` are those of the loop's program in this trace.
         """
         # First the leaves of the program: arrays that the loop's functions reach by a path other than the slice.
         program, watched = self._watched
@@ -112,8 +116,11 @@ class Layers:
                     self._refuse_read("what a helper reads", number, leaf)
 
     def _refuse_read(self, path: str, number: int, leaf: int) -> NoReturn:
-        text = keystr(self._flat[number][1].leaf_places()[leaf][1])
+        text = self._leaf_text(number, leaf)
         raise StructureError(READ_BESIDES.format(name=self._name, path=path, own=text, number=number))
+
+    def _leaf_text(self, number: int, leaf: int) -> str:
+        return keystr(self._flat[number][1].leaf_places()[leaf][1])
 
     def _owned_leaves(self, program: Program) -> dict[int, tuple[int, int]]:
         """Maps each leaf of a program that belongs to an object to (index of the object, leaf of the object)."""
@@ -152,23 +159,20 @@ class Layers:
             StructureError: if more than arrays changed, or if an object was changed other than through its slice.
         """
         current, structure = _core.flatten(self.stacked)
-        require_structure(self._name, self._structure, structure)
+        self._require_structure(self._structure, structure)
         changed = {i: current[i] for i, leaf in enumerate(self._initial_leaves) if current[i] is not leaf}
         if changed:
             self._require_unshared(self._initial_leaves, current)
         for number, obj in enumerate(self.objects):
             leaves, structure = _core.flatten(obj)
-            self._require_unchanged(number, leaves)
-            if changed:  # where a row is None, `update` leaves the array as it is
+            for i, (initial, leaf) in enumerate(zip(self._flat[number][0], leaves, strict=False)):
+                if initial is not leaf:
+                    path = self._leaf_text(number, i)
+                    raise StructureError(CHANGED_BESIDES.format(name=self._name, path=path, number=number))
+            # Where a row is None, `update` leaves the array as it is.
+            if changed:
                 rows = [changed[i][number] if i in changed else None for i in range(len(leaves))]
                 update(obj, _core.unflatten(structure, rows))
-
-    def _require_unchanged(self, number: int, leaves: list[Any]) -> None:
-        initial, graphdef = self._flat[number]
-        for i, (previous, leaf) in enumerate(zip(initial, leaves, strict=False)):
-            if previous is not leaf:
-                path = keystr(graphdef.leaf_places()[i][1])
-                raise StructureError(CHANGED_BESIDES.format(name=self._name, path=path, number=number))
 
 
 def layers_in(name: str, xs: object, length: int | None = None) -> Layers | str | None:
@@ -182,7 +186,8 @@ def layers_in(name: str, xs: object, length: int | None = None) -> Layers | str 
     if objects is None:
         return None
     if len(objects) == 1:
-        if not (lengths := _rows(objects)):  # nothing tells how many steps there are
+        # Without arrays, nothing tells how many steps there are.
+        if not (lengths := _rows(objects)):
             return None
         rows = length if lengths == {length} else _rows_for_jax(objects)
         if rows not in (None, 1):
@@ -206,6 +211,7 @@ def noting_layers(note: str | None) -> Generator[None]:
 def with_lists_as_each(args: Sequence[object], in_axes: object, axis_size: int | None) -> tuple[Any, ...]:
     """The arguments of `vmap`, with `Each` in place of the lists of layers that have no rows to be mapped."""
     axes = in_axes if isinstance(in_axes, (tuple, list)) and len(in_axes) == len(args) else [in_axes] * len(args)
+    # Whoever gives another axis than the default, or a tree of axes, speaks of the list's own structure.
     along_0 = [i for i in range(len(args)) if type(axes[i]) is int and axes[i] == 0]
     lists = {i: objects for i in along_0 if (objects := _layers(args[i]))}
     if not lists:
@@ -230,7 +236,7 @@ def _goes_by_object(objects: list[Any], sizes: set[Any]) -> bool:
 
 
 def _rows_for_jax(objects: list[Any]) -> int | None:
-    """How many rows JAX finds in a list of modules that it opens."""
+    """How many rows JAX finds in a list of modules that it opens; None if there is no common axis."""
     rows = _rows(objects)
     return rows.pop() if len(rows) == 1 and tree_functions(type(objects[0])) is not None else None
 
@@ -252,12 +258,6 @@ def add_list_notes(name: str, args: Sequence[object], error: Exception) -> None:
         if (objects := _layers(arg)) is not None:
             text = LISTED.format(name=name, number=number, count=len(objects), cls=type_name(objects[0]))
             error.add_note(text)
-
-
-def require_structure(name: str, expected: _core.GraphDef, actual: _core.GraphDef) -> None:
-    """Raises StructureError if a step changed the structure of an object."""
-    if actual != expected:
-        raise StructureError(OTHER_LAYER.format(name=name, lines=differences_text(expected, actual)))
 
 
 def _holders(graphdef: _core.GraphDef, roots: tuple[object, ...]) -> Iterator[tuple[int, tuple[int, Any]]]:

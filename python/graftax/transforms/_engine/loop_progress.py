@@ -17,15 +17,18 @@ WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, 
 
 Progress = bool | str | Callable[[int, int], Any] | None
 
-
-_MAX_REPORTS = 100  # of one loop: each is a host callback
+# Of one loop: each report is a host callback, and a loop may have millions of steps.
+_MAX_REPORTS = 100
 
 
 def reporter(progress: Progress, name: str, num_steps: int) -> Callable[[Any], None] | None:
     """A function of the traced step index that reports how many steps are done; None if nothing is reported."""
     if not progress or not num_steps:
         return None
-    callback = progress if callable(progress) else _Bar(name if progress is True else _title(progress, name)).update
+    if not callable(progress) and progress is not True and not isinstance(progress, str):
+        raise TypeError(WRONG_PROGRESS.format(name=name, given=type(progress).__qualname__))
+    callback = progress if callable(progress) else _Bar(name if progress is True else progress).update
+    # Rounded up, so that there are at most so many reports.
     interval = -(-num_steps // _MAX_REPORTS)
     counting = _ReportCounter(callback, num_steps, interval)
 
@@ -35,12 +38,6 @@ def reporter(progress: Progress, name: str, num_steps: int) -> Callable[[Any], N
         jax.lax.cond(due, lambda: jax.debug.callback(counting.count, index), lambda: None)
 
     return report
-
-
-def _title(progress: object, name: str) -> str:
-    if not isinstance(progress, str):
-        raise TypeError(WRONG_PROGRESS.format(name=name, given=type(progress).__qualname__))
-    return progress
 
 
 class _ReportCounter:
@@ -84,6 +81,7 @@ class _Bar:
         bar, task = self._shown
         bar.update(task, completed=steps_done)
         if steps_done >= num_steps:
-            bar.refresh()  # in a notebook, stop() leaves the bar as it was drawn last
+            # In a notebook, stop() leaves the bar as it was drawn last.
+            bar.refresh()
             bar.stop()
             self._shown = None

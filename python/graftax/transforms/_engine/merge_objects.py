@@ -17,15 +17,12 @@ class BranchObjects:
 
     A position is the index of a tracked node. If some branches put a new object at a position and others keep the input
     node, then the position holds the new object, whichever branch runs, and the input node is left unchanged.
-
-    Args:
-        state: the graph of the state after each branch, all of one structure.
     """
 
-    def __init__(self, state: Sequence[Provenance]) -> None:
-        self.reference = state[0]
+    def __init__(self, states: Sequence[Provenance]) -> None:
+        self.reference = states[0]
         # Empty where nodes share a key path and cannot be matched: such a branch counts as equal to the first.
-        self.origins: list[list[int | None]] = [provenance.origins_along(self.reference) or [] for provenance in state]
+        self.origins: list[list[int | None]] = [state.origins_along(self.reference) or [] for state in states]
         positions: dict[int, set[int]] = {}
         for origins in self.origins:
             for position, origin in enumerate(origins):
@@ -48,10 +45,8 @@ class BranchObjects:
             if self._replaced_at(position):
                 continue
             for number, origins in enumerate(self.origins):
-                expected, actual = (
-                    self.reference.origins[position],
-                    origins[position] if origins else self.reference.origins[position],
-                )
+                expected = self.reference.origins[position]
+                actual = origins[position] if origins else expected
                 if expected != actual:
                     return number, (expected if expected is not None else actual) or 0
         return None
@@ -64,20 +59,16 @@ class BranchObjects:
 
 
 class BranchWriter:
-    """The objects at the positions of the state, while the changes of the branches are written one after the other.
+    """The objects at the positions of the state, while the changes of the branches are written one after the other."""
 
-    For a replaced node it begins with a copy. Writes go to the copy, and so to the new object later; the caller's old
-    object stays unchanged.
-    """
-
+    # For a replaced node it begins with a copy. Writes go to the copy, and so to the new object later; the caller's old
+    # object stays unchanged.
     def __init__(self, objects: BranchObjects, program: Program, nodes: Sequence[object]) -> None:
         walked = _core.walk(program.graphdef, program.rebuilt(program.leaves))
         assert walked is not None
         self._objects, self._nodes = objects, nodes
-        structure = Structure(objects.reference.graphdef)
-        rows = structure.tracked
-        self._rows = [rows[position] for position in range(len(objects.reference.origins))]
-        self._structure = structure
+        self._structure = Structure(objects.reference.graphdef)
+        self._rows = [self._structure.tracked[position] for position in range(len(objects.reference.origins))]
         self._current: list[Any] = [None] * len(self._rows)
         for origins in objects.origins:
             for position, origin in enumerate(origins):

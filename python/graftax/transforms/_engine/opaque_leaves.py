@@ -13,12 +13,12 @@ from graftax._graph.module import Module
 from graftax._graph.structure import Op, Row, Structure
 from graftax._jax.tree_registry import is_tree_node
 
-FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)
 
 
 def leaves_in_functions(program: _core.GraphDef | _core.Outcome) -> set[int]:
     """The leaves that are reached only through functions, which capture them."""
-    return _leaves_below(program, lambda row: row.type in FUNCTIONS)
+    return _leaves_below(program, lambda row: row.type in _FUNCTIONS)
 
 
 def leaves_in_values(program: _core.GraphDef | _core.Outcome) -> set[int]:
@@ -36,23 +36,23 @@ def _is_value(row: Row) -> bool:
 
 def _leaves_below(program: _core.GraphDef | _core.Outcome, is_top: Callable[[Row], bool]) -> set[int]:
     structure = Structure(program)
-    # Most programs have none of these nodes: only then is the whole structure walked again.
-    tops = [row for row in structure.rows if row.op is Op.node and is_top(row)]
-    opaque_leaves = {row.leaf for top in tops for row in structure.subtree(top) if row.op is Op.leaf}
-    return opaque_leaves - _leaves_reached_elsewhere(structure, is_top) if opaque_leaves else opaque_leaves
-
-
-def _leaves_reached_elsewhere(structure: Structure, is_top: Callable[[Row], bool]) -> set[int]:
-    """The leaves that can be reached without passing such a node, even if the recording met them in one first."""
-    leaves, visited = set[int](), set[int]()
-    stack = structure.roots
+    opaque_leaves = {
+        row.leaf
+        for top in structure.rows
+        if top.op is Op.node and is_top(top)
+        for row in structure.subtree(top)
+        if row.op is Op.leaf
+    }
+    # What can be reached without passing such a node is none of these, even if the recording met it in one first. Most
+    # programs have no such node, and are not walked again.
+    visited, stack = set[int](), structure.roots if opaque_leaves else []
     while stack:
         row = structure.target(stack.pop())
         if row.number in visited:
             continue
         visited.add(row.number)
         if row.op is Op.leaf:
-            leaves.add(row.leaf)
+            opaque_leaves.discard(row.leaf)
         elif row.op is Op.node and not is_top(row):
             stack.extend(structure.children(row))
-    return leaves
+    return opaque_leaves

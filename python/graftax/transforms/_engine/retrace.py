@@ -71,6 +71,7 @@ class Fixpoint:
         `begin` prepares an attempt with the facts that are known; `explain` adds to an error, or raises another one.
         """
         remembered = self.facts != Facts()
+        # Each restart adds to the facts, of which there are finitely many, so this ends.
         while True:
             prepared = begin()
             try:
@@ -106,4 +107,5 @@ class Fixpoint:
 
 
 def _code(function: Callable[..., object]) -> types.CodeType | None:
+    # Each trace of the enclosing loop makes the inner functions anew, from the same code.
     return resolve(function)[0].__code__ if callable(function) else None

@@ -47,12 +47,10 @@ R = TypeVar("R")
 
 
 class Slices:
-    """The `xs` of a loop: each step receives a new graph of rows, and its changes to that graph are written back.
+    """The `xs` of a loop: each step receives a new graph of rows, and its changes to that graph are written back."""
 
-    The graph of rows has the structure of `xs`. So the Outcome of tracing one step can be applied to the caller's
-    objects after the loop, with the stacked rows of all steps.
-    """
-
+    # The graph of rows has the structure of `xs`. So the Outcome of tracing one step can be applied to the caller's
+    # objects after the loop, with the stacked rows of all steps.
     def __init__(self, name: str, xs: object, length: int | None) -> None:
         if length is not None and not isinstance(length, Tracer) and type(length) is not int:
             length = _whole_number(name, length)
@@ -107,7 +105,8 @@ class Slices:
         if not outcome.num_writes or outcome_of_slice is None or not outcome_of_slice.num_writes:
             return
         slice_walk, state_walk = (_core.walk(p.graphdef, p.roots) for p in (self._program, program))
-        if slice_walk is None or state_walk is None:  # changed meanwhile: `finish` raises the error
+        # An object that was changed meanwhile has another structure: `finish` raises the error for that.
+        if slice_walk is None or state_walk is None:
             return
         slice_index = {id(node): i for i, node in enumerate(slice_walk[1])}
         for i in outcome.inputs()[2]:
@@ -156,24 +155,24 @@ def as_pair(name: str, result: Any) -> tuple[Any, Any]:
 
 def plain_scan(name: str, f: Callable[..., object], carry: object, slices: Slices, reverse: bool) -> tuple[Any, Any]:
     """The loop in plain Python, on the caller's own objects, for `jax.disable_jit`."""
-    ys: list[tuple[list[Any], _core.GraphDef]] = []
     changed: list[list[Any]] = []
-    for i in reversed(range(slices.length)) if reverse else range(slices.length):
+
+    def step(carry: object, i: int) -> Any:
         result, updated_rows = slices.trace_step([leaf[i] for leaf in slices.leaves], functools.partial(f, carry))
-        carry, y = as_pair(name, result)
         changed.append(updated_rows)
-        ys.append(_core.flatten(with_arrays(y)))
-    ys, changed = (ys[::-1], changed[::-1]) if reverse else (ys, changed)
-    y = _stacked_results(name, ys)
-    slices.finish(_columns(changed))
+        return result
+
+    carry, y = plain_loop(name, step, carry, range(slices.length), reverse)
+    slices.finish(_columns(changed[::-1] if reverse else changed))
     return carry, y
 
 
-def plain_scan_of_objects(name: str, f: Callable[..., object], carry: object, objects: list[Any], reverse: bool) -> Any:
-    """The loop in plain Python over a list of objects: each step receives the object itself."""
+def plain_loop(name: str, step: Callable[..., Any], carry: object, xs: Sequence[Any], reverse: bool) -> tuple[Any, Any]:
+    """The loop in plain Python: each step receives an element of `xs`, such as one of a list of objects."""
     ys: list[tuple[list[Any], _core.GraphDef]] = []
-    for obj in reversed(objects) if reverse else objects:
-        carry, y = as_pair(name, f(carry, obj))
+    for x in reversed(xs) if reverse else xs:
+        carry, y = as_pair(name, step(carry, x))
+        # Flattened at once: a later step may change an object that this one has returned.
         ys.append(_core.flatten(with_arrays(y)))
     return carry, _stacked_results(name, ys[::-1] if reverse else ys)
 

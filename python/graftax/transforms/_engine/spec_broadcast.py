@@ -26,16 +26,10 @@ AMBIGUOUS_ENTRY = (
 
 
 class Broadcast:
-    """Broadcasts a spec to the leaves of a graph.
-
-    Args:
-        graphdef: the structure of the graph.
-        names: one name per root.
-        specs: one spec per root.
-        leaves: the leaves of the graph.
+    """Broadcasts specs to the leaves of a graph; there is a name and a spec for each root.
 
     Raises:
-        StructureError: if the spec does not fit the graph, or assigns two different values to one leaf.
+        StructureError: if a spec does not fit the graph, or assigns two different values to one leaf.
     """
 
     def __init__(
@@ -47,10 +41,12 @@ class Broadcast:
         self._assigned: dict[int, tuple[Any, Chain]] = {}
         self._visits: dict[int, list[tuple[Spec, Chain]]] = {}
         self._patterns: dict[int, Patterns] = {}
-        self._chosen: dict[int, set[int]] = {}  # the leaves that each filter selects, by the filter's id
+        # The leaves that each filter selects, by the filter's id: a filter is called once for all leaves.
+        self._chosen: dict[int, set[int]] = {}
         self._visited: set[Any] = set()
         self.from_function: set[int] = set()  # the leaves whose spec a function of the leaf returned
-        self._children: dict[int, dict[tuple[type | None, Any], Row]] = {}  # of a row: by (type of key entry, key)
+        # The children of a row by (type of key entry, key), made for the rows that a function has written to.
+        self._children: dict[int, dict[tuple[type | None, Any], Row]] = {}
         self._nothing = specs[0].option.nothing if specs else None
         self.keyword = specs[0].option.keyword if specs else ""
         roots = zip(self._structure.roots, specs, strict=True)
@@ -173,22 +169,17 @@ class Broadcast:
     def spec_of_written(
         self, track: int, path: tuple[object, ...], leaf: object, graph_after: RecordedView | None = None
     ) -> tuple[str, Any]:
-        """(the key path as text, the spec) of a leaf that a function wrote into a node of the graph.
+        """(the key path as text, the spec) of a leaf that a function wrote at a path below a tracked node.
 
         A leaf that replaces another one has the spec of that one. A new leaf has the spec that the option assigns to
-        its path, or else the spec of the other leaves in the node.
-
-        Args:
-            track: the index of the tracked node.
-            path: the key path below the node.
-            leaf: the array that was written.
-            graph_after: the graph after the call, for filters.
+        its path, or else the spec of the other leaves in the node. Filters see the graph after the call.
 
         Raises:
             StructureError: if the candidates for a new leaf differ.
         """
         visits = self._visits.get(track)
-        if visits is None:  # the node is part of a dict's key, which holds no arrays to map
+        # A node that is part of a dict's key is not visited: it holds no arrays to map.
+        if visits is None:
             return place_name((0, path), ("a dict's key",)), self._nothing
         node = self._structure.tracked[track]
         path = self._as_attributes(node, path)
@@ -213,8 +204,9 @@ class Broadcast:
             children = self._children.get(row.number)
             if children is None:
                 children = self._children[row.number] = {}
+                # JAX's key entries cannot be compared with those of other types: what they hold is.
                 for child in self._structure.children(row):
-                    entry = child.key_entry  # JAX's entries cannot be compared with those of other types
+                    entry = child.key_entry
                     children[type(entry), plain_key(entry)] = child
                     children.setdefault((None, plain_key(entry)), child)
             # An entry of the same type comes first: a subclass of dict may have a key and an attribute of one name.
@@ -230,7 +222,8 @@ class Broadcast:
     ) -> Any:
         for key in path:
             spec = spec.child(key)
-        if isinstance(spec, Prefix):  # a container or a callable object: it has no entry for a single array
+        # A container or a callable object has no entry for a single array.
+        if isinstance(spec, Prefix):
             return UNKNOWN
 
         def is_selected(leaf_filter: Filter) -> bool:

@@ -81,7 +81,8 @@ class SpecOption(NamedTuple):
             return Patterns.from_pairs(self, cast("dict[Any, Any]", value).items())
         if (choices := interop.choices(value)) is not None:
             return Patterns.from_pairs(self, choices)
-        if isinstance(value, type):  # called as a function, it would create an instance
+        # A class is callable, but creates an instance.
+        if isinstance(value, type):
             self.check(value, "all")
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             return ByLeaf(self, cast("Callable[[Any], Any]", value))
@@ -89,11 +90,9 @@ class SpecOption(NamedTuple):
 
 
 class Spec:
-    """The part of a spec that applies to a node and everything below it.
+    """The part of a spec that applies to a node and everything below it."""
 
-    `memo` is equal for parts that assign the same specs, so that a node is visited once for each of them.
-    """
-
+    # `memo` is equal for parts that assign the same specs, so that a node is visited once for each of them.
     def __init__(self, option: SpecOption, memo: object) -> None:
         self.option, self.memo = option, memo
 
@@ -146,11 +145,7 @@ class Prefix(Spec):
         self.tree = tree
 
     def open_node(self, children: Sequence[object], cls: type | None, context: LeafContext) -> Spec:
-        """The spec to apply at a node of class `cls` whose children have these plain keys.
-
-        Raises:
-            StructureError: if the prefix tree has parts that the node does not have.
-        """
+        """The spec to apply at a node of class `cls` whose children have these plain keys."""
         tree = self.tree
         # A dict is a prefix tree if the node has all of its keys, and otherwise patterns or filters.
         if isinstance(tree, dict):
@@ -175,7 +170,8 @@ class Prefix(Spec):
 
     def child(self, key: object) -> Spec:
         part = child_spec(self.tree, key)
-        if isinstance(part, type):  # never a function of the leaf; checked when it reaches a leaf
+        # A class is no function of the leaf. It is refused when it reaches one, with the path.
+        if isinstance(part, type):
             return Constant(self.option, part)
         return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
 
@@ -216,9 +212,8 @@ class _Use:
     """How the patterns of a spec were used, by index. The spec shares it with those of the nodes below."""
 
     def __init__(self) -> None:
-        self.decided: set[int] = set()  # patterns that decided about an array
-        self.arrays: set[int] = set()  # patterns that cover an array
-        self.non_arrays: set[int] = set()  # patterns that cover something other than an array
+        # Patterns that decided about an array, that cover an array, and that cover something else.
+        self.decided, self.arrays, self.non_arrays = set[int](), set[int](), set[int]()
 
 
 class Patterns(Spec):
@@ -284,10 +279,8 @@ class Patterns(Spec):
     def unused(self) -> str | None:
         """The text of a pattern that covers nothing, or only arrays that earlier patterns decided about."""
         for i, (pattern, leaf_filter, _) in enumerate(self.choices):
-            if (
-                leaf_filter is None
-                and i not in self.use.decided
-                and (i in self.use.arrays or i not in self.use.non_arrays)
-            ):
+            covers_statics_only = i in self.use.non_arrays and i not in self.use.arrays
+            # A filter is a type or a predicate, which cannot be misspelled as a path can.
+            if leaf_filter is None and i not in self.use.decided and not covers_statics_only:
                 return pattern.text
         return None
