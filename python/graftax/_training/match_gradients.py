@@ -118,11 +118,9 @@ def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: C
 
 
 def _match_rows(graph: Graph, grads_graph: Graph, parameters: set[int]) -> dict[int, int]:
-    """The row of the gradient for each row of a parameter.
-
-    The gradients have the structure of the model before the loss changed it, so other differences are ignored. But each
-    gradient needs its array in the model.
-    """
+    """The row of the gradient for each row of a parameter."""
+    # The gradients have the structure of the model before the loss changed it, so other differences are ignored. But
+    # each gradient needs its array in the model.
     gradient_row: dict[int, int] = {}
     # By pairs of rows, since an object that the model shares may be several in the gradients.
     visited: set[tuple[int, int]] = set()

@@ -508,11 +508,9 @@ def _own_containers(state: Any) -> Any:
 
 
 def _updated_state(old_state: Any, new_state: Any) -> Any:
-    """The new state, in the containers of the old one where the structure is the same.
-
-    The containers keep their identity, so that a step may run in a branch or a loop. Everything is read before the
-    first write, since the new state may refer to containers of the old one.
-    """
+    """The new state, in the containers of the old one where the structure is the same."""
+    # The containers keep their identity, so that a step may run in a branch or a loop. Everything is read before the
+    # first write, since the new state may refer to containers of the old one.
     writes: list[tuple[Any, list[tuple[Any, Any]]]] = []
     reused: set[int] = set()
 

@@ -95,10 +95,7 @@ def _struct(x: object) -> jax.ShapeDtypeStruct:
 
 
 def _in_order_of(expected: Any, value: Any) -> Any:
-    """The value with its dicts, within tuples and lists, in the order of those in `expected`.
-
-    To Equinox, whose trees are JAX's, the order makes no difference.
-    """
+    """The value with its dicts, within tuples and lists, in the order of those in `expected`."""
     cls = type(value)
     if cls is dict and type(expected) is dict and expected.keys() == value.keys():
         return {key: _in_order_of(part, value[key]) for key, part in expected.items()}
@@ -136,7 +133,7 @@ class _Arguments:
         """
         operands = (*args, *(kwargs[name] for name in self.keywords if name in kwargs))
         leaves, graphdef = _core.record(operands)
-        # The structures may differ in the order of dicts only.
+        # They may differ in the order of dicts only, which makes no difference to Equinox, whose trees are JAX's.
         if graphdef != self.graphdef:
             struct_args, struct_kwargs = self.struct
             leaves, graphdef = _core.record(_in_order_of((*struct_args, *struct_kwargs.values()), operands))

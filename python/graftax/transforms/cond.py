@@ -282,13 +282,13 @@ class Branches:
     ) -> NoReturn:
         """Handles branches whose structures differ.
 
-        Tracing Python numbers of the operands may remove the difference. First only the numbers that differ are traced,
-        because another one may be used as a shape. Then all are, because what differs may be computed from another one.
-
         Raises:
             Retrace: if there are numbers left to trace.
             StructureError: in every other case.
         """
+        # Tracing Python numbers of the operands may remove the difference. First only the numbers that differ are
+        # traced, because another one may be used as a shape. Then all are, because what differs may be computed from
+        # another one.
         names = names or self._names()
         numbers = set[str]().union(*(numbers_in(self.program, root) for root in range(self.program.operands)))
         paths = {d.path for d in differences(expected, actual, names)}
@@ -352,12 +352,7 @@ class Branches:
     # ---- writing back
 
     def _finish(self, outputs: Sequence[object]) -> Any:
-        """Applies the Outcomes of all branches, with the arrays of the chosen branch, and returns the result.
-
-        The first branch is applied last. A new object is at the same paths after every branch, so the first branch's
-        new objects end up in all of them. If one branch replaces an object that another one keeps, the writes of the
-        other one go into the new object.
-        """
+        """Applies the Outcomes of all branches, with the arrays of the chosen branch, and returns the result."""
         # JAX returns one array per chosen leaf, the one of the branch that ran.
         reference = self.states[0]
         chosen = dict(zip(self._chosen(reference), outputs, strict=True))
@@ -369,10 +364,13 @@ class Branches:
         chosen = dict(zip(chosen, self.program.with_ties(chosen.values(), self._recipes(chosen)), strict=True))
         pairs: list[tuple[list[Any], _core.Outcome]] = []
         untouched: list[dict[int, int]] = []
-        # A leaf that JAX did not return is an input leaf in every branch: the caller's own array comes back.
+        # The first branch is applied last. A new object is at the same paths after every branch, so the first branch's
+        # new objects end up in all of them. If one branch replaces an object that another one keeps, the writes of the
+        # other one go into the new object.
         order = list(reversed(range(len(self.branches))))
         for number in order:
             state = self.states[number]
+            # A leaf that JAX did not return is an input leaf in every branch: the caller's own array comes back.
             sources = {i: self._source(leaf) for i, leaf in enumerate(state.output_leaves) if leaf not in chosen}
             untouched.append({i: source for i, source in sources.items() if source is not None})
             pairs.append(([chosen.get(leaf) for leaf in state.output_leaves], state.outcome))

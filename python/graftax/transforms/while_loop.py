@@ -159,11 +159,9 @@ def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any],
 def _bounded(
     test: Callable[[list[Any]], Any], body: Callable[[list[Any]], list[Any]], init: list[Any], max_steps: int
 ) -> list[Any]:
-    """A loop of at most `max_steps` steps that is differentiable in reverse mode.
-
-    It is a scan of rematerialised scans of about sqrt(max_steps) steps each, so only the carries between the inner
-    scans are saved for the backward pass.
-    """
+    """A loop of at most `max_steps` steps that is differentiable in reverse mode."""
+    # It is a scan of rematerialised scans of about sqrt(max_steps) steps each, so only the carries between the inner
+    # scans are saved for the backward pass.
     if max_steps < 1:
         # The step is traced for its errors only.
         body(init)

@@ -119,11 +119,7 @@ class Loop:
 
 
 class LoopAttempt:
-    """One attempt at tracing a loop: which leaves JAX carries, and what the last trace of a step did to the state.
-
-    A captured leaf that no step changes is a constant of the loop. If it were carried, differentiation would save a
-    captured weight once per step. A `jax.Ref` is a constant as well, because it is mutated in place.
-    """
+    """One attempt at tracing a loop: which leaves JAX carries, and what the last trace of a step did to the state."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -135,6 +131,8 @@ class LoopAttempt:
         self.program = Program(loop.name, loop.functions, loop.operands, dynamic=dynamic)
         key_paths = self.program.key_paths
         self.paths = [key_path.name for key_path in key_paths]
+        # A captured leaf that no step changes is a constant of the loop. If it were carried, differentiation would save
+        # a captured weight once per step. A `jax.Ref` is a constant as well, because it is mutated in place.
         self.carried_leaves = [
             i
             for i, (leaf, key_path) in enumerate(zip(self.program.leaves, key_paths, strict=True))
@@ -213,11 +211,9 @@ class LoopAttempt:
         return values
 
     def set_final(self, final: Sequence[object], ran: bool) -> None:
-        """Stores the carried leaves after the last step. `ran`: whether at least one step is known to have run.
-
-        Where a step puts one array into several places, the final state has one array there, too. Without any step that
-        is true only of places that held one array from the start.
-        """
+        """Stores the carried leaves after the last step. `ran`: whether at least one step is known to have run."""
+        # Where a step puts one array into several places, the final state has one array there, too. Without any step
+        # that is true only of places that held one array from the start.
         init, recipes = self.init, {i: recipe for i, recipe in self._recipes.items() if self._representatives[i] == i}
         # If no step has run, each final array is the initial one: as a further input, that has to be the same one, too.
         if not ran:
@@ -319,11 +315,9 @@ class LoopAttempt:
 
 
 def _recipe_of(leaf: int, sources: dict[int, Source | None], state: StateAfter, leaves: list[Any]) -> Recipe | None:
-    """How the steps compute a leaf, and from which leaves: (description, input leaves).
-
-    Two leaves with equal descriptions and identical inputs are one array after every step. An input may itself be the
-    result of an earlier step, so the description follows inputs through all leaves that they depend on.
-    """
+    """How the steps compute a leaf, and from which leaves: (description, input leaves)."""
+    # Two leaves with equal descriptions and identical inputs are one array after every step. An input may itself be the
+    # result of an earlier step, so the description follows inputs through all leaves that they depend on.
     first_seen: dict[int, int] = {}
 
     def describe(index: int) -> Hashable:

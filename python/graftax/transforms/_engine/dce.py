@@ -14,13 +14,11 @@ from jax.extend.core import Literal
 def without_dead_code(
     function: Callable[..., Sequence[object]], leaves: Sequence[object]
 ) -> Callable[..., Sequence[Any]]:
-    """The function as a jaxpr, traced at these leaves, without the equations that no output needs.
-
-    Host callbacks and prints whose results are unused cannot be differentiated, so they must not be in it. A function
-    that needs concrete values cannot be traced; it is returned unchanged.
-    """
+    """The function as a jaxpr, traced at these leaves, without the equations that no output needs."""
+    # Host callbacks and prints whose results are unused cannot be differentiated, so they must not be in it.
     try:
         closed: Any = jax.make_jaxpr(function)(*leaves)
+    # A function that needs concrete values cannot be traced.
     except jax.errors.ConcretizationTypeError:
         return function
     return lambda *values: _run(closed.jaxpr, closed.consts, values, [True] * len(closed.jaxpr.outvars))

@@ -25,9 +25,7 @@ def rules_run() -> int:
 class DeferredRule:
     """A derivative rule, or a part that it captures, which may have been rebuilt by a running trace.
 
-    While that trace runs, `current` is the rebuilt object; afterwards it is the caller's own. The caller's objects are
-    referenced weakly, because JAX keeps a rule alive for as long as its compiled code. Where an object has no weak
-    references, the rebuilt copy is kept.
+    While that trace runs, `current` is the rebuilt object; afterwards it is the caller's own.
     """
 
     def __init__(self, value: Any, depth: int = _DEPTH) -> None:
@@ -84,6 +82,8 @@ def _captured_parts(value: object) -> list[Any]:
 def _weak_references(
     owners: list[tuple[RunningTrace, object]],
 ) -> list[tuple[RunningTrace, Callable[[], Any]]]:
+    # JAX keeps a rule alive for as long as its compiled code, which must not keep the caller's objects. Where an object
+    # has no weak references, the rebuilt copy is used.
     references: list[tuple[RunningTrace, Callable[[], Any]]] = []
     for running, owner in owners:
         try:

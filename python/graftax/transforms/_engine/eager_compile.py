@@ -31,7 +31,9 @@ from graftax._jit.options import Options
 Run = Callable[[Sequence[Callable[..., Any]], Sequence[Any], Sequence[Any]], Any]
 
 _OPTIONS = Options(cache_size=32)  # structures per function
-_MAX_FUNCTIONS = 128  # functions whose programs are kept
+# Functions whose programs are kept. A jaxpr keeps the code that it was traced from alive, so weak references would not
+# do.
+_MAX_FUNCTIONS = 128
 _THREAD = threading.local()
 _COMPILED: collections.OrderedDict[tuple[int, Run], _Compiled] = collections.OrderedDict()  # least recently used first
 _LOCK = threading.Lock()
@@ -67,11 +69,10 @@ def run_compiled(title: str, functions: Sequence[Any], operands: Sequence[Any], 
 
 
 class _Compiled(Jitted[Any, Any]):
-    """The compiled programs of one transform for all functions with the same code.
+    """The compiled programs of one transform for all functions with the same code."""
 
-    The functions are arguments of the program, so a new closure with the same code and equal variables is a cache hit.
-    A jaxpr keeps the code that it was traced from alive, so the number of these objects is bounded.
-    """
+    # The functions are arguments of the program, so a new closure with the same code and equal variables is a cache
+    # hit.
 
     def __init__(self, title: str, function: types.FunctionType, run: Run) -> None:
         # Kept alive, because its id is the key in `_COMPILED`.
@@ -127,15 +128,13 @@ class _Compiled(Jitted[Any, Any]):
 def _trace_counters(
     outcome: _core.Outcome, graphdef: _core.GraphDef, origins: Sequence[Origin], roots: tuple[Any, ...]
 ) -> list[Origin]:
-    """The origins of variables that count traces: the trace changed them, and they hold no arrays.
-
-    Variables that the loop's own functions name are excluded, because they are part of the loop's state.
-    """
+    """The origins of variables that count traces: the trace changed them, and they hold no arrays."""
     # A changed node without arrays in it, such as a list or a cell with a number, differs after every trace. Among the
     # roots of a call, those of the origins come last.
     with_arrays = {root - 1 for root, _ in outcome.leaf_places() if root > 0}
     written = [track for i, track in enumerate(outcome.inputs()[2]) if i not in with_arrays]
     changed = {graphdef._node_place(track)[0] - len(roots) + len(origins) for track in written}  # pyright: ignore[reportPrivateUsage]
+    # Variables that the loop's own functions name are excluded, because they are part of the loop's state.
     named_by_loop = {
         (id(plain.__globals__), name) for plain, _, _ in map(resolve, roots[0]) for name in global_names(plain)[0]
     }

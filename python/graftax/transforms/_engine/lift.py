@@ -41,12 +41,10 @@ def run(
 
 
 def wraps(fun: object, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`functools.wraps` for the function that a transform returns.
-
-    The attributes of a callable object are its state, so they are not copied.
-    """
+    """`functools.wraps` for the function that a transform returns."""
     if not callable(fun):
         raise TypeError(f"graftax.{title} expects a callable, got {type(fun).__qualname__}: {fun!r}")
+    # The attributes of a callable object are its state, so they are not copied.
     is_function = isinstance(fun, types.FunctionType)
     around = functools.wraps(fun, updated=("__dict__",) if is_function else ())
 
@@ -76,12 +74,10 @@ _WRAPPERS: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Any]]] = weakref
 
 
 def memoize_wrapper(wrapper: W, fun: object, *options: object) -> W:
-    """Returns the existing wrapper of `fun` for equal options, if it is still alive, and else the new one.
-
-    JAX, and Equinox's own `filter_jit`, cache compilations by the identity of the function. A wrapper that was created
-    for every call would compile every time.
-    """
-    # Only plain options can be compared, and kept without keeping the user's objects alive.
+    """Returns the existing wrapper of `fun` for equal options, if it is still alive, and else the new one."""
+    # JAX and Equinox's own `filter_jit` cache compilations by the identity of the function: a new wrapper for every
+    # call would compile every time. Only plain options can be compared, and kept without keeping the user's objects
+    # alive.
     if not isinstance(wrapper, types.FunctionType) or not _is_plain(options):
         return wrapper
     if isinstance(fun, types.FunctionType):

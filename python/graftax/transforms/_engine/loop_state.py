@@ -40,7 +40,8 @@ class Provenance(NamedTuple):
     origins: list[int | None]  # for each tracked node; None for a new object
 
     def node_path(self, node: int) -> RootPath:
-        """The key path of a node. It is computed on demand: the paths of all nodes are quadratic in the depth."""
+        """The key path of a node."""
+        # It is computed on demand: the paths of all nodes are quadratic in the depth.
         return self.graphdef._node_place(node)  # pyright: ignore[reportPrivateUsage]
 
     @property
@@ -48,12 +49,10 @@ class Provenance(NamedTuple):
         return [self.node_path(node) for node in range(len(self.origins))]
 
     def correspondence(self, reference: Provenance) -> tuple[list[int], list[int]] | None:
-        """The indices here of the leaves and nodes of `reference`, matched by key path; None if the structures differ.
-
-        The order of keys and attributes does not matter, because `jax.tree.map` sorts the keys of a dict.
-        """
+        """The indices here of the leaves and nodes of `reference`, by key path; None if the structures differ."""
         if self.graphdef == reference.graphdef:
             return list(range(self.graphdef.num_leaves)), list(range(len(self.origins)))
+        # The order of keys and attributes does not matter, because `jax.tree.map` sorts the keys of a dict.
         if not differ_only_in_order(reference.graphdef, self.graphdef):
             return None
         indices: list[list[int]] = []
@@ -217,8 +216,9 @@ def numbers_in(program: Program, root: int) -> set[str]:
 
 
 class EndedTracer(NamedTuple):
-    """What is kept of a tracer after its trace has ended. Keeping the tracer would be a leak to JAX's checker."""
+    """What is kept of a tracer after its trace has ended."""
 
+    # Keeping the tracer itself would be a leak to JAX's checker (`jax.checking_leaks`).
     aval: Any
     source: int | None  # the input leaf that it is, if it is one
     first_leaf: int  # the first leaf of the state that holds it

@@ -322,12 +322,11 @@ class Program:
     def _leaves_before_rules(self, outcomes: Sequence[_core.Outcome]) -> tuple[Sequence[Any], list[Any]]:
         """The leaves and nodes from before derivative rules of this thread changed the caller's objects.
 
-        JAX runs the rules of a part of a program after it has traced that part. What a rule changes then is kept,
-        provided that the Outcomes do not write to the same objects.
-
         Raises:
-            ConcurrentChangeError: if they do, or if anything other than a rule changed the caller's objects.
+            ConcurrentChangeError: if anything else changed them, or if the Outcomes write to the same objects.
         """
+        # JAX runs the rules of a part of a program after it has traced that part. What a rule changes then is kept,
+        # provided that the Outcomes do not write to the same objects.
         current = self._record()[1]
         changed_paths = [d.path for d in differences(self.graphdef, current, self.names)]
         paths = ", ".join(changed_paths[:4]) or "an argument"

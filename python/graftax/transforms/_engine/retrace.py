@@ -37,15 +37,13 @@ class Facts(NamedTuple):
 
 
 class Fixpoint:
-    """What is known about the state of one loop or branch, and about those within it.
-
-    A trace that shows something new starts again. The enclosing loop, which finds the same later, starts again as well
-    and traces the inner loop once more. The inner loop then begins with the facts that it had reached; otherwise every
-    level of nesting would double the number of traces.
-    """
+    """What is known about the state of one loop or branch, and about those within it."""
 
     def __init__(self) -> None:
         self.facts = Facts()
+        # A trace that shows something new starts again. The enclosing loop, which finds the same later, starts again as
+        # well and traces the inner loop once more. The inner loop then begins with the facts that it had reached;
+        # otherwise every level of nesting would double the number of traces.
         # An inner loop is known by its key (`for_call`), and by how many loops with this key were called before it.
         self._inner: dict[tuple[int, Hashable], Fixpoint] = {}
         self._call_counts: collections.Counter[Hashable] = collections.Counter()  # of the running trace, by key

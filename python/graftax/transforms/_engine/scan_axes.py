@@ -85,11 +85,7 @@ def scan_by_axes(
 
 
 class _AxesScan:
-    """One call of a scan by axes: the function as the body of `jax.lax.scan`. `carry` is the position of an argument.
-
-    A leaf without rows is a constant until a step is seen to change it. Then it is carried, and the loop is traced
-    again.
-    """
+    """One call of a scan by axes. `carry` is the position of the argument that is carried."""
 
     def __init__(self, program: Program, in_axes: object, carry: int | None, out_axes: Any) -> None:
         self._program, self._carry, self._out_axes = program, carry, out_axes
@@ -97,7 +93,8 @@ class _AxesScan:
         self._option = SpecOption(program.name, "in_axes", expected, None, _is_entry, _canonical)
         self._broadcast = broadcast_of(program, self._option, in_axes, None)
         leaf_specs = self._broadcast.leaf_specs
-        # From here on a carried leaf is one without an axis: more of these may turn out to be carried.
+        # From here on a carried leaf is one without an axis. Others of these are constants until a step is seen to
+        # change them. Then they are carried, and the loop is traced again.
         self._carried = {i for i, axis in enumerate(leaf_specs) if is_carry(axis)}
         leaf_specs[:] = [None if is_carry(axis) else axis for axis in leaf_specs]
         self._rows = [i for i, axis in enumerate(leaf_specs) if axis is not None]

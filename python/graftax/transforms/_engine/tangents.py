@@ -81,9 +81,7 @@ def match_tangents(
     """Picks one tangent for each leaf out of graphs that have them at the same key paths.
 
     Args:
-        name: what messages call the transformed function.
         noun: "tangent" or "cotangent", for messages.
-        types: the differentiated leaves.
         graphs: the graphs of tangents; None in them is zero.
         like: the structure of the primals. Values at the paths of its other leaves are ignored, as JAX ignores the
             cotangent of an integer.

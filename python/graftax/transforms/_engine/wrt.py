@@ -44,22 +44,18 @@ Wrt = Any  # int | str | type | a library's filter | ... | several of these | a 
 
 
 class Chosen(NamedTuple):
-    """The differentiated leaves of a program, and the operands that the derivative is structured like.
+    """The differentiated leaves of a program, and the operands that the derivative is structured like."""
 
-    It holds none of the caller's objects, so a pending derivative does not keep them alive.
-    """
-
+    # None of the caller's objects, so that a pending derivative does not keep them alive.
     graphdef: _core.GraphDef
     leaves: tuple[int, ...]
     roots: tuple[int, ...]
     single: bool  # one graph, not a tuple of them
 
     def graphs(self, values: Sequence[object]) -> Any:
-        """Graphs like the operands, with these values in place of the chosen leaves, and None in place of all others.
-
-        A leaf that is not an array (a string, a function, a config) is None as well, so that the gradient of a pytree
-        has the structure that Optax expects. Registered nodes, static fields and aux data are kept.
-        """
+        """Graphs like the operands, with these values in place of the chosen leaves, and None in place of others."""
+        # A leaf that is not an array (a string, a function, a config) is None as well, so that the gradient of a pytree
+        # has the structure that Optax expects. Registered nodes, static fields and aux data are kept.
         leaves = replaced([None] * self.graphdef.num_leaves, self.leaves, values)
         built = _core.unflatten_roots(self.graphdef, leaves, True)
         graphs = [built[root] for root in self.roots]
