@@ -28,7 +28,7 @@ NO_SHARDING = (
 )
 SHARDING_TOO_DEEP = "{name}: {option} has {spec!r} for {path}, which is an array. Give one sharding, or None, there."
 NO_PART = "{name}: {option} has an entry for {keys}, and there is no such part: {path} has {there}."
-TOO_MANY = "{name}: {option} is given for {given} arguments, and there {are}: one each that is not static."
+TOO_MANY = "{name}: {option} is given for {actual} arguments, and there {are}: one each that is not static."
 
 _SHARDINGS = (Sharding, PartitionSpec, jax.ShapeDtypeStruct)
 
@@ -212,7 +212,7 @@ class Shardings:
             return
         if len(spec) > len(names):
             count_text = f"is {len(names)}" if len(names) == 1 else f"are {len(names)}"
-            raise ValueError(TOO_MANY.format(given=len(spec), are=count_text, **self._message_fields))
+            raise ValueError(TOO_MANY.format(actual=len(spec), are=count_text, **self._message_fields))
         # There may be fewer entries than arguments: an argument with arrays and no entry is an error of its own.
         for i, (part, name) in enumerate(zip(spec, names, strict=False)):
             self._enter(part, (SequenceKey(i),), (Root(name),))

@@ -100,14 +100,10 @@ class Assignment(NamedTuple):
     unused: list[str]
     mesh: Mesh
 
-    def lines(self) -> list[str]:
-        return [f"  {a.path!r}: {a.problem}" for a in self.arrays if a.problem] + [
-            f"  the rule {rule} {UNUSED}" for rule in self.unused
-        ]
-
     def check(self) -> None:
         """Raises StructureError with everything that is wrong."""
-        refuse(f"this {self.cls}", self.lines())
+        problems = [f"  {a.path!r}: {a.problem}" for a in self.arrays if a.problem]
+        refuse(f"this {self.cls}", [*problems, *(f"  the rule {rule} {UNUSED}" for rule in self.unused)])
 
     def shardings(self) -> Iterator[tuple[Assigned, Any]]:
         """Yields each array and its sharding, which is a bare spec if the mesh is that of the context."""
@@ -304,7 +300,11 @@ def _arrays(graph: Graph) -> dict[int, Shaped]:
 def _selected_arrays(graph: Graph, selector: ArraySelector, arrays: dict[int, Shaped]) -> list[int]:
     """The rows of the arrays that a rule selects."""
     if isinstance(selector, re.Pattern):
-        return [n for n in arrays if cast("re.Pattern[str]", selector).search(regex_path(graph.path(n)))]
+        # Regular expressions search a path such as `layers/0/w`, without the entry for the value of a Variable.
+        texts = {
+            n: "/".join(str(plain_key(entry)) for entry in graph.path(n) if not is_hidden_entry(entry)) for n in arrays
+        }
+        return [n for n, text in texts.items() if cast("re.Pattern[str]", selector).search(text)]
     leaf_filter = as_filter(selector)
     if isinstance(selector, (str, Path)) or leaf_filter is not None:
         try:
@@ -320,11 +320,6 @@ def _selected_arrays(graph: Graph, selector: ArraySelector, arrays: dict[int, Sh
     if callable(selector):
         return [n for n in arrays if selector(graph.path(n), arrays[n])]
     raise TypeError(NO_WHERE.format(where=selector))
-
-
-def regex_path(path: Iterable[object]) -> str:
-    """The path that regular expressions search, such as `layers/0/w`, without the entry for the value of a Variable."""
-    return "/".join(str(plain_key(entry)) for entry in path if not is_hidden_entry(entry))
 
 
 def _metadata(graph: Graph, number: int) -> Any:

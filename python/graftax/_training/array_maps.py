@@ -15,7 +15,7 @@ from graftax._graph.array_aliases import apply_once
 from graftax._graph.edit import paired_rows, selection
 from graftax._graph.path import Graph
 
-OTHER_SHAPE = "ema: {path!r} has the shape {expected} in the target, and {given} in the model."
+OTHER_SHAPE = "ema: {path!r} has the shape {expected} in the target, and {actual} in the model."
 NO_SUCH_ARRAY = "{name}: {where!r} matches no {what} of this {cls}."
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def ema(target: T, model: Any, decay: Any) -> T:
             continue
         if np.shape(value) != average.shape:
             raise StructureError(
-                OTHER_SHAPE.format(path=graph.path(number), expected=average.shape, given=np.shape(value))
+                OTHER_SHAPE.format(path=graph.path(number), expected=average.shape, actual=np.shape(value))
             )
         pairs.append((number, (average, value)))
 

@@ -23,9 +23,9 @@ NO_SUCH_PATH = (
     "Optimizer.update: the gradients have {what} at {path!r}, where the model has {there}. They have to be those of "
     "this model, in the structure in which graftax.grad returns them."
 )
-OTHER_SHAPE = "Optimizer: the {what} {name} has the shape {expected}, and was given {given}."
+OTHER_SHAPE = "Optimizer: the {what} {name} has the shape {expected}, and was given {actual}."
 OTHER_NAMES = (
-    "Optimizer.update: the gradients are {given}, and the parameters {paths}. Give them as graftax.grad returns them "
+    "Optimizer.update: the gradients are {actual}, and the parameters {paths}. Give them as graftax.grad returns them "
     "for the model, as a dict by the names of opt.parameters(model), or as a list in their order."
 )
 VALUE_FIRST = " The first of the two is a scalar: value_and_grad returns (value, gradients)."
@@ -69,8 +69,8 @@ def require_shapes(
     for name, expected in shapes.items():
         value = values[name]
         if np.shape(value) != expected:
-            given = f"the shape {np.shape(value)}" if has_dtype(value) else a_type(value)
-            raise StructureError(OTHER_SHAPE.format(what=noun, name=name, expected=expected, given=given) + hint)
+            text = f"the shape {np.shape(value)}" if has_dtype(value) else a_type(value)
+            raise StructureError(OTHER_SHAPE.format(what=noun, name=name, expected=expected, actual=text) + hint)
 
 
 def _has_rows(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
@@ -96,7 +96,7 @@ def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: C
             hint = VALUE_FIRST if len(values) == 2 and np.shape(values[0]) == () else ""
             grads_text = f"{a_type(grads)} of {len(values)}"
             raise StructureError(
-                OTHER_NAMES.format(given=grads_text, paths=f"{len(numbers)}: {some(list(numbers))}") + hint
+                OTHER_NAMES.format(actual=grads_text, paths=f"{len(numbers)}: {some(list(numbers))}") + hint
             )
         return dict(zip(numbers, values, strict=True))
     grads_graph = Graph(getattr(grads, "_mapping", grads) if of_nnx else grads)
@@ -106,7 +106,7 @@ def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any, trained: C
     missing = [name for name, rows in numbers.items() if not all(number in gradient_row for number in rows)]
     if missing and not gradient_row:
         grads_text = f"{a_type(grads)} without gradients of them"
-        raise StructureError(OTHER_NAMES.format(given=grads_text, paths=some(missing)))
+        raise StructureError(OTHER_NAMES.format(actual=grads_text, paths=some(missing)))
     if missing:
         raise StructureError(NO_GRADIENT.format(paths=some(missing)))
     gradients: dict[str, Any] = {}

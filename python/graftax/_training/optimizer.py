@@ -33,7 +33,7 @@ from graftax._training.parameter_places import require_same_ties, with_kept_part
 
 NO_TRANSFORMATION = (
     "graftax.optimizer(tx, model): the first argument has to be a transformation of Optax, an object with init and "
-    "update, and is {found}.{hint}"
+    "update, and is {actual}.{hint}"
 )
 NO_PARAMETERS = (
     "graftax.optimizer: there is no array of a floating dtype to train in {where}. Python numbers are static: make "
@@ -59,7 +59,7 @@ REFRESH_SHAPES = (
 )
 NO_FORM = (
     "graftax.optimizer: params= has to turn the dict of parameters into an object with `fast` and `slow`,"
-    " as optax.LookaheadParams.init_synced does, and returned {found}."
+    " as optax.LookaheadParams.init_synced does, and returned {actual}."
 )
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class Optimizer:
     def __init__(self, tx: Any, model: Any, wrt: Any = None, params: Callable[..., Any] | None = None) -> None:
         # A class has `init` and `update` as well, if it is that of a transformation which was not called.
         if isinstance(tx, type) or not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
-            raise TypeError(NO_TRANSFORMATION.format(found=_type_text(tx), hint=_hint(tx, model)))
+            raise TypeError(NO_TRANSFORMATION.format(actual=_type_text(tx), hint=_hint(tx, model)))
         graph = _open_graph(model)
         self.tx, self.slow, self._form = tx, None, None
         self._names = names = _names_of(graph, wrt)
@@ -143,7 +143,7 @@ class Optimizer:
         if params is not None:
             formed = params(values)
             if not (hasattr(formed, "fast") and hasattr(formed, "slow")):
-                raise TypeError(NO_FORM.format(found=_type_text(formed)))
+                raise TypeError(NO_FORM.format(actual=_type_text(formed)))
             self._form, self.slow = type(formed), dict(formed.slow)
             values = formed
         # In containers of its own, since each update writes to them, and `tx` may use one in several places.

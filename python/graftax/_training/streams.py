@@ -20,7 +20,7 @@ NO_STREAMS = (
 NO_SEED = (
     "graftax.Streams: {names} {have} no seed. Give one for all, graftax.Streams(0, ...), or each its own, {first}=0."
 )
-NOT_A_SEED = "graftax.Streams: a seed is an int or a random key (jax.random.key), and {name} is {found}."
+NOT_A_SEED = "graftax.Streams: a seed is an int or a random key (jax.random.key), and {name} is {actual}."
 UNKNOWN = "Streams: there is no stream {name!r}. {near}Name every stream at creation: drawing only changes the counts."
 
 
@@ -108,7 +108,7 @@ def _key(name: str, seed: Any) -> Any:
     if isinstance(seed, jax.Array) and (jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) or seed.dtype == jnp.uint32):
         return seed
     seed_text = f"of dtype {seed.dtype}" if isinstance(seed, jax.Array) else type(seed).__qualname__
-    raise TypeError(NOT_A_SEED.format(name=name, found=seed_text))
+    raise TypeError(NOT_A_SEED.format(name=name, actual=seed_text))
 
 
 def _shape(key: Any) -> tuple[int, ...]:

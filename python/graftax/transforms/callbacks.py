@@ -36,7 +36,7 @@ CALLBACK_RETURNS = (
     "everything else has to be equal."
 )
 CALLBACK_SHAPE = (
-    "{name}: the host function returned {given} at {path}, and result_shape_dtypes says {expected}. Return that, for "
+    "{name}: the host function returned {actual} at {path}, and result_shape_dtypes says {expected}. Return that, for "
     "example np.asarray(value, dtype), or correct result_shape_dtypes."
 )
 CAPTURED_COPY = (
@@ -233,6 +233,6 @@ class _Host:
             dtype = jnp.result_type(leaf)
             if shape != struct.shape or dtype != struct.dtype:
                 expected_text, actual_text = array_text(struct.shape, struct.dtype), array_text(np.shape(leaf), dtype)
-                details = {"path": f"result{keystr(path)}", "expected": expected_text, "given": actual_text}
+                details = {"path": f"result{keystr(path)}", "expected": expected_text, "actual": actual_text}
                 raise StructureError(CALLBACK_SHAPE.format(name=self._name, **details))
         return tuple(leaves)

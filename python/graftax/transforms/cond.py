@@ -49,7 +49,7 @@ BRANCH_RESULTS = (
     "(jnp.asarray) for a number that differs."
 )
 BRANCH_TYPES = (
-    "{name}: {path} is {expected} after {one} and {given} after {other}. Arrays of all branches have the same shape "
+    "{name}: {path} is {expected} after {one} and {actual} after {other}. Arrays of all branches have the same shape "
     "and dtype: convert one (x.astype)."
 )
 BRANCH_OBJECTS = (
@@ -65,7 +65,7 @@ COPY_CHANGED = (
     "{name}: the branches return different objects, so that the result is a copy, and the function has changed it:\n"
     "{differences}\nWhich object would have changed is not known. Change it inside of the branches, or return arrays."
 )
-NOT_BRANCHES = "switch: the second argument is a list of functions, and was given {given!r}."
+NOT_BRANCHES = "switch: the second argument is a list of functions, and was given {actual!r}."
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
 
 R = TypeVar("R")
@@ -130,7 +130,7 @@ def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -
         Array([-1., -1.], dtype=float32)
     """
     if callable(branches):
-        raise TypeError(NOT_BRANCHES.format(given=branches))
+        raise TypeError(NOT_BRANCHES.format(actual=branches))
     branches = list(branches)
     if not branches:
         raise ValueError(NO_BRANCHES)
@@ -143,16 +143,22 @@ def _cond(functions: Sequence[Callable[..., object]], operands: Sequence[object]
     # In plain Python, unless the predicate is a tracer, which has no value yet.
     if jax.config.jax_disable_jit and not isinstance(extra[0], Tracer):
         return functions[0 if extra[0] else 1](*operands)
-    branches = Branches(name_of(functions[0], "cond"), ("true_fun", "false_fun"), functions, operands)
-    return branches.run(lambda flats, leaves: jax.lax.cond(extra[0], *flats, *leaves))
+
+    def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
+        return jax.lax.cond(extra[0], *flats, *leaves)
+
+    return Branches(name_of(functions[0], "cond"), ("true_fun", "false_fun"), functions, operands).run(choose)
 
 
 def _switch(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
     if jax.config.jax_disable_jit and not isinstance(extra[0], Tracer):
         return functions[min(max(int(extra[0]), 0), len(functions) - 1)](*operands)
+
+    def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
+        return jax.lax.switch(extra[0], flats, *leaves)
+
     titles = tuple(f"branches[{i}]" for i in range(len(functions)))
-    branches = Branches(name_of(functions[0], "switch"), titles, functions, operands)
-    return branches.run(lambda flats, leaves: jax.lax.switch(extra[0], flats, *leaves))
+    return Branches(name_of(functions[0], "switch"), titles, functions, operands).run(choose)
 
 
 class Branches:
@@ -341,7 +347,7 @@ class Branches:
         for key_path, expected, actual in zip(leaf_places, reference.values, state.values, strict=True):
             if not same_type(expected, actual):
                 path = place_name(key_path, self._names())
-                details = {"path": path, "expected": type_text(expected), "given": type_text(actual)}
+                details = {"path": path, "expected": type_text(expected), "actual": type_text(actual)}
                 raise StructureError(BRANCH_TYPES.format(name=self.name, one=self.titles[0], other=title, **details))
 
     def _source(self, leaf: int) -> int | None:

@@ -99,6 +99,7 @@ class custom_jvp(CustomRule[P, R]):
 
         def total(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
             value = cast(Any, self)(*primals)
+            # The parts are added when they are flat: graphs of the user's classes have no addition.
             pairs = zip(tangents, rules, strict=True)
             return value, TangentParts([rule(tangent, value, *primals) for tangent, rule in pairs if rule is not None])
 

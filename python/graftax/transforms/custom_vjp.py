@@ -35,7 +35,7 @@ RULE_CHANGES_COPY = (
     "the bwd of {name} changed what it is given, which are copies: the change would be lost.\n{differences}\n(expected "
     "is what it was given.) Return the new value as a cotangent, or do the change in the function itself."
 )
-RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
+RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {actual}."
 
 
 class custom_vjp(CustomRule[P, R]):
@@ -127,7 +127,7 @@ class custom_vjp(CustomRule[P, R]):
                 raise MutationError(RULE_CHANGES_COPY.format(name=call.name, differences=text))
             if not isinstance(cotangents, (tuple, list)) or len(cast("Sequence[Any]", cotangents)) != len(diff):
                 returned = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)
-                raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=returned))
+                raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), actual=returned))
             return tuple(cast("Sequence[Any]", cotangents))
 
         return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic, symbolic, updates)

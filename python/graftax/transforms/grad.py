@@ -42,7 +42,7 @@ ByFirst = GradOptions[Literal[0], OfArrays]
 ByArguments = GradOptions[int | Sequence[int], Wrt]
 
 NOT_SCALAR = (
-    "{name}: the function has to return a scalar array, and returned {found}. Return (value, aux) with has_aux=True "
+    "{name}: the function has to return a scalar array, and returned {actual}. Return (value, aux) with has_aux=True "
     "for what else there is, or use jacrev for the derivative of more than one number."
 )
 
@@ -246,10 +246,11 @@ def with_gradient(
 
 def as_scalar(value: object, name: str) -> Any:
     """The value. Raises TypeError if it is not a scalar, and says what to do, which JAX's error does not."""
+    # A Python number is a scalar, too: JAX makes an array of it.
     shape = getattr(value, "shape", () if isinstance(value, (int, float, complex)) else None)
     if shape != ():
         returned = f"an array of shape {shape}" if shape is not None else type(value).__qualname__
-        raise TypeError(NOT_SCALAR.format(name=name, found=returned))
+        raise TypeError(NOT_SCALAR.format(name=name, actual=returned))
     return value
 
 
@@ -336,6 +337,7 @@ def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False,
 
 
 def _filtered_gradient(title: str, fun: Callable[..., object], has_aux: bool, options: dict[str, Any]) -> Any:
+    # The options go to JAX, where `argnums` would count the arguments of the flat function.
     if "argnums" in options:
         raise ValueError(
             f"{title} differentiates by the first argument: put several objects into a tuple and pass that first, or "

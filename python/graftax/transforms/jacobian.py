@@ -222,6 +222,7 @@ def jacobian_by(
         def flat(diff_leaves: tuple[Any, ...]) -> tuple[Any, Any]:
             output, outputs = traced_value(program, program.with_leaves(chosen.leaves, diff_leaves), has_aux)
             traced.append(output)
+            # Only reverse mode has a backward pass, whose rules have to find the caller's objects updated.
             return tuple(output.leaves), ForwardHook(outputs, finish) if transform is jax.jacrev else outputs
 
         run = transform(named(flat, program), has_aux=True, **options)

@@ -23,11 +23,11 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 NOT_PRIMALS = (
-    "{name}: {option} is {given}. Both are tuples with one element for each positional argument: "
+    "{name}: {option} is {actual}. Both are tuples with one element for each positional argument: "
     "jvp(f, (x, y), (tangent_of_x, tangent_of_y))."
 )
 OTHER_TREE = (
-    "{name}: the tangents have to be a tree like the primals, with None for no tangent: {expected}, not {given}."
+    "{name}: the tangents have to be a tree like the primals, with None for no tangent: {expected}, not {actual}."
 )
 
 
@@ -82,7 +82,7 @@ def jvp(
         is_sequence = isinstance(value, (tuple, list))
         if not is_sequence or len(value) != len(primals):
             text = f"a {type(value).__name__}" + (f" of {len(value)}" if is_sequence else "")
-            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=text))
+            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, actual=text))
     differentiated = Differentiated(Program, fun, "jvp", primals, has_aux)
     tangent_leaves = differentiated.tangents(tangents)
     # The output leaves are auxiliary output: what the function changed comes back with its value.
@@ -156,7 +156,7 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
     name = name_of(fn, "filter_jvp")
     structures = [jax.tree.structure(tuple(x), is_leaf=_is_none) for x in (primals, tangents)]
     if structures[0] != structures[1]:
-        raise ValueError(OTHER_TREE.format(name=name, expected=structures[0], given=structures[1]))
+        raise ValueError(OTHER_TREE.format(name=name, expected=structures[0], actual=structures[1]))
 
     # A Python float that has a tangent becomes an array, which makes it a leaf of the program.
     def as_array(tangent: object, primal: object) -> Any:

@@ -172,7 +172,7 @@ def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extr
             raise ValueError(OTHER_LENGTH.format(name=name, count=len(layers.objects), length=length))
         return scan_layers(functions, operands, layers, options)
     with noting_layers(layers):
-        return scan_rows(name, functions, operands, Slices(name, xs, length), options, _call)
+        return scan_rows(name, functions, operands, Slices(name, xs, length), options, lambda f, carry, x: f(carry, x))
 
 
 def scan_layers(
@@ -232,21 +232,20 @@ def scan_rows(
             return carry, tuple(outputs)
 
         indices = None if report is None else jnp.arange(slices.length)
+        # The arrays tell the length, if there are any: a symbolic length cannot be passed.
+        length = None if slices.leaves else slices.length
         final, (ys, changed) = jax.lax.scan(
             loop_attempt.with_signature(flat, rows_signature),
             loop_attempt.init,
             (slices.leaves, indices),
-            length=slices.length_arg,
+            length=length,
             reverse=reverse,
             unroll=unroll,
         )
-        loop_attempt.set_final(final, slices.has_rows)
+        # With a symbolic length it is not known whether a step runs.
+        loop_attempt.set_final(final, isinstance(slices.length, int) and slices.length > 0)
         return _core.unflatten(stacked[-1], ys), changed
 
     carry, (ys, changed) = Loop(name, functions, operands, carry=carry_operand, slices=slices).run(attempt)
     slices.finish(changed)
     return carry, ys
-
-
-def _call(f: Callable[..., object], carry: object, x: object) -> Any:
-    return f(carry, x)

@@ -115,14 +115,8 @@ def _run(
     check_vma: bool,
 ) -> Any:
     """Runs a program on each shard, writes its changes back and returns its result."""
-    inputs = SpecOption(
-        program.name,
-        "in_specs",
-        "a jax.sharding.PartitionSpec",
-        PartitionSpec(),
-        lambda spec: isinstance(spec, PartitionSpec),
-        _canonical_sharding,
-    )
+    expected = "a jax.sharding.PartitionSpec"
+    inputs = SpecOption(program.name, "in_specs", expected, PartitionSpec(), _is_sharding, _canonical_sharding)
     current_mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     manual_axes = frozenset(axis_names or current_mesh.axis_names)
     is_inferred = in_specs is inferred_specs
@@ -223,6 +217,10 @@ def _name_argument(error: ValueError, program: Program, broadcast: Broadcast) ->
     for i, (leaf, spec) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
         if _canonical_sharding(jax.typeof(leaf).sharding.spec, leaf) != _canonical_sharding(spec, leaf):
             return name_argument_of_specs(error, broadcast.path(i))
+
+
+def _is_sharding(spec: object) -> bool:
+    return isinstance(spec, PartitionSpec)
 
 
 def _canonical_sharding(spec: Any, leaf: object) -> tuple[Any, ...]:

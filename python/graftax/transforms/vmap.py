@@ -205,10 +205,12 @@ def _run(
 ) -> Any:
     """Maps a program, writes its changes back and returns its result."""
     # The axis of each leaf of the program; JAX gets the leaves that have one.
-    inputs = SpecOption(program.name, "in_axes", "an axis (int or None)", None, _is_axis, _canonical_axis)
+    inputs = SpecOption(program.name, "in_axes", "an axis (int or None)", None, _is_axis, canonical_axis)
     broadcast = broadcast_of(program, inputs, in_axes, _axis_0 if ignore_opaque else 0)
-    for i in _not_mapped(program, broadcast) if ignore_opaque else ():
-        broadcast.leaf_specs[i] = None
+    if ignore_opaque:
+        of_values = leaves_in_values(program.graphdef) & broadcast.from_function
+        for i in leaves_in_functions(program.graphdef) | of_values:
+            broadcast.leaf_specs[i] = None
     axes = list(broadcast.leaf_specs)
     mapped_leaves = [i for i, axis in enumerate(axes) if axis is not None]
     # As in Equinox, the function runs once if nothing is mapped: along an axis of one row, which no output has.
@@ -228,7 +230,7 @@ def _run(
     def flat(*values: Any) -> list[Any]:
         leaves = program.with_leaves(mapped_leaves, values[: len(mapped_leaves)])
         # In `flat` an output has one dimension less than `out_axes` counts.
-        results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, extra_dims=1))
+        results = inputs._replace(keyword="out_axes", canonical=functools.partial(canonical_axis, extra_dims=1))
         outputs[:] = trace_outputs(program, broadcast, results, leaves, out_axes, ignore_opaque, call)
         outputs[:] = _unmap_opaque(outputs, values[probe]) if ignore_new_opaque else outputs
         if unmapped_call and any(o.spec is not None for o in outputs):
@@ -369,16 +371,11 @@ def _axis_0(leaf: object) -> int:
     return 0
 
 
-def _not_mapped(program: Program, broadcast: Broadcast) -> set[int]:
-    """The leaves that `filter_vmap` leaves alone, although the spec gives them an axis."""
-    return leaves_in_functions(program.graphdef) | (leaves_in_values(program.graphdef) & broadcast.from_function)
-
-
 def _is_axis(axis: object) -> bool:
     return axis is None or type(axis) is int
 
 
-def _canonical_axis(axis: Any, leaf: Any, extra_dims: int = 0) -> Any:
+def canonical_axis(axis: Any, leaf: Any, extra_dims: int = 0) -> Any:
     return axis + np.ndim(leaf) + extra_dims if axis is not None and axis < 0 else axis
 
 

@@ -20,7 +20,7 @@ from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.lift import name_of
 from graftax.transforms._engine.loop_state import type_of, with_arrays
 
-WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
+WRONG_MAX_STEPS = "{name}: max_steps={value!r}: expected a whole number of steps that is known now, 0 or more, or None."
 
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def while_loop(
     if max_steps is not None and (
         not hasattr(max_steps, "__index__") or isinstance(max_steps, Tracer) or max_steps < 0
     ):
-        raise TypeError(WRONG_MAX_STEPS.format(name=name, given=max_steps))
+        raise TypeError(WRONG_MAX_STEPS.format(name=name, value=max_steps))
     if is_handle(init_val):
         return run_inside(name, init_val, lambda m: while_loop(cond_fun, body_fun, m, max_steps=max_steps))
     return run_compiled("while_loop", [cond_fun, body_fun], [with_arrays(init_val)], [max_steps], _while_loop)

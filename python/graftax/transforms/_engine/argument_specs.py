@@ -21,12 +21,12 @@ from graftax.transforms._engine.spec_broadcast import Broadcast
 from graftax.transforms._engine.specs import UNKNOWN, Constant, LeafContext, Spec, SpecOption
 
 ENTRIES_COUNT = (
-    "{name}: {option} is a tuple of {count}, and there are {given} positional arguments. Give one entry for each of "
+    "{name}: {option} is a tuple of {count}, and there are {actual} positional arguments. Give one entry for each of "
     "them{keywords}."
 )
 RETURNED_OTHERWISE = (
     "{name} returns, at {path}, an object that it was given: {inputs} says {entry!r} for it, but {option} says "
-    "{asked!r}. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
+    "{requested!r}. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
 )
 PACK_MAPPED = (
     "{name}: {option} maps {path}, a buffer of packed state, which has no such axis. Pass what unpack() gives, or give "
@@ -78,7 +78,7 @@ def _specs_of_roots(program: Program, option: SpecOption, spec: object, keyword:
         entries = cast("Sequence[Any]", spec)
         if len(entries) != count or (keywords and keyword is UNKNOWN):
             text = "; keyword arguments are not counted" if keyword is not UNKNOWN else ", and no keyword arguments"
-            raise ValueError(option.text(ENTRIES_COUNT, count=len(entries), given=count, keywords=text))
+            raise ValueError(option.text(ENTRIES_COUNT, count=len(entries), actual=count, keywords=text))
         return [*map(option.read, entries), *[Constant(option, keyword)] * keywords, *captured]
     # Anything else is for all arguments together, but a constant leaves keyword arguments the spec `keyword`.
     read = spec if isinstance(spec, Spec) else option.read(spec, names=True)
@@ -179,7 +179,7 @@ def _check_returned(
     for path, leaf, requested in zip(paths, result_specs.leaves, result_specs.leaf_specs, strict=True):
         specs = specs_by_id.get(id(leaf)) if path not in own_paths and path not in ignored else None
         if specs and not _is_any(option, requested, specs, leaf):
-            fields = {"entry": specs[0], "asked": requested, "inputs": keyword}
+            fields = {"entry": specs[0], "requested": requested, "inputs": keyword}
             raise StructureError(option.text(RETURNED_OTHERWISE, path=_RESULT + path_text(path), **fields))
 
 

@@ -42,8 +42,8 @@ LOOP_STRUCTURE = (
     " instead of replacing it."
 )
 LOOP_TYPE = (
-    "{name}: {path} is {expected} before a step and {given} after it. An array of the state keeps its shape and dtype "
-    "in every step: convert it inside of the function (x.astype), or begin with {given}."
+    "{name}: {path} is {expected} before a step and {actual} after it. An array of the state keeps its shape and dtype "
+    "in every step: convert it inside of the function (x.astype), or begin with {actual}."
 )
 TRACED_NUMBERS = "{name}: the Python numbers at {paths} are traced here, because the steps change them."
 MOVED = (
@@ -59,7 +59,7 @@ NO_CHANGES = (
     "{name}: {what} must not change anything, and changed {paths}. Return what is new instead, or change it elsewhere."
 )
 NOT_A_TEST = (
-    "{name}: cond_fun has to return a scalar boolean array, and returned {found}. Compare (x > 0), and make one of "
+    "{name}: cond_fun has to return a scalar boolean array, and returned {actual}. Compare (x > 0), and make one of "
     "several with .any() or .all()."
 )
 RETURNS_NONE = (
@@ -249,7 +249,7 @@ class LoopAttempt:
             if not same_type(leaves[i], state.values[i], promote_weak=True):
                 expected, actual = type_text(leaves[i]), type_text(state.values[i])
                 raise StructureError(
-                    LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=expected, given=actual)
+                    LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=expected, actual=actual)
                 )
 
     def _handle_structure(self, expected: _core.GraphDef, actual: _core.GraphDef) -> NoReturn:
@@ -302,7 +302,7 @@ class LoopAttempt:
         if isinstance(result, bool):
             return jnp.asarray(result)
         if np.shape(result) != () or getattr(result, "dtype", None) != np.dtype(bool):
-            raise TypeError(NOT_A_TEST.format(name=self.loop.name, found=type_text(result)))
+            raise TypeError(NOT_A_TEST.format(name=self.loop.name, actual=type_text(result)))
         return result
 
     def finish(self) -> Any:

@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 NO_RULE = "{name} has no rule: give it one with {how}, or call the function without the decorator."
 NO_SUCH_NONDIFF = "{name}: nondiff_argnums has {which}, and the call has {count} arguments. Positions begin at 0."
-RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
+RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {actual}."
 OLD_RULE = (
     "{title}.{old} is the old form of {new}, in which None stands for a {of} that is not there; with {old} arrays of "
     "zeros are made for it."
@@ -45,7 +45,7 @@ class _BindsAsMethod(Generic[P, R]):
 
     def __init__(self, fun: Callable[P, R]) -> None:
         if not callable(fun):
-            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fun))
+            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", actual=fun))
         # The attributes of a callable object are its state, and would hide those of this object.
         functools.update_wrapper(cast(Any, self), fun, updated=())
         self.__wrapped__ = fun
@@ -104,6 +104,7 @@ class CustomRule(_BindsAsMethod[P, R]):
         """Binds all arguments by position, because a rule receives its arguments by position."""
         name = self._name()
         bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
+        # As in JAX, a rule receives defaults as well.
         bound.apply_defaults()
         if bound.kwargs:
             raise TypeError(KEYWORD_ONLY.format(name=name, error=", ".join(bound.kwargs)))
@@ -112,13 +113,14 @@ class CustomRule(_BindsAsMethod[P, R]):
         for i in self._nondiff:
             if not -count <= i < count:
                 raise IndexError(NO_SUCH_NONDIFF.format(name=name, which=i, count=count))
+        # Negative positions count from the end of the arguments of this call, defaults included.
         nondiff = {i % count for i in self._nondiff}
         return CustomCall(Program(name, [self.__wrapped__], operands), nondiff)
 
 
 def require_pair(name: str, rule: str, expected: str, result: object) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
-        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=expected, found=type_text(result)))
+        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=expected, actual=type_text(result)))
     value, second = cast("Sequence[Any]", result)
     return value, second
 

@@ -66,7 +66,7 @@ class Saved(NamedTuple):
     operands: list[Any]  # graphs like the operands, built around the saved leaves
     residuals: Any
     perturbed: Sequence[bool]  # for each leaf of the program
-    updates: tuple[Any, ...] = ()  # graphs like the operands, with the cotangents of what the function writes
+    updates: tuple[Any, ...]  # graphs like the operands, with the cotangents of what the function writes
 
 
 class TangentParts(NamedTuple):
@@ -306,7 +306,7 @@ class CustomCall:
                 expected = array_text(expected_type.shape, dtype)
                 actual = array_text(np.shape(leaf), jnp.result_type(leaf))
                 text = OTHER_SHAPE.format(
-                    name=self.name, what="value of the rule", path=expected_type.name, expected=expected, given=actual
+                    name=self.name, what="value of the rule", path=expected_type.name, expected=expected, actual=actual
                 )
                 raise StructureError(text)
         return [value.leaves[i] for i in traced.order], auxiliary

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
 
@@ -43,10 +44,11 @@ class ReverseOptions(DerivativeOptions[N, W], total=False):
 
 
 TANGENT_COUNT = (
-    "{name}: there are {count} primals and {given} tangents. Give one graph of tangents for each; None stands for zero."
+    "{name}: there are {count} primals and {actual} tangents. Give one graph of tangents for each; None stands for "
+    "zero."
 )
 NOT_WITH_AUX = (
-    "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}. Write return value, aux."
+    "{name}: with has_aux=True the function returns a pair (value, aux); it returned {actual}. Write return value, aux."
 )
 NO_REVERSE = (
     "A graftax.while_loop(..., max_steps=n), which makes at most n steps, can be differentiated in reverse mode, and "
@@ -61,7 +63,7 @@ FIRST_BY_POSITION = (
 def split_aux(result: object, name: str) -> tuple[Any, Any]:
     """The value and the auxiliary part of the result of a function with `has_aux`."""
     if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
-        raise TypeError(NOT_WITH_AUX.format(name=name, found=type(result).__qualname__))
+        raise TypeError(NOT_WITH_AUX.format(name=name, actual=type(result).__qualname__))
     value, aux = cast("Sequence[Any]", result)
     return value, aux
 
@@ -116,7 +118,7 @@ def _input_tangents(
 ) -> tuple[Any, ...]:
     """One tangent for each differentiated leaf. Raises TypeError if there is not one graph for each primal."""
     if len(graphs) != len(chosen.roots):
-        raise TypeError(TANGENT_COUNT.format(name=name, count=len(chosen.roots), given=len(graphs)))
+        raise TypeError(TANGENT_COUNT.format(name=name, count=len(chosen.roots), actual=len(graphs)))
     return match_tangents(name, "tangent", types, tuple(graphs))
 
 
@@ -125,12 +127,9 @@ class LinearMap(NamedTuple):
 
     name: str
     chosen: Chosen
-    inputs: tuple[TangentType, ...]
+    tangents: Callable[[Sequence[object]], tuple[Any, ...]]
     output: _core.GraphDef
     outputs: tuple[TangentType, ...]
-
-    def tangents(self, graphs: Sequence[object]) -> tuple[Any, ...]:
-        return _input_tangents(self.name, self.chosen, self.inputs, graphs)
 
     def cotangents(self, graph: object) -> tuple[Any, ...]:
         return match_tangents(self.name, "cotangent", self.outputs, (graph,))
@@ -149,7 +148,9 @@ class Differentiated:
         self._has_aux = has_aux
         self.primals = tuple(self._program.leaves[i] for i in self._chosen.leaves)
         key_paths = self._program.key_paths
-        self._inputs = tuple(TangentType.from_leaf(self._program.leaves[i], *key_paths[i]) for i in self._chosen.leaves)
+        inputs = [TangentType.from_leaf(self._program.leaves[i], *key_paths[i]) for i in self._chosen.leaves]
+        # No method: `linear_map` passes it on, and must keep neither the program nor the caller's objects.
+        self.tangents = functools.partial(_input_tangents, self._program.name, self._chosen, inputs)
         self._output: Output | None = None
 
         def flat(primals: tuple[object, ...]) -> tuple[Any, list[Any]]:
@@ -159,9 +160,6 @@ class Differentiated:
 
         self.flat = named(flat, self._program)
 
-    def tangents(self, graphs: Sequence[object]) -> tuple[Any, ...]:
-        return _input_tangents(self._program.name, self._chosen, self._inputs, graphs)
-
     def linear_map(self) -> LinearMap:
         assert self._output is not None
         paths = self._output.graphdef.leaf_paths()
@@ -169,7 +167,7 @@ class Differentiated:
             TangentType.from_leaf(leaf, 0, path, f"value{path_text(path)}")
             for leaf, path in zip(self._output.leaves, paths, strict=True)
         )
-        return LinearMap(self._program.name, self._chosen, self._inputs, self._output.graphdef, shapes)
+        return LinearMap(self._program.name, self._chosen, self.tangents, self._output.graphdef, shapes)
 
     def results(self, second: object, outputs: Sequence[object]) -> tuple[Any, ...]:
         """Writes the changes back: (the value, `second`), followed by the auxiliary part with `has_aux`."""

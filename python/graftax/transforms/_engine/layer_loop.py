@@ -284,8 +284,8 @@ def _holder(rows: Sequence[Row], leaf_row: Row) -> tuple[Row, tuple[str, ...]]:
 
 def call_with_stacked(name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
     """Calls `call` with the objects of each `graftax.each(objects)` argument stacked into one object."""
-    layers_at = {i: Layers(name, arg.objects) for i, arg in enumerate(args) if isinstance(arg, Each)}
-    result = call(*(layers_at[i].stacked if i in layers_at else arg for i, arg in enumerate(args)), **kwargs)
-    for layers in layers_at.values():
+    stacked = {i: Layers(name, arg.objects) for i, arg in enumerate(args) if isinstance(arg, Each)}
+    result = call(*(stacked[i].stacked if i in stacked else arg for i, arg in enumerate(args)), **kwargs)
+    for layers in stacked.values():
         layers.write_back()
     return result

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 NO_RICH = "progress= shows a bar with the rich package: pip install graftax[show], or pass a function of (done, steps)."
-WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, steps), not {given}."
+WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, steps), not {actual}."
 
 
 Progress = bool | str | Callable[[int, int], Any] | None
@@ -25,9 +25,7 @@ def reporter(progress: Progress, name: str, num_steps: int) -> Callable[[Any], N
     """A function of the traced step index that reports how many steps are done; None if nothing is reported."""
     if not progress or not num_steps:
         return None
-    if not callable(progress) and progress is not True and not isinstance(progress, str):
-        raise TypeError(WRONG_PROGRESS.format(name=name, given=type(progress).__qualname__))
-    callback = progress if callable(progress) else _Bar(name if progress is True else progress).update
+    callback = progress if callable(progress) else _Bar(name if progress is True else _title(progress, name)).update
     # Rounded up, so that there are at most so many reports.
     interval = -(-num_steps // _MAX_REPORTS)
     counting = _ReportCounter(callback, num_steps, interval)
@@ -38,6 +36,12 @@ def reporter(progress: Progress, name: str, num_steps: int) -> Callable[[Any], N
         jax.lax.cond(due, lambda: jax.debug.callback(counting.count, index), lambda: None)
 
     return report
+
+
+def _title(progress: object, name: str) -> str:
+    if not isinstance(progress, str):
+        raise TypeError(WRONG_PROGRESS.format(name=name, actual=type(progress).__qualname__))
+    return progress
 
 
 class _ReportCounter:

@@ -44,10 +44,6 @@ class Provenance(NamedTuple):
         # It is computed on demand: the paths of all nodes are quadratic in the depth.
         return self.graphdef._node_place(node)  # pyright: ignore[reportPrivateUsage]
 
-    @property
-    def node_paths(self) -> list[RootPath]:
-        return [self.node_path(node) for node in range(len(self.origins))]
-
     def correspondence(self, reference: Provenance) -> tuple[list[int], list[int]] | None:
         """The indices here of the leaves and nodes of `reference`, by key path; None if the structures differ."""
         if self.graphdef == reference.graphdef:
@@ -59,7 +55,7 @@ class Provenance(NamedTuple):
         # Leaves or nodes that share a key path cannot be matched.
         for own_paths, reference_paths in (
             (self.graphdef.leaf_places(), reference.graphdef.leaf_places()),
-            (self.node_paths, reference.node_paths),
+            tuple([graph.node_path(node) for node in range(len(graph.origins))] for graph in (self, reference)),
         ):
             index_of = {path: i for i, path in enumerate(own_paths)}
             if len(index_of) != len(own_paths) or index_of.keys() != set(reference_paths):

@@ -41,7 +41,7 @@ NO_SUCH_OPERAND = (
     "{name} is given no argument {which!r}; it is given {operands}. A number counts positional arguments; wrt= takes "
     "the names of all that are given."
 )
-NOT_CALLABLE = "{name} expects a callable, and was given {given!r}."
+NOT_CALLABLE = "{name} expects a callable, and was given {actual!r}."
 
 
 Recipe = tuple[Hashable, tuple[int, ...]]  # how an array was computed, and from which leaves
@@ -135,7 +135,7 @@ class Program:
             plain, prefix = call_opaque, (function,)
         else:
             if not callable(function):
-                raise TypeError(NOT_CALLABLE.format(name=self.name.partition(" of ")[0], given=function))
+                raise TypeError(NOT_CALLABLE.format(name=self.name.partition(" of ")[0], actual=function))
             plain, prefix, _ = resolve(function)
             # In an enclosing trace, the function has the globals and cells that this trace has rebuilt.
             plain = seen(plain)

@@ -21,14 +21,14 @@ from graftax.transforms._engine.loop_state import StateAfter, node_name, state_a
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.retrace import Retrace
 from graftax.transforms._engine.specs import SpecOption
-from graftax.transforms.vmap import size_of
+from graftax.transforms.vmap import canonical_axis, size_of
 
 ONE_CARRY = (
     "{name}: {option} has Carry as a whole entry {count} times, and may have it only once. Put what is carried"
     " into one argument, such as a tuple."
 )
 CARRY_IN_ONE = "{name}: Carry is in {one} and not in {other}. What is carried is both an argument and a result."
-NOT_A_TUPLE = "{name}: out_axes is a tuple of {count}, and the function returned {found}."
+NOT_A_TUPLE = "{name}: out_axes is a tuple of {count}, and the function returned {actual}."
 NO_LENGTH = "{name}: in_axes gives no array an axis, so the number of steps is not known: pass length=."
 OTHER_CARRY = "{name}: a step has to return a carry of the structure that it was given, and does not:\n{differences}"
 NEW_PLACE = (
@@ -56,9 +56,8 @@ def _is_entry(spec: object) -> bool:
 
 
 def _canonical(axis: Any, leaf: Any, extra_dims: int = 0) -> Any:
-    if axis is None or is_carry(axis):  # neither has an axis of rows
-        return None
-    return axis + np.ndim(leaf) + extra_dims if axis < 0 else axis
+    # What is carried has no axis of rows.
+    return None if is_carry(axis) else canonical_axis(axis, leaf, extra_dims)
 
 
 def scan_by_axes(
@@ -78,8 +77,7 @@ def scan_by_axes(
         if carry_in is not None and carry_in < len(args):
             args = (*args[:carry_in], with_arrays(args[carry_in]), *args[carry_in + 1 :])
         program = Program(name, [f], args, kwargs)
-        scan = _AxesScan(program, in_axes, carry_in, out_axes)
-        return scan.run(scan.size(length), reverse, unroll)
+        return _AxesScan(program, in_axes, carry_in, out_axes).run(length, reverse, unroll)
 
     return scanned
 
@@ -103,13 +101,11 @@ class _AxesScan:
         # For each output leaf the leaf that it replaces in the next step, if it is carried.
         self._carry_targets: list[int | None] = []
 
-    def size(self, length: int | None) -> int:
-        if not self._rows and length is None:
-            raise ValueError(NO_LENGTH.format(name=self._program.name))
-        return size_of(self._program, self._broadcast, length)
-
-    def run(self, length: int, reverse: bool, unroll: int | bool) -> Any:
+    def run(self, length: int | None, reverse: bool, unroll: int | bool) -> Any:
         program, axes = self._program, self._broadcast.leaf_specs
+        if not self._rows and length is None:
+            raise ValueError(NO_LENGTH.format(name=program.name))
+        length = size_of(program, self._broadcast, length)
         # jax.lax.scan iterates over axis 0 only.
         rows = [jnp.moveaxis(program.leaves[i], axes[i], 0) for i in self._rows]
         while True:
@@ -220,7 +216,7 @@ class _AxesScan:
         if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != len(axes):
             count = f" of {len(cast('Sequence[Any]', result))}" if isinstance(result, (tuple, list)) else ""
             returned = type_text(result) + count
-            raise ValueError(NOT_A_TUPLE.format(name=self._program.name, count=len(axes), found=returned))
+            raise ValueError(NOT_A_TUPLE.format(name=self._program.name, count=len(axes), actual=returned))
         carry_position = next(i for i, axis in enumerate(axes) if is_carry(axis))
         enumerated = enumerate(cast("Sequence[Any]", result))
         parts: list[Any] = [with_arrays(x) if i == carry_position else _copied(x) for i, x in enumerated]

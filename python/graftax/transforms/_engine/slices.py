@@ -22,7 +22,7 @@ from graftax.transforms._engine.loop_state import type_text, with_arrays
 from graftax.transforms._engine.program import Program
 
 NOT_A_PAIR = (
-    "{name}: the function has to return a pair (carry, y), and returned {found}. Return (carry, None) for no y."
+    "{name}: the function has to return a pair (carry, y), and returned {actual}. Return (carry, None) for no y."
 )
 NOT_SLICED = (
     "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs in the carry or "
@@ -40,7 +40,7 @@ CHANGED_TWICE = (
     "{name}: a step changes {path} through what it captures or carries, and {other} through the slice of "
     "it that it is given. One of the two would be lost. Change it in one way."
 )
-WRONG_LENGTH = "{name}: length={given!r}: expected a whole number of steps, 0 or more."
+WRONG_LENGTH = "{name}: length={actual!r}: expected a whole number of steps, 0 or more."
 OTHER_ELEMENTS = "{name}: the function has to return the same structure each time, and does not:\n{differences}"
 
 R = TypeVar("R")
@@ -55,7 +55,7 @@ class Slices:
         if length is not None and not isinstance(length, Tracer) and type(length) is not int:
             length = _whole_number(name, length)
         if isinstance(length, int) and length < 0:
-            raise ValueError(WRONG_LENGTH.format(name=name, given=length))
+            raise ValueError(WRONG_LENGTH.format(name=name, actual=length))
         self._program = Program(name, [_rows], [xs])
         self.leaves, self.names = self._program.leaves, [key_path.name for key_path in self._program.key_paths]
         # JAX reports other sizes without their paths, so they are compared here.
@@ -74,18 +74,7 @@ class Slices:
             first_path = first_path or path
         if length is None:
             raise ValueError(NO_LENGTH.format(name=name))
-        self.length: int = length
-
-    @property
-    def length_arg(self) -> int | None:
-        """The `length` to pass to JAX: None if the arrays tell it, because a symbolic length cannot be passed."""
-        return None if self.leaves else self.length
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether at least one step is known to run. False if the length is symbolic."""
-        length: Any = self.length
-        return isinstance(length, int) and length > 0
+        self.length: Any = length  # an int, or a symbolic dimension
 
     def trace_step(self, rows: Sequence[object], function: Callable[[Any], R]) -> tuple[R, list[Any]]:
         """Traces `function` on the graph with these rows: (its result, the arrays that it put into the graph)."""
@@ -142,14 +131,14 @@ def _whole_number(name: str, length: Any) -> Any:
     with contextlib.suppress(TypeError, ValueError):
         if int(length) == length:
             return int(length)
-    raise ValueError(WRONG_LENGTH.format(name=name, given=length))
+    raise ValueError(WRONG_LENGTH.format(name=name, actual=length))
 
 
 def as_pair(name: str, result: Any) -> tuple[Any, Any]:
     """The result of a step as (carry, y). Raises TypeError if it is not a pair."""
     is_sequence = type(result) in (tuple, list)
     if not is_sequence or len(result) != 2:
-        raise TypeError(NOT_A_PAIR.format(name=name, found=type_text(result) + f" of {len(result)}" * is_sequence))
+        raise TypeError(NOT_A_PAIR.format(name=name, actual=type_text(result) + f" of {len(result)}" * is_sequence))
     return cast("tuple[Any, Any]", result)
 
 

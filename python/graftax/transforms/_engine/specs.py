@@ -21,11 +21,11 @@ NO_ENTRY = (
 )
 NO_TEXT = (
     "{name}: a dict for {option} as a whole has patterns of key paths, types or filters as its keys, such as 'x' or "
-    "'**.w', and {given!r} is not one. For one entry per argument, give a tuple."
+    "'**.w', and {actual!r} is not one. For one entry per argument, give a tuple."
 )
 ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. Give {what} there."
 OTHER_PARTS = (
-    "{name}: {option} has {entry!r} for {path}: that {found}, and {path} does not. Give {what} for all of it, or one "
+    "{name}: {option} has {entry!r} for {path}: that {problem}, and {path} does not. Give {what} for all of it, or one "
     "for each of its parts."
 )
 
@@ -59,7 +59,7 @@ class SpecOption(NamedTuple):
         """Reads one item of a dict of patterns and filters."""
         leaf_filter = as_filter(key)
         if leaf_filter is None and not isinstance(key, str):
-            raise TypeError(self.text(NO_TEXT, given=key))
+            raise TypeError(self.text(NO_TEXT, actual=key))
         pattern = NOWHERE if leaf_filter is not None else argument_pattern(key, self.name, self.keyword)
         return Choice(pattern, leaf_filter, self.read(value))
 
@@ -104,14 +104,7 @@ class Spec:
         return self
 
     def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
-        """The axis or sharding of a leaf; UNKNOWN if the spec does not say."""
-        raise NotImplementedError
-
-
-class Silent(Spec):
-    """A missing part of a spec, which is an error if there are arrays below."""
-
-    def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
+        """The axis or sharding of a leaf; UNKNOWN if the spec does not say, which is an error for an array."""
         return UNKNOWN
 
 
@@ -173,7 +166,7 @@ class Prefix(Spec):
         # A class is no function of the leaf. It is refused when it reaches one, with the path.
         if isinstance(part, type):
             return Constant(self.option, part)
-        return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
+        return Spec(self.option, "absent") if part is ABSENT else self.option.read(part)
 
     def leaf_spec(self, leaf: object, context: LeafContext) -> Any:
         # A leaf has no parts, so a dict at one is patterns or filters, and any other object a callable.
@@ -190,7 +183,7 @@ class Prefix(Spec):
         return self.tree
 
     def _misfit(self, message: str, context: LeafContext, problem: str = "") -> StructureError:
-        return StructureError(self.option.text(message, entry=self.tree, path=context.text(), found=problem))
+        return StructureError(self.option.text(message, entry=self.tree, path=context.text(), problem=problem))
 
 
 NOWHERE = Pattern("")  # takes the place of the pattern in a choice by a filter
@@ -280,7 +273,6 @@ class Patterns(Spec):
         """The text of a pattern that covers nothing, or only arrays that earlier patterns decided about."""
         for i, (pattern, leaf_filter, _) in enumerate(self.choices):
             covers_statics_only = i in self.use.non_arrays and i not in self.use.arrays
-            # A filter is a type or a predicate, which cannot be misspelled as a path can.
             if leaf_filter is None and i not in self.use.decided and not covers_statics_only:
                 return pattern.text
         return None

@@ -16,7 +16,7 @@ from graftax import _core
 from graftax._base.errors import StructureError, some
 from graftax._graph.structure import Op, Row, Structure, path_text
 
-OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
+OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {actual}."
 OTHER_TANGENT = (
     "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} takes the place of a floating "
     "array, in a graph of the same structure, with None for zero: here at {expected}."
@@ -134,7 +134,7 @@ def _tangent(name: str, noun: str, type_: TangentType, is_array: bool, value: An
     if not is_array or np.shape(value) != type_.shape or jnp.result_type(value) != type_.dtype:
         expected = array_text(type_.shape, type_.dtype)
         text = array_text(np.shape(value), jnp.result_type(value)) if is_array else repr(value)
-        raise StructureError(OTHER_SHAPE.format(name=name, what=noun, path=type_.name, expected=expected, given=text))
+        raise StructureError(OTHER_SHAPE.format(name=name, what=noun, path=type_.name, expected=expected, actual=text))
     return value
 
 

@@ -20,8 +20,8 @@ from graftax.transforms._engine.program import Program, replaced
 from graftax.transforms._engine.tangents import is_inexact, is_key
 
 WRT_TYPE = (
-    "{name}: {option}={given!r} does not say which arguments are differentiated. Give argnums= positions of arguments, "
-    "wrt= positions, names, patterns of key paths, types, or a predicate of arrays."
+    "{name}: {option}={actual!r} does not say which arguments are differentiated. Give argnums= positions of "
+    "arguments, wrt= positions, names, patterns of key paths, types, or a predicate of arrays."
 )
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
@@ -124,7 +124,7 @@ def _parse_wrt(name: str, argnums: object, wrt: Wrt) -> tuple[list[int | str], b
                 selector if isinstance(selector, str) and option == "wrt" else operator.index(cast("Any", selector))
             )
         except TypeError:
-            raise TypeError(WRT_TYPE.format(name=name, option=option, given=selector)) from None
+            raise TypeError(WRT_TYPE.format(name=name, option=option, actual=selector)) from None
     return selectors, single
 
 
