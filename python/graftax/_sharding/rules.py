@@ -243,7 +243,10 @@ class Rules:
             mesh = jax.sharding.get_abstract_mesh()
             if mesh.empty:
                 raise StructureError(NO_MESH)
-        divided_mesh = _local_mesh(mesh) if local else mesh
+        divided_mesh = mesh
+        if local:
+            # Only a concrete mesh has that of this process's own devices.
+            divided_mesh = (mesh if isinstance(mesh, jax.sharding.Mesh) else jax.sharding.get_mesh()).local_mesh
         arrays = _arrays(graph)
         # The first rule that selects an array decides. A rule that decides about no array is unused.
         decided: dict[int, tuple[str, Any]] = {}
@@ -274,11 +277,6 @@ def refuse(subject: str, lines: Sequence[str]) -> None:
     if lines:
         remaining = [f"  and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
         raise StructureError(PROBLEMS.format(what=subject, lines="\n".join([*lines[:_MAX_LINES], *remaining])))
-
-
-def _local_mesh(mesh: Mesh) -> Mesh:
-    """The mesh of this process's own devices. Only a concrete mesh has it, as that of `jax.set_mesh` is."""
-    return (mesh if isinstance(mesh, jax.sharding.Mesh) else jax.sharding.get_mesh()).local_mesh
 
 
 def is_placed(row: GraphRow) -> bool:

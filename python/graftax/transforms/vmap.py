@@ -148,8 +148,7 @@ def vmap(
     """
     if transform_metadata:
         fun = interop.with_axis_names(fun, in_axes, out_axes, transform_metadata)
-    axis_names = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
-    return vmap_by(Program, "vmap", fun, in_axes, out_axes, axis_size, axis_names)
+    return vmap_by(Program, "vmap", fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name)
 
 
 def vmap_by(
@@ -158,8 +157,9 @@ def vmap_by(
     fun: Callable[..., Any],
     in_axes: Any,
     out_axes: Any,
+    axis_name: Hashable | None,
     axis_size: int | None,
-    axis_names: dict[str, Any],
+    spmd_axis_name: Hashable | None,
     ignore_opaque: bool = False,
     call: Call = call_first,
     ignore_new_opaque: bool = False,
@@ -167,7 +167,6 @@ def vmap_by(
     """`vmap` with its programs made by `make`, for `vmap` and `filter_vmap`.
 
     Args:
-        axis_names: options of `jax.vmap`.
         ignore_opaque: arrays that functions capture are not mapped; nor are those within other opaque values, if
             `in_axes` is a function of the leaf.
         call: calls the function with the operands.
@@ -182,6 +181,8 @@ def vmap_by(
             args = with_lists_as_each(args, in_axes, axis_size)
         if any(isinstance(arg, Each) for arg in args):
             return call_with_stacked(name_of(fun, title), mapped, args, kwargs)
+        # Made in the call, since what `mapped` captures is compared in each call if it is jitted.
+        axis_names = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         try:
             program = make(name_of(fun, title), [fun], args, kwargs)
             return _run(program, in_axes, out_axes, axis_size, axis_names, ignore_opaque, call, ignore_new_opaque)
@@ -203,7 +204,7 @@ def _run(
     call: Call,
     ignore_new_opaque: bool,
 ) -> Any:
-    """Maps a program, writes its changes back and returns its result."""
+    """Maps a program, writes its changes back and returns its result. `axis_names` are options of `jax.vmap`."""
     # The axis of each leaf of the program; JAX gets the leaves that have one.
     inputs = SpecOption(program.name, "in_axes", "an axis (int or None)", None, _is_axis, canonical_axis)
     broadcast = broadcast_of(program, inputs, in_axes, _axis_0 if ignore_opaque else 0)
@@ -312,12 +313,10 @@ def filter_vmap(
             filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
     options = in_axes, out_axes, axis_name, axis_size
-    run = functools.partial(vmap_by, by_value, "filter_vmap", fun)
     # An axis that the user gives applies to numbers and opaque values, too; the defaults apply to arrays only.
     call = call_first if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
     ignore_new_opaque = out_axes is ARRAYS or callable(out_axes)
     in_axes, out_axes = _axis_0 if in_axes is ARRAYS else in_axes, 0 if out_axes is ARRAYS else out_axes
-    vmap_options = out_axes, axis_size, {"axis_name": axis_name}, True, call, ignore_new_opaque
     if isinstance(in_axes, dict) and all(
         isinstance(key, str) and key.isidentifier() for key in cast("dict[Any, Any]", in_axes)
     ):
@@ -328,10 +327,15 @@ def filter_vmap(
         def by_name(*args: object, **kwargs: object) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
             axes = _axes_by_name(fun, named_axes, bound)
-            return run(axes, *vmap_options)(*bound.args, **bound.kwargs)
+            run = vmap_by(
+                by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, True, call, ignore_new_opaque
+            )
+            return run(*bound.args, **bound.kwargs)
 
         return by_name
-    return memoize_wrapper(run(in_axes, *vmap_options), fun, "filter_vmap", *options)
+    vmap_options = in_axes, out_axes, axis_name, axis_size, None, True, call, ignore_new_opaque
+    mapped = vmap_by(by_value, "filter_vmap", fun, *vmap_options)
+    return memoize_wrapper(mapped, fun, "filter_vmap", *options)
 
 
 def _with_arrays(out_axes: object, functions: Sequence[Callable[..., object]], operands: Sequence[object]) -> Any:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
 
@@ -127,9 +126,12 @@ class LinearMap(NamedTuple):
 
     name: str
     chosen: Chosen
-    tangents: Callable[[Sequence[object]], tuple[Any, ...]]
+    inputs: tuple[TangentType, ...]
     output: _core.GraphDef
     outputs: tuple[TangentType, ...]
+
+    def tangents(self, graphs: Sequence[object]) -> tuple[Any, ...]:
+        return _input_tangents(self.name, self.chosen, self.inputs, graphs)
 
     def cotangents(self, graph: object) -> tuple[Any, ...]:
         return match_tangents(self.name, "cotangent", self.outputs, (graph,))
@@ -148,9 +150,7 @@ class Differentiated:
         self._has_aux = has_aux
         self.primals = tuple(self._program.leaves[i] for i in self._chosen.leaves)
         key_paths = self._program.key_paths
-        inputs = [TangentType.from_leaf(self._program.leaves[i], *key_paths[i]) for i in self._chosen.leaves]
-        # No method: `linear_map` passes it on, and must keep neither the program nor the caller's objects.
-        self.tangents = functools.partial(_input_tangents, self._program.name, self._chosen, inputs)
+        self._inputs = tuple(TangentType.from_leaf(self._program.leaves[i], *key_paths[i]) for i in self._chosen.leaves)
         self._output: Output | None = None
 
         def flat(primals: tuple[object, ...]) -> tuple[Any, list[Any]]:
@@ -160,6 +160,9 @@ class Differentiated:
 
         self.flat = named(flat, self._program)
 
+    def tangents(self, graphs: Sequence[object]) -> tuple[Any, ...]:
+        return _input_tangents(self._program.name, self._chosen, self._inputs, graphs)
+
     def linear_map(self) -> LinearMap:
         assert self._output is not None
         paths = self._output.graphdef.leaf_paths()
@@ -167,7 +170,7 @@ class Differentiated:
             TangentType.from_leaf(leaf, 0, path, f"value{path_text(path)}")
             for leaf, path in zip(self._output.leaves, paths, strict=True)
         )
-        return LinearMap(self._program.name, self._chosen, self.tangents, self._output.graphdef, shapes)
+        return LinearMap(self._program.name, self._chosen, self._inputs, self._output.graphdef, shapes)
 
     def results(self, second: object, outputs: Sequence[object]) -> tuple[Any, ...]:
         """Writes the changes back: (the value, `second`), followed by the auxiliary part with `has_aux`."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -144,7 +144,11 @@ def state_after(
     # The final nodes are those from before the trace, or new ones: `outcome.apply` changes the copies in place.
     final_leaves, graphdef, final_nodes = program.recorded(final_roots, result_parts)
     leaf_index = {id(placeholder): i for i, placeholder in enumerate(final_leaves)}
-    _refuse_computed_leaves(program, final_leaves, leaf_of.keys(), graphdef)
+    computed = next((i for i, placeholder in enumerate(final_leaves) if id(placeholder) not in leaf_of), None)
+    if computed is not None:
+        root, path = graphdef.leaf_places()[computed]
+        names = (*program.names, *("the result" for _ in range(root)))
+        raise StructureError(COMPUTED_BY_FLATTEN.format(name=program.name, path=place_name((root, path), names)))
     return StateAfter(
         program,
         Provenance(initial_graphdef, list(range(len(nodes)))),
@@ -158,16 +162,6 @@ def state_after(
         node_index,
         nodes,
     )
-
-
-def _refuse_computed_leaves(
-    program: Program, final_leaves: Sequence[object], known_ids: Collection[int], graphdef: _core.GraphDef
-) -> None:
-    computed = next((i for i, placeholder in enumerate(final_leaves) if id(placeholder) not in known_ids), None)
-    if computed is not None:
-        root, path = graphdef.leaf_places()[computed]
-        names = (*program.names, *("the result" for _ in range(root)))
-        raise StructureError(COMPUTED_BY_FLATTEN.format(name=program.name, path=place_name((root, path), names)))
 
 
 def _placeholder(leaf: object) -> Any:
