@@ -68,7 +68,7 @@ def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra
         return result
 
     def step(carry: None, x: Any) -> tuple[None, Any]:
-        return _call_without_carry(f, carry, x)
+        return carry, f(x)
 
     # The messages of `scan_layers` name the function that it is given.
     step.__name__ = getattr(f, "__name__", type(f).__name__)
