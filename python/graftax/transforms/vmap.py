@@ -317,9 +317,7 @@ def filter_vmap(
     call = call_first if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
     ignore_new_opaque = out_axes is ARRAYS or callable(out_axes)
     in_axes, out_axes = _axis_0 if in_axes is ARRAYS else in_axes, 0 if out_axes is ARRAYS else out_axes
-    if isinstance(in_axes, dict) and all(
-        isinstance(key, str) and key.isidentifier() for key in cast("dict[Any, Any]", in_axes)
-    ):
+    if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
         named_axes = cast("dict[str, Any]", in_axes)
 
         # Which position a name has is known when the arguments are bound.
@@ -355,6 +353,10 @@ def _with_arrays(out_axes: object, functions: Sequence[Callable[..., object]], o
     # Where `out_axes` does not fit the result, the error with the path is raised later.
     except ValueError:
         return result
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str) and key.isidentifier()
 
 
 def _axes_by_name(fun: Callable[..., object], axes: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
