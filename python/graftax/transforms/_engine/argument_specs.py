@@ -147,7 +147,7 @@ def trace_outputs(
                 leaf_spec = read.leaf_spec(leaf, LeafContext(lambda: _RESULT, tuple))
         input_leaf = program.untouched.get(i)
         # An unchanged leaf keeps the caller's array only if its spec is the same on both sides.
-        if input_leaf is not None and not _is_any(option, leaf_spec, [broadcast.leaf_specs[input_leaf]], leaf):
+        if input_leaf is not None and not _is_equivalent(option, leaf_spec, [broadcast.leaf_specs[input_leaf]], leaf):
             input_leaf = None
         output_leaves.append(OutputLeaf(name, leaf, leaf_spec, root > 0, input_leaf, root == 0 and i in in_values))
     # A returned operand keeps the arrays that it has, so its spec in the result has to agree with them.
@@ -178,11 +178,11 @@ def _check_returned(
         specs_by_id.setdefault(id(leaf), []).append(leaf_spec)
     for path, leaf, requested in zip(paths, result_specs.leaves, result_specs.leaf_specs, strict=True):
         specs = specs_by_id.get(id(leaf)) if path not in own_paths and path not in ignored else None
-        if specs and not _is_any(option, requested, specs, leaf):
+        if specs and not _is_equivalent(option, requested, specs, leaf):
             fields = {"entry": specs[0], "requested": requested, "inputs": keyword}
             raise StructureError(option.text(RETURNED_OTHERWISE, path=_RESULT + path_text(path), **fields))
 
 
-def _is_any(option: SpecOption, leaf_spec: object, specs: Sequence[object], leaf: object) -> bool:
+def _is_equivalent(option: SpecOption, leaf_spec: object, specs: Sequence[object], leaf: object) -> bool:
     """Is it equivalent to one of these specs? For axes, -1 and 1 may mean the same."""
     return any(option.canonical(leaf_spec, leaf) == option.canonical(spec, leaf) for spec in specs)
