@@ -3,4 +3,3 @@
 
 from graftax._export.program_file import load as load
 from graftax._export.program_file import save as save
-from graftax._export.structure_digest import digest as digest

@@ -114,12 +114,10 @@ def _store_in(folder: str | os.PathLike[str], min_seconds: float, max_bytes: int
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_owner(path)
-    except PermissionError as error:
-        if path.is_dir():
-            raise GraftaxError(OTHERS_MAY_WRITE.format(folder=path)) from error
-        warnings.warn(NO_FOLDER.format(folder=path, error=error), RecompileWarning, caller_level())
-        return None
     except OSError as error:
+        # A folder that is there and not trusted is an error; a program runs without one that cannot be made.
+        if isinstance(error, PermissionError) and path.is_dir():
+            raise GraftaxError(OTHERS_MAY_WRITE.format(folder=path)) from error
         warnings.warn(NO_FOLDER.format(folder=path, error=error), RecompileWarning, caller_level())
         return None
     return DiskStore(path, min_seconds, max_bytes)

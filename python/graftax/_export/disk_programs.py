@@ -7,6 +7,7 @@ The name of a program's file says what it is for: the read set, the structure of
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import sys
@@ -60,7 +61,7 @@ class FunctionPrograms:
         # By the key of a read set: the bindings that have to hold, or None where their values are constants.
         self._adopted: dict[str, _core.Reads | None] = {}
         self._refused = ""  # why the last read set was not adopted
-        self._last_found: tuple[Path, Saved] | None = None
+        self._last_found: tuple[Path | None, Saved | None] = (None, None)
 
     # ---- what the code reads
 
@@ -86,7 +87,7 @@ class FunctionPrograms:
             if table.entries and len(data["origins"]) != len(table.reads.names.origins):
                 self._refused = "its code reads other things"
                 continue
-            difference = self._comparing(data, lambda data: restore(data, table.reads))
+            difference = self._comparing(data, functools.partial(restore, reads=table.reads))
             if difference is not None:
                 self._refused = difference
                 continue
@@ -102,9 +103,11 @@ class FunctionPrograms:
         self.miss = NOTHING if paths else self._other_versions()
         for path in paths:
             data = self._unpickled(path)
-            text = None if data is None else self._comparing(data, lambda data: constants_difference(data, function))
-            if data is None or text is not None:
-                self._refused = text or self._refused
+            if data is None:
+                continue
+            difference = self._comparing(data, functools.partial(constants_difference, function=function))
+            if difference is not None:
+                self._refused = difference
                 continue
             self._adopted[path.stem] = None
             self._expect_numbers(table, path.stem)
@@ -182,10 +185,12 @@ class FunctionPrograms:
         numbers: SymbolicNumbers | None,
         outcomes: list[_core.Outcome] | None,
     ) -> Saved | None:
-        was_found = self._last_found is not None and self._last_found[0] == path and outcomes is None
-        saved = self._last_found[1] if was_found and self._last_found is not None else self._unpickled(path)
+        # A miss may ask twice: whether its numbers have to be symbolic, and then for the program.
+        last_path, last_saved = self._last_found
+        saved = last_saved if last_path == path and outcomes is None else self._unpickled(path)
         if saved is None or not _fits(saved, recording, numbers):
             return None
+        # Symbolic numbers: the file has all Outcomes of its entry, and each program the number of its own.
         number = None if numbers is not None else 0
         if outcomes is not None:
             number = add_outcome(outcomes, saved.outcomes[0])
@@ -195,7 +200,7 @@ class FunctionPrograms:
         except Exception as error:
             self._remove(path, error)
             return None
-        self._last_found = None if outcomes is not None else (path, saved)
+        self._last_found = (None, None) if outcomes is not None else (path, saved)
         return saved
 
     def _unpickled(self, path: Path) -> Any | None:
@@ -222,7 +227,7 @@ class FunctionPrograms:
 
     def used(self) -> None:
         """The program that was found last is run from now on."""
-        self._last_found = None
+        self._last_found = (None, None)
         if (table := self._table()) is not None:
             table.disk += 1
 
@@ -245,6 +250,7 @@ def _fits(saved: Saved, recording: _core.Recording, numbers: SymbolicNumbers | N
     leaves = list(recording.leaves)
     if not saved.guards.serves(leaves):
         return False
+    # A program without symbolic numbers has those of its call as constants, so it serves no call that has some.
     if numbers is None or saved.host is None:
         return numbers is None and saved.host is None
     if saved.host.leaves != numbers.leaves or not saved.host.serves([leaves[leaf] for leaf in numbers.leaves]):

@@ -29,7 +29,7 @@ from graftax._export.saved_entry import (
     saved_entry,
 )
 from graftax._export.structure_digest import collecting_digests, digest
-from graftax._jax import fast_dispatch
+from graftax._jax import cache_of_jax, fast_dispatch
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_guards import LeafGuards
 from graftax._jit.multihost_comparison import compares_hosts
@@ -104,25 +104,21 @@ class DiskStore:
         variants = [v for v in table.history.variants_of(entry) if v.has_program and not v.on_disk]
         if not variants:
             return
-        found = f"not found: {self._miss(caller)}"
+        on_disk: FunctionPrograms | None = getattr(table.loaded, "on_disk", None)
+        lookup = f"not found: {NOTHING if on_disk is None else on_disk.miss}"
         for variant in variants:
             # A reused program took its time in another variant of this history.
             equal = table.history.variants if variant.is_reused else [variant]
             if max(v.all_seconds for v in equal) < self.min_seconds:
-                variant.on_disk = f"{found}; not written: it took less than {self.min_seconds} s"
+                variant.on_disk = f"{lookup}; not written: it took less than {self.min_seconds} s"
                 continue
             try:
-                self.writer.submit(self._job(caller, entry, variant, found))
+                self.writer.submit(self._job(caller, entry, variant, lookup))
             except Exception as error:  # of a value that has no name in another process, or of user code
                 text = str(error) if isinstance(error, GraftaxError) else f"{type(error).__name__}: {error}"
-                variant.on_disk = f"{found}; not written: {text}"
+                variant.on_disk = f"{lookup}; not written: {text}"
 
-    @staticmethod
-    def _miss(caller: Jitted[..., Any]) -> str:
-        on_disk: FunctionPrograms | None = getattr(caller._table.loaded, "on_disk", None)
-        return on_disk.miss if on_disk is not None else NOTHING
-
-    def _job(self, caller: Jitted[..., Any], entry: _core.Entry, variant: Variant, found: str) -> Job:
+    def _job(self, caller: Jitted[..., Any], entry: _core.Entry, variant: Variant, lookup: str) -> Job:
         """The file of a program. What may change later is pickled here, in the thread of the call."""
         table, name = caller._table, caller._plan.name
         if (reads := table.reads) is None or (isinstance(reads, OfSymbols) and reads.constants is None):
@@ -157,7 +153,8 @@ class DiskStore:
         if not held.holds():
             raise GraftaxError(READS_CHANGED)
         tokens = list(map(signature_token, variant.signatures))
-        key = CallKey.of(fingerprint, variant_context(), settings, tokens, host.leaves if host is not None else None)
+        context, number_leaves = _core.settings_now()[0], host.leaves if host is not None else None
+        key = CallKey.of(fingerprint, context, settings, tokens, number_leaves)
         tag = "" if host is None and not any(saved.guards) else _tag(saved)
         on_disk, reads_key = self._programs_of(caller), key_of_data(read_data)
         header = {"numbers": sorted(saved.number_paths), "direct": fast_dispatch.status() == "on"}
@@ -170,27 +167,26 @@ class DiskStore:
             on_disk.environment,
             pickle.dumps((read_data, digests)),
             compiled,
-            found,
+            lookup,
         )
 
 
 def _donating(
     entry: _core.Entry, variant: Variant, settings: dict[str, str]
 ) -> tuple[list[Program], list[Variant]] | None:
-    """The programs that donate of an entry, which have been compiled in place of the one that does not."""
+    """The programs of an entry that donate, which were compiled in place of the one that does not."""
     tokens = list(map(signature_token, variant.signatures))
     programs: list[Program] = []
     for donating in entry.donor.made if entry.donor is not None else ():
         signatures = tuple(map(signature_token, donating.signatures))
         same_arrays = entry.host is not None or list(signatures) == tokens
         if same_arrays and None not in signatures and settings_texts(donating.settings) == settings:
-            programs.append(Program.from_donating(donating, signatures, settings))
+            # Hosts compare no program that donates, so it has no digest.
+            program = Program(signatures, settings, fast_dispatch.devices_of(donating.stage), "", donating.stage)
+            program.was_retrieved = cache_of_jax.may_be_loaded(donating.stage)
+            program.donating = donating.donated, donating.number
+            programs.append(program)
     return (programs, [variant]) if programs else None
-
-
-def variant_context() -> Any:
-    """The settings of JAX that are part of a cache key."""
-    return _core.settings_now()[0]
 
 
 def _tag(saved: Saved) -> str:

@@ -10,7 +10,7 @@ import io
 import pickle
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import jax
 import jax.export
@@ -75,22 +75,19 @@ _MAGIC = b"graftax.Exported 3\n"
 _MISSING, _RETURNED = -1, -2  # a captured leaf that nobody needs, and one that the program returns
 
 
-# The name, the signature, the graph and the layout of the arguments, and the Outcome. For each leaf and each node of
-# the trace its number among those of the arguments. How the arguments are recorded: a flag for each root, and the
-# patterns of `dynamic=`. Which outputs have weak types, since JAX's serialized form drops them. What the leaves
-# have to be.
-_Parts = tuple[
-    str,
-    inspect.Signature,
-    _core.GraphDef,
-    tuple[Any, ...],
-    _core.Outcome,
-    tuple[int, ...],
-    tuple[int, ...],
-    tuple[list[int], Sequence[str]],
-    tuple[bool, ...],
-    LeafGuards,
-]
+class _Parts(NamedTuple):
+    """What an exported function consists of, besides JAX's program."""
+
+    name: str
+    signature: inspect.Signature
+    graphdef: _core.GraphDef  # of the arguments
+    layout: tuple[Any, ...]
+    outcome: _core.Outcome
+    leaves: tuple[int, ...]  # for each leaf of the trace its number among those of the arguments
+    nodes: tuple[int, ...]  # the same for nodes
+    record_options: tuple[list[int], Sequence[str]]  # a flag for each root, and the patterns of `dynamic=`
+    weak: tuple[bool, ...]  # which outputs have weak types, since JAX's serialized form drops them
+    guards: LeafGuards
 
 
 class Exported(Generic[P, R]):
@@ -103,20 +100,8 @@ class Exported(Generic[P, R]):
     name: str
 
     def __init__(self, parts: _Parts, exported: jax.export.Exported) -> None:
-        (
-            self.name,
-            self._signature,
-            self._graphdef,
-            self._layout,
-            self._outcome,
-            self._leaves,
-            self._nodes,
-            self._record_options,
-            self._weak,
-            self._guards,
-        ) = parts
-        self._parts, self.exported = parts, exported
-        self._binds = Signature.of_parameters(self._signature)
+        self.name, self._parts, self.exported = parts.name, parts, exported
+        self._binds = Signature.of_parameters(parts.signature)
 
     @boundary
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -126,32 +111,30 @@ class Exported(Generic[P, R]):
             StructureError: if the arguments differ from those it was exported for, naming the paths.
             ValueError: if an array has another shape or dtype; names its path.
         """
-        roots, layout = _bound(self._signature, self._binds, args, kwargs)
+        parts = self._parts
+        roots, layout = _bound(parts.signature, self._binds, args, kwargs)
         names = self._binds.root_names(layout)
         remedy = "Export it again for these"
         leaves, nodes = match_structure(
-            self.name, self._graphdef, self._layout, names, roots, layout, self._record, "exported", remedy
+            self.name, parts.graphdef, parts.layout, names, roots, layout, self._record, "exported", remedy
         )
-        refuse_unguarded(self.name, self._guards, leaves, self._graphdef, names, "exported", remedy)
+        refuse_unguarded(self.name, parts.guards, leaves, parts.graphdef, names, "exported", remedy)
         try:
             result, written, captured = self.exported.call(*copy_numpy_leaves(leaves))
         except (TypeError, ValueError) as error:
-            rename_leaves(error, leaf_names(self._graphdef, names), flat="args")
+            rename_leaves(error, leaf_names(parts.graphdef, names), flat="args")
             raise
         # The Outcome counts leaves and nodes of the trace. The program returns those captured leaves that it needs.
         captured_leaves = iter(captured)
-        inputs = [leaves[i] if i >= 0 else next(captured_leaves) if i == _RETURNED else None for i in self._leaves]
-        result_nodes = [nodes[i] if i >= 0 else None for i in self._nodes]
-        outputs = [*result, *written]
-        outputs = [
-            as_weak(x) if weak else x for x, weak in zip(outputs, self._weak or [False] * len(outputs), strict=True)
-        ]
-        return cast(R, self._outcome.apply(outputs, inputs, result_nodes))
+        inputs = [leaves[i] if i >= 0 else next(captured_leaves) if i == _RETURNED else None for i in parts.leaves]
+        result_nodes = [nodes[i] if i >= 0 else None for i in parts.nodes]
+        outputs = [as_weak(x) if weak else x for x, weak in zip((*result, *written), parts.weak, strict=True)]
+        return cast(R, parts.outcome.apply(outputs, inputs, result_nodes))
 
     __call__ = call
 
     def _record(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> _core.Recording:
-        flags, texts = self._record_options
+        flags, texts = self._parts.record_options
         names = self._binds.root_names(layout)
         patterns = [argument_pattern(text, self.name, "dynamic=") for text in texts]
         dynamic = number_test(patterns, roots, names, flags, True)
@@ -167,11 +150,13 @@ class Exported(Generic[P, R]):
             UnpicklableError: for a value that cannot be saved; names its path.
         """
         program = self.exported.serialize(vjp_order=vjp_order)
-        for parameter in self._signature.parameters.values():
+        # The defaults are pickled with the rest as well; alone first, so that an error names the parameter.
+        for parameter in self._parts.signature.parameters.values():
             if parameter.default is not parameter.empty:
                 self._pickled(f"the default of {parameter.name}", parameter.default)
-        data = self._pickled("what its arguments and its result are made of", self._parts)
-        _check_identities(self.name, self._parts, pickle.loads(data))
+        # As a plain tuple, so that the bytes do not depend on the name of this class.
+        data = self._pickled("what its arguments and its result are made of", tuple(self._parts))
+        _check_identities(self._parts, _Parts(*pickle.loads(data)))
         content = pickle.dumps((data, bytes(program)))
         return bytearray(_MAGIC + hashlib.sha256(content).digest() + content)
 
@@ -199,8 +184,7 @@ class Exported(Generic[P, R]):
             raise StructureError(NOT_EXPORTED.format(error="their digest is different"))
         try:
             data, program = pickle.loads(content)
-            parts = pickle.loads(data)
-            return cls(parts, jax.export.deserialize(bytearray(program)))
+            return cls(_Parts(*pickle.loads(data)), jax.export.deserialize(bytearray(program)))
         except Exception as error:
             raise StructureError(NOT_EXPORTED.format(error=f"{type(error).__name__}: {error}")) from error
 
@@ -208,7 +192,7 @@ class Exported(Generic[P, R]):
         return (Exported.deserialize, (bytes(self.serialize()),))
 
     def __repr__(self) -> str:
-        return f"<graftax Exported {self.name}{self._signature}>"
+        return f"<graftax Exported {self.name}{self._parts.signature}>"
 
 
 @boundary
@@ -270,23 +254,10 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     own_leaves, own_graphdef = _core.record(own_roots, own_names, flags, own_layout, shapes=True, dynamic=dynamic)
     argument_leaf = _leaf_numbers(graphdef, range(skip, arguments))
 
-    # What is exported is a flat function of the arguments' leaves, in which the leaves of captures are constants.
     entry = build_entry(dataclasses.replace(call, plan=plan), staged=True)
-    constants = copy_numpy_leaves(recording.leaves)
     traces: list[tuple[_core.Outcome, list[int]]] = []
-
-    def flat(*arrays: Any) -> Any:
-        values = [
-            arrays[leaf] if leaf >= 0 else constant for leaf, constant in zip(argument_leaf, constants, strict=True)
-        ]
-        result, written, code = entry.compiled(*values)
-        outcome = entry.outcomes[_core.decode(code)]
-        # Captured leaves that the Outcome needs are results of the program, since the other process lacks them.
-        returned = sorted({i for i in outcome.inputs()[1] if argument_leaf[i] < 0})
-        traces.append((outcome, returned))
-        return result, written, tuple(jnp.asarray(values[i]) for i in returned)
-
-    flat.__name__ = flat.__qualname__ = plan.name
+    flat = _flat_function(entry, argument_leaf, copy_numpy_leaves(recording.leaves), traces)
+    flat.__name__ = flat.__qualname__ = plan.name  # JAX names the program after it
     program = jax.export.export(own_jit(flat), platforms=platforms, disabled_checks=disabled_checks)
     try:
         exported = _core.run_active(jitted, roots, entry.outcomes, recording, program, *own_leaves)
@@ -307,19 +278,35 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     _refuse_captured(plan.name, graphdef, names, outcome, argument_node)
     _refuse_dimensions(plan.name, outcome)
     weak = tuple(bool(getattr(aval, "weak_type", False)) for aval in exported.out_avals[: outcome.num_leaves])
-    parts = (
-        plan.name,
-        signature,
-        own_graphdef,
-        own_layout,
-        outcome,
-        tuple(argument_leaf),
-        tuple(argument_node),
-        record_options,
-        weak,
-        guards,
-    )
+    leaves, nodes = tuple(argument_leaf), tuple(argument_node)
+    parts = _Parts(plan.name, signature, own_graphdef, own_layout, outcome, leaves, nodes, record_options, weak, guards)
     return Exported(parts, exported)
+
+
+def _flat_function(
+    entry: _core.Entry,
+    argument_leaf: Sequence[int],
+    constants: Sequence[Any],
+    traces: list[tuple[_core.Outcome, list[int]]],
+) -> types.FunctionType:
+    """What is exported: a function of the arguments' leaves, in which those of captures are constants.
+
+    Args:
+        traces: gets the Outcome of each trace, and the captured leaves that it returns.
+    """
+
+    def flat(*arrays: Any) -> Any:
+        values = [
+            arrays[leaf] if leaf >= 0 else constant for leaf, constant in zip(argument_leaf, constants, strict=True)
+        ]
+        result, written, code = entry.compiled(*values)
+        outcome = entry.outcomes[_core.decode(code)]
+        # Captured leaves that the Outcome needs are results of the program, since the other process lacks them.
+        returned = sorted({i for i in outcome.inputs()[1] if argument_leaf[i] < 0})
+        traces.append((outcome, returned))
+        return result, written, tuple(jnp.asarray(values[i]) for i in returned)
+
+    return flat
 
 
 def _signature_of(function: types.FunctionType, skip: int) -> inspect.Signature:
@@ -412,29 +399,25 @@ def _refuse_captured(
 ) -> None:
     """Refuses captured objects that are changed or returned: later calls, in another process, do not have them."""
     returned, _, written = outcome.inputs()
-    for indices, error, text in (
-        (written, MutationError, CAPTURED_CHANGED),
-        (returned, StructureError, CAPTURED_RETURNED),
-    ):
-        for index in indices:
-            if argument_node[index] < 0:
-                structure = Structure(graphdef)
-                path = place_name(structure.root_path(structure.tracked[index]), names)
-                raise error(text.format(name=name, path=path))
+    # Changes first: an object that is changed and returned is refused for the change.
+    refused = [(index, MutationError, CAPTURED_CHANGED) for index in written]
+    refused += [(index, StructureError, CAPTURED_RETURNED) for index in returned]
+    for index, error, text in refused:
+        if argument_node[index] < 0:
+            structure = Structure(graphdef)
+            path = place_name(structure.root_path(structure.tracked[index]), names)
+            raise error(text.format(name=name, path=path))
 
 
-def _check_identities(name: str, parts: _Parts, loaded_parts: _Parts) -> None:
+def _check_identities(parts: _Parts, loaded: _Parts) -> None:
     """Checks that loading finds the same objects for values compared by identity: a copy would never match."""
-    if parts[2] != loaded_parts[2]:
-        differences = differences_text(
-            parts[2], loaded_parts[2], Signature.of_parameters(parts[1]).root_names(parts[3])
-        )
-        raise UnpicklableError(NOT_SAVED.format(name=name, what=f"\n{differences}\n", error=BY_IDENTITY))
-    for own_value, loaded in zip(parts[4].identities(), loaded_parts[4].identities(), strict=True):
-        if own_value is not loaded:
-            structure = Structure(parts[4])
+    if parts.graphdef != loaded.graphdef:
+        names = Signature.of_parameters(parts.signature).root_names(parts.layout)
+        differences = differences_text(parts.graphdef, loaded.graphdef, names)
+        raise UnpicklableError(NOT_SAVED.format(name=parts.name, what=f"\n{differences}\n", error=BY_IDENTITY))
+    for own_value, loaded_value in zip(parts.outcome.identities(), loaded.outcome.identities(), strict=True):
+        if own_value is not loaded_value:
+            structure = Structure(parts.outcome)
             paths = [keystr(structure.root_path(row)[1]) for row, value in structure.statics() if value is own_value]
-            path_text = paths[0] if paths else " as a key"
-            raise UnpicklableError(
-                NOT_SAVED.format(name=name, what=f"{short_text(own_value)}, result{path_text}", error=BY_IDENTITY)
-            )
+            what = f"{short_text(own_value)}, result{paths[0] if paths else ' as a key'}"
+            raise UnpicklableError(NOT_SAVED.format(name=parts.name, what=what, error=BY_IDENTITY))

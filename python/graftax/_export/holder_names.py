@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
@@ -42,10 +43,13 @@ def _wrapped_values(value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, types.FunctionType):
         names = ["__wrapped__", *(f"cell:{name}" for name in value.__code__.co_freevars)]
     for name in names:
-        try:
+        with contextlib.suppress(Exception):  # a class that answers for every attribute
             yield f"@{name}", unwrap(value, name)
-        except Exception:  # a class that answers for every attribute
-            continue
+
+
+def _may_wrap(value: object) -> bool:
+    # Objects of these three classes are not called themselves: a class or an instance gives what is.
+    return callable(value) or isinstance(value, (staticmethod, classmethod, property))
 
 
 def path_through_wrappers(start: object, function: object) -> str | None:
@@ -59,9 +63,7 @@ def path_through_wrappers(start: object, function: object) -> str | None:
             if value is function:
                 return path
             for name, wrapped in _wrapped_values(value):
-                if id(wrapped) not in visited and (
-                    callable(wrapped) or isinstance(wrapped, (staticmethod, classmethod, property))
-                ):
+                if id(wrapped) not in visited and _may_wrap(wrapped):
                     visited.add(id(wrapped))
                     next_level.append((f"{path}.{name}", wrapped))
         level = next_level
@@ -86,13 +88,9 @@ def holder_of(target: Any, bound_names: dict[int, tuple[Holder, Any]], modules: 
     if id(target) in bound_names:
         return bound_names[id(target)][0]
     for holder, value in list(bound_names.values()):
-        path = (
-            path_through_wrappers(value, target)
-            if callable(value) or isinstance(value, (staticmethod, classmethod, property))
-            else None
-        )
+        path = path_through_wrappers(value, target) if _may_wrap(value) else None
         if path is not None:
-            return _with_path(holder, path)
+            return (*holder[:-1], holder[-1] + path)
     return next((holder for name in modules if (holder := _in_module(name, target)) is not None), None)
 
 
@@ -102,17 +100,10 @@ def _in_module(module: str, function: object) -> Holder | None:
     classes = [value for value in scope.values() if isinstance(value, type) and value.__module__ == module]
     for name, attributes in [("", scope), *((cls.__qualname__, dict(vars(cls))) for cls in classes)]:
         for key, value in attributes.items():
-            if callable(value) or isinstance(value, (staticmethod, classmethod, property)):
-                path = path_through_wrappers(value, function)
-                if path is not None:
-                    return (module, name, key + path) if not name else (module, f"{name}.{key}{path}")
+            path = path_through_wrappers(value, function) if _may_wrap(value) else None
+            if path is not None:
+                return (module, f"{name}.{key}{path}") if name else (module, "", key + path)
     return None
-
-
-def _with_path(holder: Holder, path: str) -> Holder:
-    """A holder whose attribute name is extended by a path through wrappers."""
-    *prefix, name = holder
-    return (*prefix, name + path)
 
 
 def resolve(holder: Holder) -> Any:

@@ -197,14 +197,14 @@ def _variant(
 
 def _array_signature(token: Token) -> ArraySignature:
     shape, dtype, weak, placement = token
-    if placement == "anywhere":
-        return ArraySignature(shape, _dtype(dtype), weak, None, False)
-    if placement[0] != "on":
-        raise ValueError(placement)
-    device = next(device for device in jax.devices() if device.id == placement[1])
-    return ArraySignature(
-        shape, _dtype(dtype), weak, jax.sharding.SingleDeviceSharding(device, memory_kind=placement[2]), True
-    )
+    sharding = None
+    if placement != "anywhere":
+        # A mesh is not rebuilt here: the first call finds such a program by its digest.
+        if placement[0] != "on":
+            raise ValueError(placement)
+        device = next(device for device in jax.devices() if device.id == placement[1])
+        sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=placement[2])
+    return ArraySignature(shape, _dtype(dtype), weak, sharding, sharding is not None)
 
 
 def _dtype(text: str) -> Any:

@@ -19,13 +19,7 @@ from graftax._export.preloaded_entries import ProgramsOfFiles
 from graftax._export.program_key import environment
 from graftax._export.programs import Program, settings_tokens
 from graftax._export.read_set_data import as_data, restore
-from graftax._export.saved_entry import (
-    OTHER_SETTINGS,
-    Saved,
-    compiled_programs,
-    refuse_unknown_reads,
-    saved_entry,
-)
+from graftax._export.saved_entry import OTHER_SETTINGS, READS_UNKNOWN, Saved, compiled_programs, saved_entry
 from graftax._export.structure_data import Structured
 from graftax._export.structure_digest import PackedError, digest
 from graftax._jax import fast_dispatch
@@ -47,7 +41,8 @@ _MAGIC = b"graftax programs 8\n"
 def save(caller: Jitted[..., Any], path: str | os.PathLike[str]) -> int:
     """Writes the programs of a jitted function. Returns their number."""
     name, table = caller._plan.name, caller._table
-    refuse_unknown_reads(caller)
+    if table.reads is None or not caller._options.captured:
+        raise GraftaxError(READS_UNKNOWN.format(name=name))
     for entry in list(table.entries.values()):
         if hasattr(entry.compiled, "wait_until_compiled"):  # in the background
             entry.compiled.wait_until_compiled()
@@ -88,31 +83,30 @@ def save(caller: Jitted[..., Any], path: str | os.PathLike[str]) -> int:
 def load(caller: Jitted[..., Any], path: str | os.PathLike[str], report: ProgressCallback | None) -> int:
     """Adds the programs of a file to a jitted function. Returns their number: 0, with a warning, if they do not fit."""
     name, table = caller._plan.name, caller._table
-    saved: list[tuple[str, Any, Saved]] = []
-    header: dict[str, Any] = {}
+
+    def refuse(differences: str) -> int:
+        message = PROGRAMS_DO_NOT_FIT.format(path=path, name=name, differences=differences)
+        warnings.warn(message, RecompileWarning, caller_level())
+        return 0
+
     try:
         header, content = read_file(path)
     except DamagedError as error:
-        differences = [str(error)]
-    else:
-        # Compared before anything is unpickled.
-        current = {"name": name, **environment(caller)}
-        differences = [f"{k} was {header.get(k)}, is {v}" for k, v in current.items() if header.get(k) != v]
-        if not differences:
-            try:
-                reads, saved = pickle.loads(content)
-                _load_all(
-                    [program for _, _, program_set in saved for program in program_set.programs], report or Bar(name)
-                )
-            except Exception as error:
-                differences = [f"it cannot be read ({type(error).__name__}: {error})"]
-            else:
-                difference = _restore_reads(caller, reads)
-                differences = [difference] if difference else []
+        return refuse(str(error))
+    # Compared before anything is unpickled.
+    current = {"name": name, **environment(caller)}
+    differences = [f"{k} was {header.get(k)}, is {v}" for k, v in current.items() if header.get(k) != v]
     if differences:
-        message = PROGRAMS_DO_NOT_FIT.format(path=path, name=name, differences="; ".join(differences))
-        warnings.warn(message, RecompileWarning, caller_level())
-        return 0
+        return refuse("; ".join(differences))
+    try:
+        reads, pickled = pickle.loads(content)
+        saved: list[tuple[str, Any, Saved]] = pickled
+        _load_all([program for _, _, program_set in saved for program in program_set.programs], report or Bar(name))
+    except Exception as error:
+        return refuse(f"it cannot be read ({type(error).__name__}: {error})")
+    if (difference := _restore_reads(caller, reads)) is not None:
+        return refuse(difference)
+    # The process that saved them has tested direct calls with the same JAX and devices.
     if header.get("direct"):
         fast_dispatch.skip_self_test()
     for key, context, program_set in saved:

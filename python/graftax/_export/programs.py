@@ -17,9 +17,8 @@ from graftax._jax import cache_of_jax, fast_dispatch
 from graftax._jax.compilation import own_jit, pickling_avals
 from graftax._jax.settings import settings_of_traces
 from graftax._jax.tracers import has_tracer
-from graftax._jit.auto_donation import Donating
 from graftax._jit.flat_function import encode
-from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
+from graftax._jit.multihost_check import CrossHostCheck
 
 Token = tuple[Any, ...]
 _JitFunction = type(own_jit(len))
@@ -42,26 +41,6 @@ class Program:
     was_retrieved: bool = False
     # Of one with `donate="auto"`: the leaves that it donates, and the number of its Outcome, which its results lack.
     donating: tuple[tuple[int, ...], int] | None = None
-
-    @classmethod
-    def from_donating(
-        cls, compiled: Donating, signatures: tuple[Token | None, ...], settings: dict[str, str]
-    ) -> Program:
-        devices, donating = fast_dispatch.devices_of(compiled.stage), (compiled.donated, compiled.number)
-        was_retrieved = cache_of_jax.may_be_loaded(compiled.stage)
-        return cls(signatures, settings, devices, "", compiled.stage, was_retrieved=was_retrieved, donating=donating)
-
-    @classmethod
-    def from_stage(
-        cls,
-        stage: Any,
-        lowered: Any,
-        signatures: tuple[Token | None, ...],
-        settings: dict[str, str],
-        was_retrieved: bool,
-    ) -> Program:
-        program, devices = digest(program_text(lowered).encode()), fast_dispatch.devices_of(stage)
-        return cls(signatures, settings, devices, program, stage, was_retrieved=was_retrieved)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"stage": None, "parts": self.parts or self.packed(), "was_retrieved": False}
@@ -190,8 +169,7 @@ class Shipped:
     def parts_of(self, stage: Any) -> tuple[bytes, Any, Any] | None:
         """What was packed of an executable before it ran."""
         packed, self.packed = self.packed, None
-        is_this = packed is not None and packed[0] is fast_dispatch.executable_of(stage)
-        return packed[1] if packed is not None and is_this else None
+        return packed[1] if packed is not None and packed[0] is fast_dispatch.executable_of(stage) else None
 
     def stage_for(self, leaves: Sequence[Any]) -> Any:
         """The loaded executable for leaves like these, or None."""
@@ -206,7 +184,6 @@ class Shipped:
         return None
 
     def has_program(self, leaves: Sequence[Any]) -> bool:
-        """Is there one for leaves like these?"""
         return bool(all_fitting(self.programs, leaves))
 
 

@@ -14,7 +14,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftax._base.errors import GraftaxError
 from graftax._capture.bytecode import names_of
@@ -28,7 +28,7 @@ from graftax._export.holder_names import Holder, holder_of, resolve, value_at
 from graftax._export.value_token import registered_text, value_token
 from graftax._graph.pickling import JITTED
 
-_HELD = ("origins", "bindings", "functions", "attributes", "cells", "classes", "abstract")
+_HELD = ("origins", "bindings", "functions", "attributes", "cells", "classes", "abstract", "names", "subclasses")
 _TEXT = "of graftax"  # its hash shows the seed of hashes, PYTHONHASHSEED
 
 NOT_FOUND_ELSEWHERE = (
@@ -132,7 +132,7 @@ def _as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[st
         "origins": [(find_holder(origin.holder), origin.name, origin.assigned) for origin in reads.names.origins],
         "bindings": [(holder, key, _token_of_binding(resolve(holder), key)) for holder, key in bindings],
         "functions": [(find_holder(function), value_token(function)) for function in functions],
-        "attributes": [(holder, names) for holder, names in _attributes(reads, find_holder)],
+        "attributes": list(_attributes(reads, find_holder)),
         "cells": [(holder, key, value_token(_cell(resolve(holder), key).cell_contents)) for holder, key in cells],
         "hidden": sorted(reads.names.hidden),
         "assigned": sorted(reads.names.assigned_own),
@@ -160,12 +160,11 @@ def modules_of(data: dict[str, Any]) -> set[str]:
 
 def key_of_data(data: dict[str, Any]) -> str:
     """The same text for equal read sets, whatever the order in which names were met. The order of the roots counts."""
-    texts = [f"{name} {value if name == 'origins' else _sorted_text(value)}" for name, value in sorted(data.items())]
+    texts: list[str] = []
+    for name, value in sorted(data.items()):
+        is_unordered = isinstance(value, list) and name != "origins"
+        texts.append(f"{name} {sorted(map(repr, value)) if is_unordered else value!r}")  # pyright: ignore[reportUnknownArgumentType]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
-
-
-def _sorted_text(value: Any) -> str:
-    return repr(sorted(map(repr, value)) if isinstance(value, list) else value)
 
 
 def _attributes(reads: ReadSet, find_holder: Callable[[Any], Holder]) -> Iterator[tuple[Holder, list[str]]]:
@@ -199,83 +198,64 @@ def version_of(package: str) -> str | None:
         return getattr(sys.modules.get(package), "__version__", None)
 
 
-class _LocalReads(NamedTuple):
-    """The objects of this process that saved data names, each with the token or text that was saved for it."""
+def _resolved(data: dict[str, Any]) -> dict[str, list[Any]]:
+    """By kind, the objects of this process that saved data names, each with the token or text that was saved for it.
 
-    origins: list[Origin]
-    bindings: list[tuple[Any, str, str]]
-    functions: list[tuple[types.FunctionType, str]]
-    cells: list[tuple[types.FunctionType, str, str]]
-    classes: list[tuple[type, str]]
-    imported: list[tuple[str, str | None, str]]
-    attributes: list[tuple[types.FunctionType, list[str]]]
-    abstract: list[tuple[type, str]]
-    names: list[tuple[Any, tuple[str, ...]]]
-    subclasses: list[tuple[type, list[str]]]
+    Raises ImportError, AttributeError or KeyError for what is not there.
+    """
+    local = {kind: [(resolve(holder), *saved) for holder, *saved in data[kind]] for kind in _HELD}
+    return local | {"imported": [(resolve((module, "")), *saved) for module, *saved in data["imported"]]}
 
 
-def _find(data: dict[str, Any]) -> _LocalReads:
-    """Raises ImportError, AttributeError or KeyError for what is not there."""
-
-    def with_holders(kind: str) -> list[Any]:
-        return [(resolve(holder), *saved) for holder, *saved in data[kind]]
-
-    modules = [(resolve((module, "")), key, saved) for module, key, saved in data["imported"]]
-    return _LocalReads(
-        origins=[Origin(*origin) for origin in with_holders("origins")],
-        imported=[(key, value_token(value_at(module, key)), saved) for module, key, saved in modules],
-        **{kind: with_holders(kind) for kind in _LocalReads._fields if kind not in ("origins", "imported")},
-    )
-
-
-def _differences(data: dict[str, Any], local: _LocalReads) -> Iterator[str]:
+def _differences(data: dict[str, Any], local: dict[str, list[Any]]) -> Iterator[str]:
     """What is different in this process, as texts."""
     if data["hash"] not in (None, hash(_TEXT)):
         yield "strings have different hashes in this process (PYTHONHASHSEED)"
     for package, saved in data["versions"].items():
         if (version := version_of(package)) != saved:
             yield f"{package} was {saved}, is {version}"
-    for holder, name, saved in local.bindings:
+    for holder, name, saved in local["bindings"]:
         if _token_of_binding(holder, name) != saved:
             yield f"{Origin(holder, name).text()} is different"
-    for key, token, saved in local.imported:
-        if token != saved:
+    for scope, key, saved in local["imported"]:
+        if value_token(value_at(scope, key)) != saved:
             yield f"{key}, which its code imports, is different"
-    compared: list[tuple[list[Any], Callable[[Any], Any], str]] = [
-        (local.functions, value_token, "function {} is different"),
-        (local.classes, value_token, "class {} is different, or has other classes registered"),
-        (local.abstract, registered_text, "class {} has other classes registered"),
-        (local.names, _names_of, "{} has another name or docstring"),
-        (local.subclasses, _subclasses_of, "class {} has other subclasses"),
-        (local.attributes, attribute_names, "function {} has other attributes"),
+    compared: list[tuple[str, Callable[[Any], Any], str]] = [
+        ("functions", value_token, "function {} is different"),
+        ("classes", value_token, "class {} is different, or has other classes registered"),
+        ("abstract", registered_text, "class {} has other classes registered"),
+        ("names", _names_of, "{} has another name or docstring"),
+        ("subclasses", _subclasses_of, "class {} has other subclasses"),
+        ("attributes", attribute_names, "function {} has other attributes"),
     ]
-    for pairs, describe, text in compared:
-        for value, saved in pairs:
+    for kind, describe, text in compared:
+        for value, saved in local[kind]:
             if describe(value) != saved:
                 yield text.format(value.__qualname__)
-    for function, name, saved in local.cells:
+    for function, name, saved in local["cells"]:
         if value_token(_cell(function, name).cell_contents) != saved:
             yield f"{name}, a variable of {function.__qualname__}, is different"
 
 
 def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     """Fills an empty read set with saved data. Returns the first difference to this process, or None."""
-    return difference(data) or _fill(reads, _find(data), data["hidden"])
+    return difference(data) or _fill(reads, _resolved(data), data["hidden"])
 
 
 def difference(data: dict[str, Any]) -> str | None:
     """The first difference of this process from saved data, or None."""
     try:
-        return next(_differences(data, _find(data)), None)
+        return next(_differences(data, _resolved(data)), None)
     except (ImportError, AttributeError, KeyError) as error:
         return f"something that its code reads is not there: {error}"
 
 
-def _fill(reads: ReadSet, local: _LocalReads, hidden: Iterable[Any]) -> str | None:
-    order = {origin.what: i for i, origin in enumerate(local.origins)}
+def _fill(reads: ReadSet, local: dict[str, list[Any]], hidden: Iterable[Any]) -> str | None:
+    origins = [Origin(*origin) for origin in local["origins"]]
+    order = {origin.what: i for i, origin in enumerate(origins)}
     if not {origin.what for origin in reads.names.origins} <= order.keys():
         return "its code reads other things"
-    for origin in local.origins:
+    for origin in origins:
         if origin.assigned:
             reads.names.assign(origin)
         elif not any(existing.what == origin.what for existing in reads.names.origins):
@@ -297,24 +277,24 @@ def _subclasses_of(cls: type) -> list[str]:
     return [f"{subclass.__module__}.{subclass.__qualname__}" for subclass in type.__subclasses__(cls)]
 
 
-def _note(reads: ReadSet, local: _LocalReads) -> None:
-    for holder, name, _ in local.bindings:
+def _note(reads: ReadSet, local: dict[str, list[Any]]) -> None:
+    for holder, name, _ in local["bindings"]:
         if isinstance(holder, types.FunctionType):  # a keyword default
             reads.names.note_keywords(holder)
         else:
             reads.names.bind(holder, name)
-    for function, _ in local.functions:
+    for function, _ in local["functions"]:
         reads.names.functions.setdefault(id(function), function)
         reads.known.add(function.__code__, function.__globals__)
-    for function, name, _ in local.cells:
+    for function, name, _ in local["cells"]:
         cell = _cell(function, name)
         reads.names.cells[id(cell)] = cell, function
-    reads.attributes.classes.update(dict.fromkeys(cls for cls, _ in local.classes))
+    reads.attributes.classes.update(dict.fromkeys(cls for cls, _ in local["classes"]))
     reads.names.compared = None
-    for function, _ in local.attributes:
+    for function, _ in local["attributes"]:
         reads.note_function(function)
-    reads.attributes.expect_questions(names=bool(local.names), subclasses=bool(local.subclasses))
-    reads.abstract_classes.note(tuple(cls for cls, _ in local.abstract))
+    reads.attributes.expect_questions(names=bool(local["names"]), subclasses=bool(local["subclasses"]))
+    reads.abstract_classes.note(tuple(cls for cls, _ in local["abstract"]))
 
 
 def _is_users(holder: object) -> bool:

@@ -12,15 +12,14 @@ import jax
 import numpy as np
 
 from graftax import _core
-from graftax._base.errors import GraftaxError
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._explain import ArraySignature, Variant, array_signatures
 from graftax._export.programs import Program, Shipped, signature_token
 from graftax._export.structure_data import Structured
 from graftax._graph.structure import place_name
-from graftax._jax import cache_of_jax
-from graftax._jit.jitted import Jitted
+from graftax._jax import cache_of_jax, fast_dispatch
 from graftax._jit.leaf_guards import LeafGuards
+from graftax._jit.multihost_check import digest, program_text
 
 OTHER_SETTINGS = (
     "it was compiled under other settings of JAX, or for arrays that are placed differently. Call it under these "
@@ -57,8 +56,8 @@ class Saved:
 def saved_entry(entry: _core.Entry, programs: list[Program], graphdef: _core.GraphDef, names: tuple[str, ...]) -> Saved:
     """An entry with these programs of it, without its structure."""
     host: HostProgram | None = entry.host
-    leaf_paths = graphdef.leaf_places()
-    paths = frozenset(place_name(leaf_paths[leaf], names) for leaf in (host.leaves if host is not None else ()))
+    places = graphdef.leaf_places()
+    paths = frozenset(place_name(places[leaf], names) for leaf in (host.leaves if host is not None else ()))
     outcomes = list(entry.outcomes)
     numbers = [outcome.numbers for outcome in outcomes]
     return Saved(outcomes, programs, host, paths, None, numbers, LeafGuards.of(entry))
@@ -84,7 +83,8 @@ def compiled_programs(
         lowered = _lowered(entry, signatures)
         stage = stage or lowered.compile()
         was_retrieved = cache_of_jax.may_be_loaded(stage) if variant.is_reused else variant.was_retrieved
-        program = Program.from_stage(stage, lowered, tokens, settings, was_retrieved)
+        devices, text_digest = fast_dispatch.devices_of(stage), digest(program_text(lowered).encode())
+        program = Program(tokens, settings, devices, text_digest, stage, was_retrieved=was_retrieved)
         if isinstance(entry.compiled, Shipped) and not was_retrieved:
             program.parts = entry.compiled.parts_of(stage)
         programs.append(program)
@@ -116,9 +116,3 @@ def _lowered(entry: _core.Entry, signatures: tuple[ArraySignature, ...]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # JAX's warnings of donation, shown when the program was first compiled
         return entry.compiled.lower(tuple(specs)) if entry.tupled else entry.compiled.lower(*specs)
-
-
-def refuse_unknown_reads(caller: Jitted[..., Any]) -> None:
-    """Raises GraftaxError if it is not known what a function reads."""
-    if caller._table.reads is None or not caller._options.captured:
-        raise GraftaxError(READS_UNKNOWN.format(name=caller._plan.name))

@@ -169,7 +169,7 @@ def registered_text(cls: type) -> str:
 
 def library_name(value: Any) -> str | None:
     """The name of an object that a library's module has under the object's own name; the version says the rest."""
-    if not isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) and not callable(value):
+    if not callable(value):
         return None
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     scope = getattr(sys.modules.get(module), "__dict__", None) if isinstance(module, str) else None
