@@ -10,8 +10,7 @@ from pathlib import Path
 MODELS = ("equinox", "nnx", "plain")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
+def _parser() -> argparse.ArgumentParser:
     about = "Scripts under graftax, the demo, benchmarks and diagnosis."
     parser = argparse.ArgumentParser(prog="python -m graftax", description=about)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -60,9 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     smaller.add_argument("--timeout", type=float, default=60, help="seconds for each part, with --crash and --hang")
     smaller.add_argument("--out", type=Path, help="the script; by default beside the file, as .py")
+    return parser
 
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    parser = _parser()
     # What follows a script's name, or the command of the benchmarks, is for them.
     options, further = parser.parse_known_args(argv)
+    # Each command imports what it needs: the libraries of the demo need not be installed for the others.
     if options.command == "run":
         from graftax._cli.run import run as run_script
 

@@ -32,8 +32,6 @@ _LIBRARIES = ("equinox", "flax.nnx")  # patched once they are imported
 _KEEP_THEIR_OWN = ("jax", "jaxlib", "graftax", *_LIBRARIES)
 _OF_NNX_ALONE = ("graph", "graph_updates")  # options of nnx.jit that say how it splits graphs
 
-_NUMBERS = (int, float, complex)
-
 # What stood at the names.
 _patched: list[tuple[types.ModuleType, str, Any]] = []
 _counts = {True: 0, False: 0}  # of replaced functions: were they refused?
@@ -72,15 +70,13 @@ class Replacement(StandsForCompiled):
     errors of the original.
     """
 
-    def __init__(
-        self, function: Any, name: str, original: Callable[[Any], Any], replaced: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, function: Any, request: Request) -> None:
         functools.update_wrapper(self, function)
-        self._name, self._original, self.refusal = name, original, ""
-        original(function)  # raises for options that the original refuses
+        self._name, self._original, self.refusal = request.name, request.original, ""
+        request.original(function)  # raises for options that the original refuses
         _counts[False] += 1
         try:
-            self._compiled = replaced(function)
+            self._compiled = request.replaced(function)
         except (GraftaxError, TypeError) as error:
             self._fall_back(error)
 
@@ -166,14 +162,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _have_numbers(arguments: Any) -> bool:
-    return any(isinstance(leaf, (*_NUMBERS, jax.ShapeDtypeStruct)) for leaf in _leaves(arguments))
-
-
-def _leaves(values: Any) -> list[Any]:
     try:
-        return jax.tree.leaves(values)
+        leaves = jax.tree.leaves(arguments)
     except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take them
-        return []
+        return False
+    return any(isinstance(leaf, (int, float, complex, jax.ShapeDtypeStruct)) for leaf in leaves)
 
 
 class Request(NamedTuple):
@@ -194,8 +187,7 @@ def install() -> None:
 
 
 def _replacement(function: Any, request: Request) -> Replacement:
-    kind = PjitFunction if request.name == "jax.jit" else Replacement
-    return kind(function, request.name, request.original, request.replaced)
+    return (PjitFunction if request.name == "jax.jit" else Replacement)(function, request)
 
 
 def patch_names(wrap: Wrap) -> None:

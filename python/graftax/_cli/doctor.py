@@ -95,21 +95,19 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _locations() -> list[tuple[str, str]]:
-    return [
-        ("package", str(Path(__file__).parents[1])),
-        ("extension", str(_core.__file__)),
-        ("devices", _devices()),
-        ("processes", _processes()),
-    ]
+    locations = [("package", str(Path(__file__).parents[1])), ("extension", str(_core.__file__))]
+    # JAX raises where it finds no device, or not the one that was asked for.
+    for name, describe in (("devices", _devices), ("processes", _processes)):
+        try:
+            locations.append((name, describe()))
+        except RuntimeError as error:
+            locations.append((name, f"none: {error}"))
+    return locations
 
 
 def _devices() -> str:
-    try:
-        devices = cast("list[Any]", jax.devices())  # pyright: ignore[reportUnknownMemberType]
-    except RuntimeError as error:
-        return f"none: {error}"
     kinds: dict[str, list[str]] = {}
-    for device in devices:
+    for device in cast("list[Any]", jax.devices()):  # pyright: ignore[reportUnknownMemberType]
         kinds.setdefault(f"{device.device_kind} ({device.platform})", []).append(str(device.id))
     return "; ".join(
         f"{len(ids)} {device_kind}: {', '.join(ids[:8])}{' …' * (len(ids) > 8)}" for device_kind, ids in kinds.items()
@@ -117,36 +115,29 @@ def _devices() -> str:
 
 
 def _processes() -> str:
-    try:
-        return f"{jax.process_count()}, this one is {jax.process_index()}"
-    except RuntimeError as error:
-        return f"none: {error}"
+    return f"{jax.process_count()}, this one is {jax.process_index()}"
 
 
 def _in_force() -> list[tuple[str, str]]:
     settings = [f"{name}={value}" for name, value in _unusual_settings()]
     variables = [
-        f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("GRAFTAX_", "XLA_FLAGS"))
+        f"{name}={os.environ[name]}"
+        for prefixes in (("GRAFTAX_", "XLA_FLAGS"), ("JAX_",))
+        for name in sorted(os.environ)
+        if name.startswith(prefixes)
     ]
-    variables += [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("JAX_")]
+    features_off = [f"{feature}: JAX has no {name}" for feature, name in lacking.items()]
+    shown_frames = "all frames" if os.environ.get("GRAFTAX_TRACEBACK") == "full" else "the user's frames"
     return [
         ("direct calls", fast_dispatch.status()),
-        (
-            "off",
-            "; ".join(f"{feature}: JAX has no {name}" for feature, name in lacking.items()) or "nothing else",
-        ),
+        ("off", "; ".join(features_off) or "nothing else"),
         ("reads of helpers", _core.frames_unknown() or "seen"),
         ("comparing hosts", multihost_comparison.status()),
-        ("tracebacks", _tracebacks()),
+        ("tracebacks", f"{shown_frames}; JAX: {filtering_mode()}"),
         ("settings of JAX", ", ".join(settings) or "as usual"),
         ("environment", ", ".join(variables) or "nothing of graftax's or JAX's"),
         ("watched by", ", ".join(_observers()) or "no tracer, profiler or debugger"),
     ]
-
-
-def _tracebacks() -> str:
-    shown = "all frames" if os.environ.get("GRAFTAX_TRACEBACK") == "full" else "the user's frames"
-    return f"{shown}; JAX: {filtering_mode()}"
 
 
 def _unusual_settings() -> Iterator[tuple[str, Any]]:

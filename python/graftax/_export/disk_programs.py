@@ -26,7 +26,7 @@ from graftax._explain import array_signatures
 from graftax._export.constant_reads import constants_difference
 from graftax._export.disk_writer import PROGRAM, READS
 from graftax._export.program_file import read_file, read_header
-from graftax._export.program_key import CallKey
+from graftax._export.program_key import call_key
 from graftax._export.programs import all_fitting, settings_tokens, signature_token
 from graftax._export.read_set_data import modules_of, restore
 from graftax._export.saved_entry import Saved
@@ -166,11 +166,11 @@ class FunctionPrograms:
             return None
         number_leaves = numbers.leaves if numbers is not None else None
         tokens = list(map(signature_token, array_signatures(recording.leaves)))
-        key = CallKey.of(fingerprint, context, settings_tokens(), tokens, number_leaves)
-        paths = [path for reads in adopted for path in self._paths(PROGRAM, f"{reads}-{key.structure}-")]
+        structure, arrays = call_key(fingerprint, context, settings_tokens(), tokens, number_leaves)
+        paths = [path for reads in adopted for path in self._paths(PROGRAM, f"{reads}-{structure}-")]
         for path in paths:
             # The name of a file is its read set, the structure, the arrays, and the guards if it has any.
-            if path.stem.split("-")[2] == key.arrays and (saved := self._loaded(path, recording, numbers, outcomes)):
+            if path.stem.split("-")[2] == arrays and (saved := self._loaded(path, recording, numbers, outcomes)):
                 with contextlib.suppress(OSError):  # the least recently used are removed first
                     os.utime(path)
                     os.utime(path.with_name(path.name.partition("-")[0] + READS))

@@ -18,7 +18,7 @@ from graftax._export.constant_reads import ConstantReads, constants_data
 from graftax._export.disk_programs import NOTHING, FunctionPrograms
 from graftax._export.disk_writer import PROGRAM, READS, Job, Writer
 from graftax._export.preloaded_entries import ProgramsOfFiles
-from graftax._export.program_key import CallKey, environment, folder_name
+from graftax._export.program_key import call_key, environment, folder_name
 from graftax._export.programs import Program, Shipped, settings_tokens, signature_token
 from graftax._export.read_set_data import as_data, key_of_data
 from graftax._export.saved_entry import (
@@ -154,12 +154,12 @@ class DiskStore:
             raise GraftaxError(READS_CHANGED)
         tokens = list(map(signature_token, variant.signatures))
         context, number_leaves = _core.settings_now()[0], host.leaves if host is not None else None
-        key = CallKey.of(fingerprint, context, settings, tokens, number_leaves)
+        key = call_key(fingerprint, context, settings, tokens, number_leaves)
         tag = "" if host is None and not any(saved.guards) else _tag(saved)
         on_disk, reads_key = self._programs_of(caller), key_of_data(read_data)
         header = {"numbers": sorted(saved.number_paths), "direct": fast_dispatch.status() == "on"}
         return Job(
-            on_disk.folder / (key.file_name(reads_key, tag) + PROGRAM),
+            on_disk.folder / ("-".join(filter(None, (reads_key, *key, tag))) + PROGRAM),
             header,
             saved_pickle,
             programs,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import os
@@ -57,34 +56,22 @@ def short_digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-@dataclasses.dataclass(frozen=True)
-class CallKey:
-    """What a program is for, besides the function and its read set: the structure, and arrays with settings of JAX."""
+def call_key(
+    fingerprint: str,
+    context: Any,
+    settings: dict[str, str],
+    tokens: Sequence[Token | None],
+    number_leaves: Sequence[int] | None,
+) -> tuple[str, str]:
+    """What a program is for, besides the function and its read set: (the structure, arrays with settings of JAX).
 
-    structure: str
-    arrays: str
-
-    @classmethod
-    def of(
-        cls,
-        fingerprint: str,
-        context: Any,
-        settings: dict[str, str],
-        tokens: Sequence[Token | None],
-        number_leaves: Sequence[int] | None,
-    ) -> CallKey:
-        """The key of a call. The arrays of one with symbolic numbers are compared when the file is read.
-
-        Args:
-            fingerprint: of the structure.
-            number_leaves: the leaves that are symbolic numbers; None if there are none.
-        """
-        arrays = tokens if number_leaves is None else ("symbolic", *number_leaves)
-        return cls(short_digest(fingerprint), short_digest(context, sorted(settings.items()), tuple(arrays)))
-
-    def file_name(self, reads: str, variant: str) -> str:
-        """Without its suffix."""
-        return "-".join(filter(None, (reads, self.structure, self.arrays, variant)))
+    Args:
+        fingerprint: of the structure.
+        number_leaves: the leaves that are symbolic numbers; None if there are none.
+    """
+    # The arrays of a call with symbolic numbers are compared when the file is read.
+    arrays = tokens if number_leaves is None else ("symbolic", *number_leaves)
+    return short_digest(fingerprint), short_digest(context, sorted(settings.items()), tuple(arrays))
 
 
 def folder_name(caller: Jitted[..., Any], environment: dict[str, Any]) -> str:

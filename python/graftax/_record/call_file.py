@@ -123,14 +123,14 @@ def _call_data(call: Snapshot) -> dict[str, Any]:
         "cells": signature.cells,
         "globals": signature.globals,
         "origins": [_origin_data(origin) for origin in signature.origins],
-        "shardings": [(i, x.sharding) for i, x in enumerate(call.leaves) if isinstance(x, jax.Array) and _is_placed(x)],
+        # Of arrays whose devices the user chose. Any other one goes to the default device of the process that replays.
+        "shardings": [
+            (i, x.sharding)
+            for i, x in enumerate(call.leaves)
+            if isinstance(x, jax.Array) and (x.committed or len(x.sharding.device_set) > 1)
+        ],
         "draws": call.draws,
     }
-
-
-def _is_placed(array: jax.Array) -> bool:
-    """Did the user choose its devices? Any other array goes to the default device of the process that replays."""
-    return array.committed or len(array.sharding.device_set) > 1
 
 
 def _origin_data(origin: Origin) -> tuple[Any, str | None, bool] | None:
@@ -254,9 +254,8 @@ def _constants(reads: ReadSet | None) -> Iterator[tuple[Any, str, Any]]:
         if isinstance(holder, type):
             is_users_own = is_users_class(holder) and name in vars(holder)
         else:
-            is_users_own = (
-                type(holder) is dict and "__name__" in holder and is_users_scope(cast("dict[str, Any]", holder))
-            )
+            scope = cast("dict[str, Any]", holder) if type(holder) is dict else {}
+            is_users_own = "__name__" in scope and is_users_scope(scope)
         value = value_at(holder, name) if is_users_own else MISSING
         if type(value) in _PLAIN and not name.startswith("__"):
             # A holder that no other process finds is left out: the replay uses the value that it has there.
@@ -289,11 +288,12 @@ def _is_installed(folder: str) -> bool:
 
 def _script(line: int | None) -> dict[str, Any] | None:
     """The file of the script, and the line of its statement that made the call; or the cells of a notebook."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     file = main_file()
     if file is None:
         cells = known_cells()
         return {"file": None, "cells": cells} if cells else None
+    # `python -m package.module` gives the script a package, which its relative imports need.
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return {"file": file, "line": line, "package": getattr(spec, "parent", None), "argv": sys.argv}
 
 

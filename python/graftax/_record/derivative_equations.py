@@ -20,12 +20,12 @@ def is_of_derivative(equation: JaxprEqn, levels: Sequence[tuple[Any, Enclosing |
     Args:
         levels: the programs around the equation, outermost first, each with the equation in it that is run.
     """
-    inner: JaxprEqn | _Outputs = equation
+    outvars: Sequence[Any] = equation.outvars
     is_transposed = False
     # From the innermost program outwards: the outputs that are reached are then those of the enclosing equation.
     for index in reversed(range(len(levels))):
         jaxpr = levels[index][0]
-        reached, has_transposed, has_dead_end = _reach(jaxpr, inner)
+        reached, has_transposed, has_dead_end = _reach(jaxpr, outvars)
         is_transposed |= has_transposed
         # It reaches an equation whose outputs nobody uses, such as a callback: that belongs to the function.
         if has_dead_end:
@@ -35,24 +35,21 @@ def is_of_derivative(equation: JaxprEqn, levels: Sequence[tuple[Any, Enclosing |
             return is_transposed and not reached
         if not reached:
             return is_transposed
-        inner = _Outputs([enclosing.equation.outvars[i] for i in reached if i < len(enclosing.equation.outvars)])
+        outvars = [enclosing.equation.outvars[i] for i in reached if i < len(enclosing.equation.outvars)]
     return False
 
 
-class _Outputs:
-    """Some outputs of an equation."""
+def _reach(jaxpr: Any, outvars: Sequence[Any]) -> tuple[list[int], bool, bool]:
+    """(outputs that are reached without transposed equations, is one of these met, does a path end nowhere).
 
-    def __init__(self, outvars: list[Any]) -> None:
-        self.outvars = outvars
-
-
-def _reach(jaxpr: Any, equation: JaxprEqn | _Outputs) -> tuple[list[int], bool, bool]:
-    """(outputs that are reached without transposed equations, is one of these met, does a way end nowhere)."""
-    todo = {id(v) for v in equation.outvars}
+    Args:
+        outvars: where the paths begin.
+    """
+    todo = {id(v) for v in outvars}
     outputs = {id(v) for v in jaxpr.outvars}
     has_transposed = has_dead_end = False
     used: set[int] = set()
-    reached: list[JaxprEqn | _Outputs] = [equation]
+    steps = [outvars]
     for consumer in jaxpr.eqns:
         operands = {id(v) for v in consumer.invars} & todo
         if not operands:
@@ -62,7 +59,7 @@ def _reach(jaxpr: Any, equation: JaxprEqn | _Outputs) -> tuple[list[int], bool, 
             has_transposed = True
         else:
             todo |= {id(v) for v in consumer.outvars}
-            reached.append(consumer)
-    for step in reached:
-        has_dead_end |= not any(id(v) in used or id(v) in outputs for v in step.outvars)
+            steps.append(consumer.outvars)
+    for step in steps:
+        has_dead_end |= not any(id(v) in used or id(v) in outputs for v in step)
     return [i for i, v in enumerate(jaxpr.outvars) if id(v) in todo], has_transposed, has_dead_end

@@ -110,22 +110,19 @@ def _failure(fails: object, tolerance: float | None) -> Failure:
 def _proven(smallest: SmallestPart, script: str, custom: Custom | None) -> str:
     """Writes the script, readable if possible, and runs it; returns its text."""
     if not smallest.texts:
-        operations = ", ".join(smallest.operations)
-        error = smallest.unwritable
-        raise GraftaxError(
-            NOT_WRITTEN.format(name=smallest.name, operations=operations, error=error, cause=smallest.cause)
-        )
+        operations, error = ", ".join(smallest.operations), smallest.unwritable
+        message = NOT_WRITTEN.format(name=smallest.name, operations=operations, error=error, cause=smallest.cause)
+        raise GraftaxError(message)
     output = ""
     for text in smallest.texts:
         Path(script).write_text(text, encoding="utf-8")
         run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-        # A script may also fail for another reason than the part: its sign has to be in what it writes.
-        has_failed = bool(run.returncode) and _has_sign(run.stderr, smallest.sign)
-        if has_failed if custom is None else custom.is_shown_in(script):
+        # A script may also fail for another reason than the part: its sign has to be in what it writes. A process
+        # that is ended from outside of Python writes no traceback.
+        has_sign = (
+            smallest.sign in run.stderr if smallest.sign else "Traceback (most recent call last)" not in run.stderr
+        )
+        if (bool(run.returncode) and has_sign) if custom is None else custom.is_shown_in(script):
             return text
         output = run.stdout + run.stderr + (FALSE if custom is not None else "")
     raise GraftaxError(NOT_PROVEN.format(path=script, output=output))
-
-
-def _has_sign(output: str, sign: str) -> bool:
-    return sign in output if sign else "Traceback (most recent call last)" not in output

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,8 +21,11 @@ from graftax._record.derivative_equations import is_of_derivative
 from graftax._record.nonfinite_report import Enclosing, Origin, origin_of_constant, origin_of_equation
 from graftax._record.origin_marks import MOST_BITS, Value, are_finite, bits, is_floating, merge, move
 
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"})
-WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+# Calls, also those with a rule for their derivative: the rule is used when JAX differentiates, and not when it runs.
+_CALLS = frozenset(
+    ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2")
+    + ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+)
 _DETAILED = 8  # iterations of one loop that are opened; for later ones the marks of the inputs say enough
 
 Jaxpr = Any
@@ -43,14 +48,14 @@ class Interpreter:
             values[variable] = Value(constant)
         nonfinite_constants = {variable for variable in jaxpr.constvars if not are_finite(values[variable].data)}
         last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not is_literal(v)}
-        outputs_of_program = {v for v in jaxpr.outvars if not is_literal(v)}
+        results = {v for v in jaxpr.outvars if not is_literal(v)}
         for i, equation in enumerate(jaxpr.eqns):
             operands = [self._read(equation, jaxpr, values, nonfinite_constants, v) for v in equation.invars]
             outputs = self._equation(jaxpr, equation, operands)
             values.update(zip(equation.outvars, outputs, strict=True))
             # A value lives until its last use, as in the compiled program: intermediate arrays do not pile up.
             for v in equation.invars:
-                if not is_literal(v) and last_use.get(v) == i and v not in outputs_of_program:
+                if not is_literal(v) and last_use.get(v) == i and v not in results:
                     values.pop(v, None)
         return [Value(v.val) if is_literal(v) else values[v] for v in jaxpr.outvars]
 
@@ -108,17 +113,14 @@ class Interpreter:
     # ---- one equation
 
     def _equation(self, jaxpr: Jaxpr, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
         if name in ("debug_callback", "debug_print"):  # it has printed when the call was made
             return []
-        if name in CALLS or name in WITH_RULES:
-            inner = first_param(params, "jaxpr", "call_jaxpr", "fun_jaxpr")
-            if inner is not None:
-                return self._inside(jaxpr, Enclosing(equation), lambda: self._closed(inner, inputs))
+        if (inner := called_program(equation)) is not None:
+            return self._inside(jaxpr, Enclosing(equation), lambda: self._closed(inner, inputs))
         if name == "cond":
-            # An index out of range takes the first or the last branch, as in JAX.
-            number = int(np.clip(int(inputs[0].data), 0, len(params["branches"]) - 1))
-            branch = params["branches"][number]
+            number = branch_number(equation, inputs[0].data)
+            branch = equation.params["branches"][number]
             return self._inside(jaxpr, Enclosing(equation, number), lambda: self._closed(branch, inputs[1:]))
         has_refs = any(isinstance(x.data, ref_types) for x in inputs)
         if has_refs:
@@ -139,9 +141,7 @@ class Interpreter:
 
     def _with_refs(self, inputs: Sequence[Value]) -> list[Value]:
         """The inputs, with marks for each Ref, which may take in those of the other inputs."""
-        written = 0
-        for x in inputs:
-            written |= bits(x.marks)
+        written = _all_bits(inputs)
         values: list[Value] = []
         for x in inputs:
             if isinstance(x.data, ref_types):
@@ -218,9 +218,7 @@ class Interpreter:
             outputs = compiled(*(x.data for x in inputs))
             if all(map(are_finite, outputs)):
                 return [Value(x) for x in outputs]
-            marks = 0
-            for x in inputs:
-                marks |= bits(x.marks)
+            marks = _all_bits(inputs)
             # Without marks in the inputs this iteration has an origin of its own, so it is always opened.
             if marks == 0 or opened < _DETAILED:
                 opened += 1
@@ -228,6 +226,10 @@ class Interpreter:
             return [Value(x, _only_non_finite(x, np.full(np.shape(x), marks, np.uint32))) for x in outputs]
 
         return run
+
+
+def _all_bits(values: Sequence[Value]) -> int:
+    return functools.reduce(operator.or_, (bits(x.marks) for x in values), 0)
 
 
 def _is_floating_number(x: object) -> bool:
@@ -238,8 +240,15 @@ def _has_nan(x: object) -> bool:
     return _is_floating_number(x) and bool(np.isnan(np.asarray(x)).any())
 
 
-def first_param(params: dict[str, Any], *names: str) -> Any:
-    return next((params[name] for name in names if name in params), None)
+def called_program(equation: JaxprEqn) -> Jaxpr | None:
+    """The Jaxpr that an equation calls once with its operands, closed or not; None for other equations."""
+    params = equation.params if equation.primitive.name in _CALLS else {}
+    return next((params[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in params), None)
+
+
+def branch_number(equation: JaxprEqn, index: Any) -> int:
+    """The branch that a `cond` takes. An index out of range takes the first or the last one, as in JAX."""
+    return int(np.clip(int(index), 0, len(equation.params["branches"]) - 1))
 
 
 def _only_non_finite(x: Any, marks: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import importlib
 import math
 import re
 import zlib
@@ -20,6 +21,7 @@ from graftax._jax.arrays import ref_types
 from graftax._record.program_parts import Part, Step
 
 _MOST_NUMBERS = 64  # that are written as numbers
+_PUBLIC_MODULES = ("jax.lax", "jax.extend.core.primitives")  # where JAX has its primitives
 
 _ARRAY = '''
 
@@ -84,19 +86,13 @@ def _equations(part: Part, names: dict[int, str]) -> str:
 def _call_text(step: Step, operands: Sequence[str]) -> str:
     primitive = step.equation.primitive
     name = f"{primitive.name}_p"
-    module = next((m for m in ("jax.lax", "jax.extend.core.primitives") if _public(m, name) is primitive), None)
+    # By identity: another primitive may have the same name.
+    public = ((module, getattr(importlib.import_module(module), name, None)) for module in _PUBLIC_MODULES)
+    module = next((module for module, candidate in public if candidate is primitive), None)
     if module is None:
         raise Unwritable(f"{primitive.name} has no public name in JAX")
     params = [f"{key}={_text(value)}" for key, value in step.equation.params.items()]
     return f"{module}.{name}.bind({', '.join([*operands, *params])})"
-
-
-def _public(module: str, name: str) -> Any:
-    if module == "jax.lax":
-        return getattr(jax.lax, name, None)
-    import jax.extend.core.primitives as primitives
-
-    return getattr(primitives, name, None)
 
 
 def _text(value: object) -> str:

@@ -18,7 +18,7 @@ from graftax._jax.arrays import new_ref, ref_types
 from graftax._jax.compilation import own_jit
 from graftax._jax.equations import closed, run_equation, scan_parts
 from graftax._jax.tracers import is_literal
-from graftax._record.nonfinite_search import CALLS, WITH_RULES, first_param
+from graftax._record.nonfinite_search import branch_number, called_program
 
 Jaxpr = Any
 RunEquation = Callable[[JaxprEqn, list[Any]], list[Any]]
@@ -140,12 +140,11 @@ def part_of(program: Jaxpr, arguments: Sequence[Any], run: RunEquation = run_equ
 
 def inner_programs(equation: JaxprEqn, operands: Sequence[Any]) -> list[Jaxpr]:
     """The closed Jaxprs that an equation calls once, with its last operands. Of a `cond`, the branch taken is first."""
-    name, params = equation.primitive.name, equation.params
-    if name == "cond":
-        branches = list(params["branches"])
-        taken = branches.pop(int(np.clip(int(operands[0]), 0, len(branches) - 1)))
+    if equation.primitive.name == "cond":
+        branches = list(equation.params["branches"])
+        taken = branches.pop(branch_number(equation, operands[0]))
         return [taken, *branches]
-    inner = first_param(params, "jaxpr", "call_jaxpr", "fun_jaxpr") if name in CALLS | WITH_RULES else None
+    inner = called_program(equation)
     if inner is None:
         return []
     return [inner if hasattr(inner, "jaxpr") else closed(inner)]
@@ -212,9 +211,8 @@ def run_one_by_one(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
     outputs = [] if has_refs else [i.outputs for i in iterations(equation, operands, run_one_by_one)]
     if not outputs:  # no loop, a loop over a Ref, or one without iterations
         return run_equation(equation, operands)
-    carried = (
-        scan_parts(equation.params, len(operands))[1] if equation.primitive.name == "scan" else len(equation.outvars)
-    )
+    is_scan = equation.primitive.name == "scan"
+    carried = scan_parts(equation.params, len(operands))[1] if is_scan else len(equation.outvars)
     in_order = reversed(outputs) if equation.params.get("reverse") else outputs
     rows = [row[carried:] for row in in_order]
     return [*outputs[-1][:carried], *map(jnp.stack, zip(*rows, strict=True))]

@@ -122,26 +122,28 @@ class History:
 
     def traced(self, call: _core.KeptCall) -> None:
         """Notes whether a call that was traced has drawn random numbers. A trace makes constants of them."""
-        state = self._state_before_trace()
-        if state is not None and self.ring.draws_in_calls:
+        state = self._note_draws(call)
+        if state is not None:
             self._draws_of_traces.setdefault(call.entry, {})[call.outcome] = state
-            call.draws = {"trace": state, "call": state}
 
-    def _state_before_trace(self) -> Random | None:
-        """The random states that the newest trace of this thread began with."""
+    def _note_draws(self, call: _core.KeptCall) -> Random | None:
+        """Gives a call the random states that the newest trace of this thread began with, once a trace has drawn."""
         state: Random | None = self.thread.__dict__.pop("random", None)
+        if state is None:
+            return None
         # Reading the states takes tens of microseconds, so the ring asks for those of each call only from here on.
-        if state is not None and not is_same_random_state(state, random_state()):
+        if not is_same_random_state(state, random_state()):
             self.ring.draws_in_calls = True
+        if not self.ring.draws_in_calls:
+            return None
+        call.draws = {"trace": state, "call": state}
         return state
 
     def found(self, call: _core.KeptCall) -> None:
         self._report(call, "nonfinite", NONFINITE)
 
     def failed(self, call: _core.KeptCall, error: BaseException) -> None:
-        state = self._state_before_trace()
-        if state is not None and self.ring.draws_in_calls:
-            call.draws = {"trace": state, "call": state}
+        self._note_draws(call)
         call.raised = error_text(error)
         if isinstance(error, self.policy.on):
             self._report(call, type(error).__qualname__, f"it raised {call.raised}")
@@ -418,11 +420,7 @@ def record(
         >>> with graftax.record(graftax.jit(lambda x: x + 1), dir=folder) as step:
         ...     y = step(jnp.ones(2))
     """
-    checked = _checked_patterns(nonfinite)
-    classes = on if isinstance(on, tuple) else (on,)
-    policy = Policy(last, copy_every, classes, os.path.abspath(dir), before)
-    return (
-        functools.partial(_wrap, policy=policy, finite=checked)
-        if function is None
-        else _wrap(function, policy, checked)
-    )
+    finite = _checked_patterns(nonfinite)
+    policy = Policy(last, copy_every, on if isinstance(on, tuple) else (on,), os.path.abspath(dir), before)
+    wrap = functools.partial(_wrap, policy=policy, finite=finite)
+    return wrap if function is None else wrap(function)

@@ -31,7 +31,9 @@ def load_script(script: dict[str, Any], name: str) -> None:
             tree = ast.parse(source.read(), file)
     except (OSError, SyntaxError, ValueError) as error:
         raise GraftaxError(NO_SCRIPT.format(file=file, name=name, error=error)) from None
-    tree.body = [node for node in tree.body if _is_before(node, line) and not _asks_for_main(node)]
+    # Without a line nobody knows where in the script the call was made, so all of it runs.
+    before = [node for node in tree.body if line is None or (node.end_lineno or node.lineno) < line]
+    tree.body = [node for node in before if not _asks_for_main(node)]
     module = types.ModuleType("__main__")
     module.__file__, module.__package__ = file, script["package"]
     sys.modules["__main__"] = module
@@ -71,10 +73,6 @@ def _script_frame() -> types.FrameType | None:
             script_frame = frame
         frame = frame.f_back
     return script_frame
-
-
-def _is_before(node: ast.stmt, line: int | None) -> bool:
-    return line is None or (node.end_lineno or node.lineno) < line
 
 
 def _asks_for_main(node: ast.stmt) -> bool:

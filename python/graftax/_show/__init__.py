@@ -75,12 +75,8 @@ class _Show:
         title = f"graftax.jit of {type_text(obj.__wrapped__)}" if isinstance(obj, Jitted) else None
         marks = marked_by(mark) if mark else None
         shown_object = obj.__wrapped__ if isinstance(obj, Jitted) else obj
-        return Shown(
-            Picture(shown_object, title=title, values=values, marks=marks, show_internals=lines is None),
-            [],
-            depth,
-            lines,
-        )
+        picture = Picture(shown_object, title=title, values=values, marks=marks, show_internals=lines is None)
+        return Shown(picture, [], depth, lines)
 
     @boundary
     def diff(

@@ -75,14 +75,12 @@ class _Call:
 
     def _mark_leaves(self, marks: Marks) -> None:
         structure = Structure(self.outcome)
-        forwarded = [row.leaf for row in structure.subtree(structure.roots[0]) if row.op is Op.forward]
-        for numbers, mark in ((self._donated(), DONATED), (sorted(set(forwarded)), FORWARDED)):
+        donated = [i for i, is_donated in enumerate(self.donated) if is_donated]
+        forwarded = {row.leaf for row in structure.subtree(structure.roots[0]) if row.op is Op.forward}
+        for numbers, mark in ((donated, DONATED), (sorted(forwarded), FORWARDED)):
             self.counts[mark] = len(numbers)
             for i in numbers:
                 marks.objects.setdefault(id(self.leaves[i]), []).append(mark)
-
-    def _donated(self) -> list[int]:
-        return [i for i, donated in enumerate(self.donated) if donated]
 
     def _mark_roots(self, graph: Graph, marks: Marks) -> None:
         for i, (_, number) in enumerate(graph.key_entries(0)[: len(self.roots)]):
@@ -130,24 +128,19 @@ class _Call:
             value = row.value
             is_same = value is old_value or (type(value) is type(old_value) and value == old_value)
             return None if is_same else f"becomes {value_text(value)}"
-        if row.op is Op.input:
-            return None if entry in children_before and self.nodes[row.track] is old_value else "replaced"
-        if row.op is Op.forward:
-            return None if entry in children_before and self.leaves[row.leaf] is old_value else "replaced"
+        if row.op in (Op.input, Op.forward):
+            value = self.nodes[row.track] if row.op is Op.input else self.leaves[row.leaf]
+            return None if entry in children_before and value is old_value else "replaced"
         return "replaced" if row.op is Op.node else None
 
     def notes(self) -> list[str]:
         sizes = [size_of(leaf) or (0, 0) for leaf in self.leaves]
         weight = f"{short_number(sum(p for p, _ in sizes))} parameters, {short_bytes(sum(b for _, b in sizes))}"
         texts = [f"{count_text(len(self.leaves), 'array')} traced ({weight}), all other values static"]
-        counted = (
-            (SYMBOLIC, "number"),
-            (CAPTURED, "root"),
-            (DONATED, "array"),
-            (FORWARDED, "array"),
-            (WRITTEN, "object"),
-        )
-        texts += [f"{count_text(self.counts[mark], noun)} {mark}" for mark, noun in counted if self.counts.get(mark)]
+        nouns = {SYMBOLIC: "number", CAPTURED: "root", DONATED: "array", FORWARDED: "array", WRITTEN: "object"}
+        texts += [
+            f"{count_text(self.counts[mark], noun)} {mark}" for mark, noun in nouns.items() if self.counts.get(mark)
+        ]
         return [f"A call of {self.name}: {'; '.join(texts)}."]
 
 

@@ -16,13 +16,16 @@ from graftax._graph.select import find
 from graftax._graph.structure import place_name, plain_key
 from graftax._graph.types.describe import plain
 from graftax._show.format import array_text, array_type, plain_text, size_of, type_text, value_text
-from graftax._show.library_names import MACHINERY, RAW_VALUES
 from graftax._training.optax_repr import is_transformation, transformation_text
 
 _INLINE_ITEMS = 12  # of a container that is written on one line
 _INLINE = 60  # characters of it
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# Of Flax NNX, which is not imported here: its internal fields by their first letters, and those in which a Variable
+# has its array.
+_MACHINERY = ("_pytree__", "_object__", "_trace_state", "_var_metadata")
+_RAW_VALUES = ("_raw_value", "raw_value")
 
 
 class Size(NamedTuple):
@@ -153,12 +156,11 @@ class Picture:
         is_function = isinstance(row.value, types.FunctionType)
         for i, (entry, child) in enumerate(self.graph.key_entries(number)):
             value = self.rows[child].value
-            if is_function and (
-                value is None or (type(value) is tuple and not value)
-            ):  # defaults and a closure that it does not have
+            # Defaults and a closure that it does not have.
+            if is_function and (value is None or (type(value) is tuple and not value)):
                 continue
             label = names[i] if names is not None else label_text(entry)
-            if not self._show_internals and label.startswith(MACHINERY):
+            if not self._show_internals and label.startswith(_MACHINERY):
                 continue
             if isinstance(value, types.CellType):  # a cell is shown as its content
                 name = f"closure {_closure_name(entry)}" if is_function else label
@@ -197,7 +199,7 @@ class Picture:
     def _wrapped(self, number: int) -> int | None:
         """The array of an object that only wraps it, such as a Variable of Flax NNX."""
         children = self.children(self.rows[number].target)
-        if self._show_internals or len(children) != 1 or children[0][0] not in RAW_VALUES:
+        if self._show_internals or len(children) != 1 or children[0][0] not in _RAW_VALUES:
             return None
         return children[0][1] if self.rows[children[0][1]].category == "array" else None
 

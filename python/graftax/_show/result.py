@@ -73,14 +73,12 @@ class Shown:
         from rich.text import Text
 
         width = width or _width()
-        text = Text("\n").join(Text.assemble(*self._styled(line)) for line in self._drawn(width))
+        lines = ([(text, _STYLES[style]) for text, style in line] for line in self._drawn(width))
+        text = Text("\n").join(Text.assemble(*line) for line in lines)
         console = Console(width=width, force_terminal=True, highlight=False)
         with console.capture() as captured:
             console.print(text, soft_wrap=True, end="")
         return captured.get()
-
-    def _styled(self, line: list[Segment]) -> list[tuple[str, str]]:
-        return [(text, _STYLES[style]) for text, style in line]
 
     def print(self, file: TextIO | None = None) -> None:
         """Prints the picture: with colors on a terminal, plain elsewhere."""

@@ -153,12 +153,9 @@ def _lay_out(boxes: list[_Box]) -> tuple[float, float]:
         x += widths[level] + _COLUMN_GAP
     free: dict[int, float] = {}  # by level, where the next box of that column may begin
     for box in boxes:  # in pre-order: no box is higher than the box that points to it
-        top = max((y for level, y in free.items() if level >= box.level), default=float(_ROW_GAP))
-        box.x, box.y = (
-            x_of_level[box.level],
-            max(free.get(box.level, float(_ROW_GAP)), top if box.level in free else 0.0),
-        )
-        box.y = max(box.y, float(_ROW_GAP))
+        box.x = x_of_level[box.level]
+        # Below all earlier boxes of its own column and of those to the right: they belong to a box above it.
+        box.y = max((y for level, y in free.items() if level >= box.level), default=float(_ROW_GAP))
         free[box.level] = box.y + box.height + _ROW_GAP
         for level in [level for level in free if level > box.level]:
             free[level] = max(free[level], box.y)

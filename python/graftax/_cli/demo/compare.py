@@ -15,11 +15,10 @@ import jax
 from rich.table import Table
 
 from graftax._cli.demo.digits import Batch
+from graftax._cli.demo.training import Step
 
 BASELINE = "jax.jit by hand"
 TOLERANCE = 1e-3  # relative, of the loss: XLA orders sums differently in each program
-
-Step = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import jax
 import optax
 from flax import nnx
 
-from graftax._cli.demo.compare import BASELINE, Contender, Step
+from graftax._cli.demo.compare import BASELINE, Contender
 from graftax._cli.demo.digits import CLASSES, PIXELS, score
-from graftax._cli.demo.training import Jit, default_jit
+from graftax._cli.demo.training import Jit, Step, default_jit, trained_by
 from graftax._cli.demo.wrapper import wrapper_jit
 
 TITLE = "Equinox, returned by the step"
@@ -100,21 +100,13 @@ def by_hand() -> Step:
 
 def contenders(jit: Jit | None = None) -> list[Contender]:
     """Every way to compile this step; `jit` takes graftax's place."""
-
-    def using(jit: Jit) -> Callable[[], Step]:
-        def begin() -> Step:
-            trainer = Trainer(jit)
-            return lambda x, y: trainer.step(x, y)[0]
-
-        return begin
-
     refused = "the activation is no array"
     return [
-        Contender("jax.jit", using(jax.jit), refused),
+        Contender("jax.jit", trained_by(Trainer, jax.jit), refused),
         Contender(BASELINE, by_hand),
-        Contender("equinox.filter_jit", using(eqx.filter_jit)),
-        Contender("nnx.jit", using(nnx.jit), refused),
-        Contender("flarejax.filter_jit", using(flarejax.filter_jit), "takes its own modules only"),
-        Contender("wrapper", using(wrapper_jit)),
-        Contender("graftax.jit", using(default_jit(jit))),
+        Contender("equinox.filter_jit", trained_by(Trainer, eqx.filter_jit)),
+        Contender("nnx.jit", trained_by(Trainer, nnx.jit), refused),
+        Contender("flarejax.filter_jit", trained_by(Trainer, flarejax.filter_jit), "takes its own modules only"),
+        Contender("wrapper", trained_by(Trainer, wrapper_jit)),
+        Contender("graftax.jit", trained_by(Trainer, default_jit(jit))),
     ]

@@ -4,7 +4,6 @@
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -95,12 +94,6 @@ def steady_calls(*, static: bool = False) -> dict[str, list[str] | str]:
     With `static` the input node holds a string beside its array.
     """
     return {name: _steady_call(jit, static) for name, jit in jits().items()}
-
-
-def count_calls(*, static: bool = False) -> dict[str, Counter[str]]:
-    """How often that third call runs each flatten and unflatten; what does not run is left out."""
-    calls = steady_calls(static=static)
-    return {name: Counter(events) for name, events in calls.items() if isinstance(events, list)}
 
 
 def _steady_call(jit: Callable[[Callable[..., Any]], Callable[..., Any]], static: bool) -> list[str] | str:

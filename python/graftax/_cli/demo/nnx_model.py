@@ -11,9 +11,9 @@ import jax
 import optax
 from flax import nnx
 
-from graftax._cli.demo.compare import BASELINE, Contender, Step
+from graftax._cli.demo.compare import BASELINE, Contender
 from graftax._cli.demo.digits import CLASSES, PIXELS, score
-from graftax._cli.demo.training import Jit, default_jit
+from graftax._cli.demo.training import Jit, Step, default_jit, keeping_state, trained_by
 from graftax._cli.demo.wrapper import wrapper_jit
 
 TITLE = "Flax NNX, changed in place"
@@ -77,19 +77,7 @@ def returning_step(model: Any, optimizer: Any, x: jax.Array, y: jax.Array) -> An
 
 def by_value(jit: Jit) -> Callable[[], Step]:
     """Modules in and modules out, as pytrees."""
-
-    def begin() -> Step:
-        model, optimizer = start()
-        compiled = jit(returning_step)
-
-        def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
-            nonlocal model, optimizer
-            model, optimizer, loss = compiled(model, optimizer, x, y)
-            return loss
-
-        return loss_of_example
-
-    return begin
+    return lambda: keeping_state(jit(returning_step), *start())
 
 
 def by_hand() -> Step:
@@ -102,30 +90,17 @@ def by_hand() -> Step:
         loss, _ = step(model, optimizer, x, y)
         return nnx.state((model, optimizer)), loss
 
-    def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
-        nonlocal state
-        state, loss = compiled(state, x, y)
-        return loss
-
-    return loss_of_example
+    return keeping_state(compiled, state)
 
 
 def contenders(jit: Jit | None = None) -> list[Contender]:
     """Every way to compile this step; `jit` takes graftax's place."""
-
-    def in_place(jit: Jit) -> Callable[[], Step]:
-        def begin() -> Step:
-            trainer = Trainer(jit)
-            return lambda x, y: trainer.step(x, y)[0]
-
-        return begin
-
     return [
         Contender("jax.jit", by_value(jax.jit)),
         Contender(BASELINE, by_hand),
         Contender("equinox.filter_jit", by_value(eqx.filter_jit)),
-        Contender("nnx.jit", in_place(nnx.jit)),
+        Contender("nnx.jit", trained_by(Trainer, nnx.jit)),
         Contender("flarejax.filter_jit", by_value(flarejax.filter_jit), "takes its own modules only"),
         Contender("wrapper", by_value(wrapper_jit)),
-        Contender("graftax.jit", in_place(default_jit(jit))),
+        Contender("graftax.jit", trained_by(Trainer, default_jit(jit))),
     ]

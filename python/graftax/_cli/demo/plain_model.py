@@ -2,7 +2,6 @@
 # pyright: basic
 """Plain Python classes: a layer used in two places, blocks that know their network, training in place."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -12,9 +11,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from graftax._cli.demo.compare import BASELINE, Contender, Step
+from graftax._cli.demo.compare import BASELINE, Contender
 from graftax._cli.demo.digits import CLASSES, PIXELS, score
-from graftax._cli.demo.training import Jit, default_jit
+from graftax._cli.demo.training import Jit, Step, default_jit, keeping_state, trained_by
 from graftax._cli.demo.wrapper import wrapper_jit
 
 TITLE = "plain Python classes, changed in place"
@@ -127,16 +126,6 @@ class Trainer:
         return self._test(self.network, x, y)
 
 
-def in_place(jit: Jit) -> Callable[[], Step]:
-    """Objects in, loss out."""
-
-    def begin() -> Step:
-        trainer = Trainer(jit)
-        return lambda x, y: trainer.step(x, y)[0]
-
-    return begin
-
-
 def by_hand() -> Step:
     """`jax.jit` over lists of arrays; the objects are a template that the trace fills in."""
     network, optimizer = start()
@@ -149,12 +138,7 @@ def by_hand() -> Step:
         loss, _ = step(network, optimizer, x, y)
         return network.params(), optimizer.state, loss
 
-    def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
-        nonlocal params, state
-        params, state, loss = compiled(params, state, x, y)
-        return loss
-
-    return loss_of_example
+    return keeping_state(compiled, params, state)
 
 
 def as_flarejax() -> Step:
@@ -174,23 +158,18 @@ def as_flarejax() -> Step:
         loss, _ = step(network, optimizer, x, y)
         return network, jax.tree.leaves(optimizer.state), loss
 
-    def loss_of_example(x: jax.Array, y: jax.Array) -> jax.Array:
-        nonlocal network, state
-        network, state, loss = compiled(network, state, x, y)
-        return loss
-
-    return loss_of_example
+    return keeping_state(compiled, network, state)
 
 
 def contenders(jit: Jit | None = None) -> list[Contender]:
     """Every way to compile this step; `jit` takes graftax's place."""
     baked = "model becomes a constant"
     return [
-        Contender("jax.jit", in_place(jax.jit), "no pytree"),
+        Contender("jax.jit", trained_by(Trainer, jax.jit), "no pytree"),
         Contender(BASELINE, by_hand),
-        Contender("equinox.filter_jit", in_place(eqx.filter_jit), baked),
-        Contender("nnx.jit", in_place(nnx.jit), "no pytree"),
+        Contender("equinox.filter_jit", trained_by(Trainer, eqx.filter_jit), baked),
+        Contender("nnx.jit", trained_by(Trainer, nnx.jit), "no pytree"),
         Contender("flarejax.filter_jit", as_flarejax),
-        Contender("wrapper", in_place(wrapper_jit), baked),
-        Contender("graftax.jit", in_place(default_jit(jit))),
+        Contender("wrapper", trained_by(Trainer, wrapper_jit), baked),
+        Contender("graftax.jit", trained_by(Trainer, default_jit(jit))),
     ]

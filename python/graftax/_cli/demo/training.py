@@ -2,16 +2,17 @@
 # pyright: basic
 """The loop that trains any of the three models, one epoch at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from graftax._cli.demo.digits import Digits, load
+from graftax._cli.demo.digits import Digits
 
 BATCH = 64
+Step = Callable[[jax.Array, jax.Array], jax.Array]
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -47,12 +48,26 @@ def run(trainer: Trainer, epochs: int, digits: Digits) -> Iterator[Epoch]:
         yield Epoch(number, float(loss), float(accuracy), float(test_accuracy))
 
 
-def train(trainer: Trainer, epochs: int = 4, digits: Digits | None = None) -> float:
-    """Train, and return the accuracy on the test images."""
-    accuracy = 0.0
-    for epoch in run(trainer, epochs, digits or load()):
-        accuracy = epoch.test_accuracy
-    return accuracy
+def trained_by(new_trainer: Callable[[Jit], Trainer], jit: Jit) -> Callable[[], Step]:
+    """What starts a trainer, for a comparison: its step, which gives the loss."""
+
+    def begin() -> Step:
+        trainer = new_trainer(jit)
+        return lambda x, y: trainer.step(x, y)[0]
+
+    return begin
+
+
+def keeping_state(step: Callable[..., Any], *state: Any) -> Step:
+    """A step that keeps its state: `step(*state, x, y)` returns the new state, and behind it the loss."""
+    kept: Sequence[Any] = state
+
+    def loss_of_batch(x: jax.Array, y: jax.Array) -> jax.Array:
+        nonlocal kept
+        *kept, loss = step(*kept, x, y)
+        return loss
+
+    return loss_of_batch
 
 
 def default_jit(jit: Jit | None) -> Jit:

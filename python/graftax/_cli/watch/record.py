@@ -53,12 +53,8 @@ class Record:
         """The time of a call up to its return; 0 where none was made without a compilation."""
         return statistics.median(self.nanoseconds) / 1e3 if self.nanoseconds else 0.0
 
-    @property
-    def recreations(self) -> list[Compilation]:
-        """Compilations for a new function object that graftax would recognise as equal to an earlier one."""
-        return [compilation for compilation in self.compilations if compilation.cause == MADE_ANEW]
-
-    def count(self, counter: Counter[str], texts: list[str]) -> None:
+    @staticmethod
+    def count(counter: Counter[str], texts: list[str]) -> None:
         """Counts texts, up to a maximal number of different ones."""
         for text in texts:
             if text in counter or len(counter) < _MOST_TEXTS:
@@ -67,7 +63,8 @@ class Record:
     def findings(self) -> list[tuple[str, str, str]]:
         """(observation, what graftax does, how that is known) for everything that graftax would change."""
         rows: list[tuple[str, str, str]] = []
-        if recreations := self.recreations:
+        # Of a new function object that graftax would recognise as equal to an earlier one.
+        if recreations := [compilation for compilation in self.compilations if compilation.cause == MADE_ANEW]:
             seconds = sum(sum(compilation.seconds.values()) for compilation in recreations)
             observation = (
                 f"{count_text(len(recreations), 'compilation')} in {seconds:.2f} s of a function that was made anew"

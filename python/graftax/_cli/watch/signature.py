@@ -61,7 +61,8 @@ class Parameters:
         """The signature of a call."""
         leaves, structure = jax.tree_util.tree_flatten(self._traced(named))
         facts = tuple([_facts(leaf, numbers_are_traced) for leaf in leaves])
-        return CallSignature(structure, facts, self._static_texts(named))
+        static = tuple([(name, f"static {_short(named[name])}") for name in named if name in self.static])
+        return CallSignature(structure, facts, static)
 
     def described(self, named: dict[str, Any], signature: CallSignature) -> CompiledCall:
         """The signature of a call, with the text of each leaf by its path."""
@@ -71,9 +72,6 @@ class Parameters:
 
     def _traced(self, named: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in named.items() if name not in self.static}
-
-    def _static_texts(self, named: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-        return tuple([(name, f"static {_short(named[name])}") for name in named if name in self.static])
 
 
 def cause(call: CompiledCall | None, previous: Sequence[CompiledCall], made_anew: bool) -> str:

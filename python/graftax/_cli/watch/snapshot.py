@@ -79,11 +79,12 @@ def captured(function: Any) -> dict[str, Any]:
     for name in globals_in(function.__code__)[0]:
         if name in function.__globals__:
             values.setdefault(name, function.__globals__[name])
-    return {name: value for name, value in values.items() if not isinstance(value, _CODE) and not _is_jitted(value)}
-
-
-def _is_jitted(value: Any) -> bool:
-    return callable(value) and hasattr(value, "lower")
+    # What is callable and can be lowered is a jitted function.
+    return {
+        name: value
+        for name, value in values.items()
+        if not (isinstance(value, _CODE) or (callable(value) and hasattr(value, "lower")))
+    }
 
 
 def _reference(leaf: Any) -> Any:

@@ -215,22 +215,16 @@ def _probe(watch: Watch, function: Callable[..., Any], record: Record, jit: str)
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
         # What a trace changes is changed once, and not by later calls. nnx.jit gives changes of its arguments back.
-        read = {**captured(function), **({} if jit == "flax.nnx.jit" else _by_name(function, args, kwargs))}
+        arguments = {} if jit == "flax.nnx.jit" else Parameters(function, {}).named(args, kwargs)
+        read = {**captured(function), **arguments}
         snapshot = Snapshot(read)
         watch.thread.traces += 1
         try:
             result = function(*args, **kwargs)
         finally:
             watch.thread.traces -= 1
-        values = {
-            **captured(function),
-            **{name: value for name, value in read.items() if name not in captured(function)},
-        }
-        record.count(record.lost_changes, snapshot.differences(values))
+        # What the function captures may be bound to other objects now; the others are the ones from before the call.
+        record.count(record.lost_changes, snapshot.differences({**read, **captured(function)}))
         return result
 
     return traced
-
-
-def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return Parameters(function, {}).named(args, kwargs)
