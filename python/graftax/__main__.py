@@ -123,6 +123,7 @@ def bench(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    # The benchmarks are no part of what is installed, and import each other by the name of their folder.
     sys.path.insert(0, str(root))
     run: Callable[[list[str]], int] = importlib.import_module("benchmarks.run").main
     return run(argv)

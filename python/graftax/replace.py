@@ -34,7 +34,8 @@ _OF_NNX_ALONE = ("graph", "graph_updates")  # options of nnx.jit that say how it
 
 # What stood at the names.
 _patched: list[tuple[types.ModuleType, str, Any]] = []
-_counts = {True: 0, False: 0}  # of replaced functions: were they refused?
+# Of replaced functions: were they refused? Numbers, since a list of the functions would keep them alive.
+_counts = {True: 0, False: 0}
 _printed: set[str] = set()  # lines
 
 
@@ -55,10 +56,12 @@ class StandsForCompiled:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__signature__" and "__wrapped__" in vars(self):  # for those who do not follow __wrapped__
+        # As for `jax.jit`, `inspect.signature` need not follow `__wrapped__`.
+        if name == "__signature__" and "__wrapped__" in vars(self):
             with contextlib.suppress(TypeError, ValueError):
                 return inspect.signature(self.__wrapped__)
-        if name.startswith("__") or name == "_compiled":  # a copy asks before it has its attributes
+        # A copy asks for attributes before it has any: `_compiled` would be looked for in itself.
+        if name.startswith("__") or name == "_compiled":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self._compiled, name)
 
@@ -73,7 +76,8 @@ class Replacement(StandsForCompiled):
     def __init__(self, function: Any, request: Request) -> None:
         functools.update_wrapper(self, function)
         self._name, self._original, self.refusal = request.name, request.original, ""
-        request.original(function)  # raises for options that the original refuses
+        # Options that the original refuses are an error of the program, as they would be without graftax.
+        request.original(function)
         _counts[False] += 1
         try:
             self._compiled = request.replaced(function)
@@ -93,7 +97,8 @@ class Replacement(StandsForCompiled):
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
         name = getattr(self.__wrapped__, "__name__", repr(self.__wrapped__))
         line = f"graftax: {name}{place} stays with {self._name}: {reason}"
-        if line not in _printed:  # of a local function that is made again, or in a trace that begins anew
+        # A local function may be made again, and a trace may begin anew: the line is the same.
+        if line not in _printed:
             _printed.add(line)
             print(line, file=sys.stderr)
 
@@ -104,7 +109,8 @@ class Replacement(StandsForCompiled):
             if not self._may_fall_back(error, args, kwargs):
                 raise
             return self._make_anew("__call__", error, args, kwargs)
-        # Within the trace of another function it runs as a part of that one.
+        # `jax.jit` returns arrays for numbers and NumPy arrays. Within the trace of another function this one runs as a
+        # part of it, and its numbers stay what they are.
         return as_jax_returns(result) if self._name == "jax.jit" and not self.refusal and _core.is_watched() else result
 
     def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,21 +122,24 @@ class Replacement(StandsForCompiled):
             return self._make_anew(method, error, args, kwargs)
 
     def _may_fall_back(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self.refusal or isinstance(error, (jax.errors.JaxRuntimeError, FloatingPointError)):  # it has run
+        # XLA and `jax_debug_nans` raise these once the program runs, so graftax has compiled it.
+        if self.refusal or isinstance(error, (jax.errors.JaxRuntimeError, FloatingPointError)):
             return False
         # Within another trace a Python number stays one. What needs an array may raise anything.
         # And what is a constant to `jax.jit`, such as a capture, may be traced by graftax.
         return isinstance(error, (GraftaxError, jax.errors.JAXTypeError)) or _have_numbers((args, kwargs))
 
     def _make_anew(self, method: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _core.is_watched():  # in the trace of another function, which has its own copy of this object
+        # The trace of another function works on a copy of this object, so falling back would be forgotten with it.
+        if _core.is_watched():
             result = getattr(self.as_written(), method)(*args, **kwargs)
             self._tell(_first_line(error))
             return result
         if isinstance(error, GraftaxError):
             self._fall_back(error)
             return getattr(self._compiled, method)(*args, **kwargs)
-        result = getattr(self.as_written(), method)(*args, **kwargs)  # or its error
+        # The error may be the function's own: then the original raises it, too, and nothing falls back.
+        result = getattr(self.as_written(), method)(*args, **kwargs)
         self._fall_back(error)
         return result
 
@@ -162,9 +171,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _have_numbers(arguments: Any) -> bool:
+    # What has keys that cannot be sorted, or a flatten that raises, `jax.jit` would not take either.
     try:
         leaves = jax.tree.leaves(arguments)
-    except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take them
+    except Exception:
         return False
     return any(isinstance(leaf, (int, float, complex, jax.ShapeDtypeStruct)) for leaf in leaves)
 
@@ -232,6 +242,7 @@ def _replace(
 
     @functools.wraps(original)
     def jit(function: Any = None, /, *args: Any, **options: Any) -> Any:
+        # The function may be passed by name: `jax.jit(fun=f)`.
         if function is None and "fun" in options:
             function = options.pop("fun")
         if function is None:
@@ -288,7 +299,8 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in _LIBRARIES or self._finding:
             return None
-        self._finding = True  # `find_spec` asks this finder, too
+        # `importlib.util.find_spec` asks all finders, this one as well.
+        self._finding = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
@@ -296,6 +308,7 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
+            # The names are there once the code of the module has run.
             def exec_module(module: types.ModuleType) -> None:
                 run(module)
                 _patch(module, self._wrap)

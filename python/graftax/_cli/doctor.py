@@ -154,6 +154,7 @@ def _observers() -> list[str]:
         observers.append(f"sys.settrace ({type(sys.gettrace()).__name__})")
     if sys.getprofile() is not None:
         observers.append("sys.setprofile")
+    # Python 3.12 and later.
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is not None:
         observers += [f"sys.monitoring ({tool})" for tool in map(monitoring.get_tool, range(6)) if tool]
@@ -172,10 +173,12 @@ def _findings() -> Iterator[Finding]:
         yield Finding(False, f"direct calls are {status}. All works, and calls cost what they cost with jax.jit.")
     if unknown_interpreter():
         yield Finding(True, unknown_interpreter())
+    # Only builds of Python from 3.13 on can be without the lock, and have this function.
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         yield Finding(True, "this Python runs without its global lock, which the core relies on: use the usual build.")
     for observer in _observers():
         yield Finding(False, f"{observer} is on: traces are slower, and objects may live longer.")
+    # Whoever changes the checkout would see nothing of it.
     if "site-packages" in str(Path(__file__)) and Path("python/graftax/__init__.py").is_file():
         yield Finding(False, f"this is a checkout of graftax, and the one that runs is {Path(__file__).parents[1]}.")
 
@@ -301,6 +304,7 @@ def _expect(holds: bool) -> None:
 def _run_test(test: Callable[[], None]) -> tuple[str, str]:
     """(error, traceback), both empty if the test passes."""
     try:
+        # With `jax_disable_jit`, graftax.jit calls the plain function, and nothing would be tested.
         with jax.disable_jit(False):
             test()
     except Exception as error:

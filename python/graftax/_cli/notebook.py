@@ -27,6 +27,7 @@ def unload(shell: Any) -> None:
 def line_magic(line: str) -> None:
     """`%graftax`: what was replaced, or seen. `%graftax watch`, `replace`, `off`; `%graftax report page.html`."""
     command, _, path = line.strip().partition(" ")
+    # Names are replaced or watched, and never both: what stands there is restored first.
     if command in ("watch", "replace", "off"):
         _stop()
         if command == "replace":

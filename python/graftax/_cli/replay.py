@@ -28,7 +28,8 @@ def replay(path: Path, plain: bool = False, where: bool = False) -> int:
     Returns:
         the exit status: 0 if all is as recorded, 1 if not, 2 if it cannot be run.
     """
-    warnings.simplefilter("ignore", ImpureCallWarning)  # its numbers are those of the recorded call
+    # The random numbers of the call are those of the recorded one, so a warning about them would mislead.
+    warnings.simplefilter("ignore", ImpureCallWarning)
     try:
         recorded = RecordedCalls(path)
     except (GraftaxError, OSError) as error:
@@ -71,8 +72,9 @@ def _run(recorded: RecordedCalls, plain: bool) -> int:
 def _print_origin(recorded: RecordedCalls) -> int:
     try:
         print(recorded.where())
+    # What graftax itself says, `replay` prints. An exception of the function is shown at its own line.
     except GraftaxError:
         raise
-    except Exception as error:  # of the function itself, at its own line
+    except Exception as error:
         traceback.print_exception(error, limit=-1)
     return 0

@@ -39,9 +39,11 @@ def _watch(script: str, arguments: Sequence[str], report: Path | None) -> int:
 
     watch = Watch()
     watch.start()
-    report = report and report.resolve()  # the script may change the directory
+    # The script may change the working directory.
+    report = report and report.resolve()
     try:
         _run(script, arguments)
+    # Also of a script that fails or exits: what it did until then is known.
     finally:
         watch.stop()
         print(record.summary(watch.records), file=sys.stderr)
@@ -52,6 +54,7 @@ def _watch(script: str, arguments: Sequence[str], report: Path | None) -> int:
 
 
 def _run(script: str, arguments: Sequence[str]) -> None:
+    # As Python does for a script: its own arguments, and its folder in place of the current one.
     sys.argv[:] = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")

@@ -50,6 +50,7 @@ class ConstantReads(ReadSet):
     @synchronized
     def begin_trace(self) -> None:
         """Takes the present values of all names that are known from earlier traces."""
+        # What an earlier trace has read may have changed since: only a change during this one forbids to save.
         self._noted.clear()
         self._looked_at.clear()
         self._note_values()
@@ -77,7 +78,8 @@ class ConstantReads(ReadSet):
         """The items that were added to a list since it was asked for last."""
         previous, count = self._looked_at.get(kind, (None, 0))
         self._looked_at[kind] = items, len(items)
-        return items[count:] if items is previous else items  # a list that lost an item is a new list
+        # Items are appended to a list, or it is replaced as a whole. In a new one, what was noted may be anywhere.
+        return items[count:] if items is previous else items
 
     def _note_values(self) -> None:
         for origin in self._new("origins", self.names.origins):

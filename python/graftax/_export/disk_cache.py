@@ -124,7 +124,8 @@ def _store_in(folder: str | os.PathLike[str], min_seconds: float, max_bytes: int
 
 
 def _use_cache_of_jax(store: DiskStore | None) -> None:
-    if store is None or not os.access(store.folder, os.W_OK):  # JAX would warn of each program that it cannot write
+    # JAX would warn of each program that it cannot write.
+    if store is None or not os.access(store.folder, os.W_OK):
         cache_of_jax.turn_off()
         return
     folder = store.folder / OF_JAX
@@ -150,5 +151,7 @@ def _current() -> DiskStore | None:
 
 
 program_store.use(_current)
-with contextlib.suppress(GraftaxError):  # raised again by the first call
-    _from_environment()  # what is compiled before that counts, too
+# At import, so that JAX's cache has what is compiled before the first call of a jitted function. An error of the folder
+# is raised again by that call: an exception here would only say that graftax cannot be imported.
+with contextlib.suppress(GraftaxError):
+    _from_environment()

@@ -97,6 +97,7 @@ class FunctionPrograms:
 
     def _compare_constants(self, table: FunctionTable, function: types.FunctionType) -> None:
         """Takes over what a function by value reads, where it has the same content at this moment."""
+        # Nothing watches these values, so each miss compares them again.
         self._adopted.clear()
         self._refused = ""
         paths = list(self._paths(READS))
@@ -126,11 +127,13 @@ class FunctionPrograms:
                 return f"module {module} is not imported"
         try:
             return compare(data)
-        except Exception as error:  # of user code
+        # Comparing runs code of the user, such as `__reduce__`.
+        except Exception as error:
             return f"it cannot be compared ({type(error).__name__}: {error})"
 
     def _other_versions(self) -> str:
         """What differs from the programs of this function that other versions have written."""
+        # The folders of one function differ in the last part of their names, the digest of the environment.
         versions = sorted(self.folder.parent.glob(f"{self.folder.name.rpartition('-')[0]}-*/*{READS}"), key=_time)
         for path in reversed(versions):
             with contextlib.suppress(OSError, ValueError):
@@ -171,7 +174,8 @@ class FunctionPrograms:
         for path in paths:
             # The name of a file is its read set, the structure, the arrays, and the guards if it has any.
             if path.stem.split("-")[2] == arrays and (saved := self._loaded(path, recording, numbers, outcomes)):
-                with contextlib.suppress(OSError):  # the least recently used are removed first
+                # The files that were used the longest time ago are removed first.
+                with contextlib.suppress(OSError):
                     os.utime(path)
                     os.utime(path.with_name(path.name.partition("-")[0] + READS))
                 return saved
@@ -216,11 +220,13 @@ class FunctionPrograms:
             saved: Saved = pickle.loads(saved_pickle)
             saved.programs, saved.source = programs, "disk"
             saved.restore_numbers()
-        except FileNotFoundError:  # another process has removed it
+        # Another process has removed it to make room.
+        except FileNotFoundError:
             return None
         except Exception as error:
             self._remove(path, error)
             return None
+        # The process that wrote the program has tested direct calls in the same environment.
         if header.get("direct"):
             fast_dispatch.skip_self_test()
         return saved
@@ -263,6 +269,7 @@ def _fits(saved: Saved, recording: _core.Recording, numbers: SymbolicNumbers | N
 
 def check_owner(path: Path) -> None:
     """Raises PermissionError for a file or a folder that others may write: loading runs what is in it."""
+    # Windows has access lists in place of these bits.
     if os.name == "nt":
         return
     status = path.stat()

@@ -82,13 +82,16 @@ class DiskStore:
     def add_program(self, caller: Any, recording: _core.Recording, outcomes: list[_core.Outcome]) -> bool:
         table, name = caller._table, caller._plan.name
         on_disk: FunctionPrograms | None = getattr(table.loaded, "on_disk", None)
-        entry = table.entry_of(outcomes) if outcomes else None  # without an Outcome: asked for as an entry just now
+        # An entry without an Outcome is new: its program was looked for just now.
+        entry = table.entry_of(outcomes) if outcomes else None
         if on_disk is None or entry is None or entry.host is not None or not isinstance(entry.compiled, Shipped):
             return False
+        # A call would have run that program: this trace is for `lower`.
         if entry.compiled.has_program(recording.leaves):
-            return False  # it is lowered, and not called
+            return False
+        # A function by value has constants, which are compared with the present values.
         if not caller._options.captured:
-            on_disk.adopt(caller)  # compares its constants with the present values
+            on_disk.adopt(caller)
         saved = on_disk.find(recording, _core.settings_now()[0], name, None, outcomes)
         if saved is None or saved.guards != LeafGuards.of(entry):
             return False
@@ -114,7 +117,8 @@ class DiskStore:
                 continue
             try:
                 self.writer.submit(self._job(caller, entry, variant, lookup))
-            except Exception as error:  # of a value that has no name in another process, or of user code
+            # Of a value that has no name in another process, or of user code that describes a value.
+            except Exception as error:
                 text = str(error) if isinstance(error, GraftaxError) else f"{type(error).__name__}: {error}"
                 variant.on_disk = f"{lookup}; not written: {text}"
 
@@ -146,7 +150,8 @@ class DiskStore:
                 read_data = as_data(reads, name, caller._function)
             fingerprint = digest(variant.graphdef, variant.names, name)
         saved = saved_entry(entry, [], variant.graphdef, variant.names)
-        if host is None:  # a file has one program, and so one Outcome
+        # Without symbolic numbers a file has one program, and so one Outcome.
+        if host is None:
             number = programs[0].outcome
             saved.outcomes, saved.numbers = [saved.outcomes[number]], [saved.numbers[number]]
         saved_pickle = pickle.dumps(saved)

@@ -84,7 +84,8 @@ class Writer:
                 self._thread = threading.Thread(target=self._run, name="graftax cache on disk")
                 try:
                     self._thread.start()
-                except RuntimeError:  # Python is at its end
+                # Python starts no threads any more once it shuts down.
+                except RuntimeError:
                     self._thread = None
                     self._jobs.clear()
                     job.tell("not written: Python ends")
@@ -98,7 +99,8 @@ class Writer:
         deadline: float | None = None  # once Python waits for this thread
         while True:
             with self._changed:
-                if not self._jobs:  # under the lock: a job that is submitted now starts a thread of its own
+                # Under the lock, so that a job that is submitted after this starts a thread of its own.
+                if not self._jobs:
                     self._thread = None
                     self._changed.notify_all()
                     return
@@ -113,7 +115,8 @@ class Writer:
     def _write(self, job: Job) -> None:
         try:
             payload = pickle.dumps((job.saved, job.programs))
-        except Exception as error:  # it calls functions of this process, say
+        # An executable that calls functions of this process cannot be serialized, for one.
+        except Exception as error:
             job.tell(f"not written: its executable cannot be saved ({type(error).__name__}: {error})")
             return
         if len(payload) > self._max_bytes:
@@ -131,12 +134,14 @@ class Writer:
         except OSError as error:
             self._fail(error)
             job.tell(f"not written: {error}")
-        except Exception as error:  # this thread goes on: others wait for its end
+        # Whatever happens, this thread goes on: `flush` and Python's exit wait for it.
+        except Exception as error:
             job.tell(f"not written: {type(error).__name__}: {error}")
 
     def _fail(self, error: OSError) -> None:
         self._has_failed = True
-        with contextlib.suppress(RecompileWarning):  # raised where warnings are errors: nobody would catch it here
+        # Where warnings are errors it is raised, and nobody would catch it in this thread.
+        with contextlib.suppress(RecompileWarning):
             warnings.warn(CANNOT_WRITE.format(folder=self._folder, error=error), RecompileWarning, stacklevel=1)
 
     def _evict(self, newest: Path) -> None:
@@ -167,13 +172,15 @@ def remove_unused_reads(folder: Path) -> None:
     for path in paths:
         if path.suffix == READS and path.stem not in used:
             _remove(path)
+    # A folder that is not empty cannot be removed, which is what stops this.
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # another process has removed it
+        # Another process may have removed it meanwhile.
+        with contextlib.suppress(OSError):
             status = path.stat()
             if path.is_file():
                 yield path, status

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import io
+import itertools
 import pickle
 import types
 from collections.abc import Callable, Sequence
@@ -180,7 +181,8 @@ class Exported(Generic[P, R]):
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise StructureError(NOT_EXPORTED.format(error="they begin otherwise"))
         digest, content = stream.read(hashlib.sha256().digest_size), stream.read()
-        if hashlib.sha256(content).digest() != digest:  # a changed bit of a constant would be read as another constant
+        # Neither pickle nor JAX notices a changed bit of a constant.
+        if hashlib.sha256(content).digest() != digest:
             raise StructureError(NOT_EXPORTED.format(error="their digest is different"))
         try:
             data, program = pickle.loads(content)
@@ -235,7 +237,8 @@ def export(
 
 
 def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabled_checks: Any) -> Exported[P, R]:
-    options = dataclasses.replace(jitted._options, donate=(), donate_word="none")  # a caller's arrays are the caller's
+    # Nothing is donated: the arrays of whoever calls the exported function stay theirs.
+    options = dataclasses.replace(jitted._options, donate=(), donate_word="none")
     # Recorded twice: with the captures, which become constants, and the arguments alone, as a loaded function has them.
     call = jitted._record_arguments(args, kwargs)
     roots, layout, recording = call.roots, call.layout, call.recording
@@ -257,11 +260,13 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     entry = build_entry(dataclasses.replace(call, plan=plan), staged=True)
     traces: list[tuple[_core.Outcome, list[int]]] = []
     flat = _flat_function(entry, argument_leaf, copy_numpy_leaves(recording.leaves), traces)
-    flat.__name__ = flat.__qualname__ = plan.name  # JAX names the program after it
+    # JAX names the program after the function.
+    flat.__name__ = flat.__qualname__ = plan.name
     program = jax.export.export(own_jit(flat), platforms=platforms, disabled_checks=disabled_checks)
     try:
         exported = _core.run_active(jitted, roots, entry.outcomes, recording, program, *own_leaves)
-    except ValueError as error:  # of shapes that do not fit
+    # JAX calls the inputs of the flat function args[0] and so on: the user knows them by their paths.
+    except ValueError as error:
         rename_leaves(error, leaf_names(own_graphdef, own_names), flat="args")
         raise
     except NotImplementedError as error:
@@ -335,20 +340,16 @@ def _bound(
     """(roots, layout) of these arguments. Raises TypeError where the signature does not take them."""
     bound = binds.binding.bind(args, kwargs)
     if bound is None:
-        signature.bind(*args, **kwargs)  # says what is wrong
+        # The standard library's `bind` raises a TypeError that says what is wrong.
+        signature.bind(*args, **kwargs)
         raise GraftaxError(f"the arguments {signature} could not be bound")
     return bound
 
 
 def _leaf_numbers(graphdef: _core.GraphDef, arguments: range) -> list[int]:
     """For each leaf its number among the leaves of the arguments, or `_MISSING` for a captured one."""
-    numbers: list[int] = []
-    count = 0
-    for root, _ in graphdef.leaf_places():
-        is_argument = root in arguments
-        numbers.append(count if is_argument else _MISSING)
-        count += is_argument
-    return numbers
+    count = itertools.count()
+    return [next(count) if root in arguments else _MISSING for root, _ in graphdef.leaf_places()]
 
 
 def _node_numbers(
@@ -377,13 +378,14 @@ def _refuse_packed_shapes(name: str, graphdef: _core.GraphDef, names: tuple[str,
     """Refuses a `jax.ShapeDtypeStruct` inside of packed state, which holds real arrays only."""
     structure = Structure(graphdef)
     for row, layout in structure.statics():
-        packed = Structure(layout.graphdef) if isinstance(layout, HandleLayout) else None
-        for packed_row, value in packed.statics() if packed else ():
-            if packed and isinstance(value, jax.ShapeDtypeStruct):
+        if not isinstance(layout, HandleLayout):
+            continue
+        packed = Structure(layout.graphdef)
+        for packed_row, value in packed.statics():
+            if isinstance(value, jax.ShapeDtypeStruct):
                 path = place_name(structure.root_path(row), names).removesuffix("._layout")
-                raise StructureError(
-                    PACKED_SHAPE.format(name=name, path=path + keystr(packed.root_path(packed_row)[1]))
-                )
+                path += keystr(packed.root_path(packed_row)[1])
+                raise StructureError(PACKED_SHAPE.format(name=name, path=path))
 
 
 def _refuse_dimensions(name: str, outcome: _core.Outcome) -> None:

@@ -27,6 +27,7 @@ def unwrap(value: object, name: str) -> Any:
         function = cast("types.FunctionType", value)
         try:
             return (function.__closure__ or ())[function.__code__.co_freevars.index(name[5:])].cell_contents
+        # Another version of the wrapper may lack the variable, or be no function. An empty cell is a ValueError, too.
         except (ValueError, AttributeError) as error:
             raise KeyError(name) from error
     wrapped = getattr(value, name, None)
@@ -43,7 +44,8 @@ def _wrapped_values(value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, types.FunctionType):
         names = ["__wrapped__", *(f"cell:{name}" for name in value.__code__.co_freevars)]
     for name in names:
-        with contextlib.suppress(Exception):  # a class that answers for every attribute
+        # `getattr` may run any code: some classes answer for every attribute.
+        with contextlib.suppress(Exception):
             yield f"@{name}", unwrap(value, name)
 
 
@@ -127,6 +129,7 @@ def resolve(holder: Holder) -> Any:
 
 def _attribute(value: object, name: str) -> Any:
     """An attribute of a class or a module as it is; of a module also one that its `__getattr__` imports on demand."""
+    # Not by `getattr`, which would unwrap a static method and bind a class method.
     is_on_demand = isinstance(value, types.ModuleType) and name not in vars(value)
     return getattr(value, name) if is_on_demand else vars(value)[name]
 

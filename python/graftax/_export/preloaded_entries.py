@@ -37,6 +37,7 @@ class PreloadedProgram:
 
     def __call__(self, *leaves: Any) -> Any:
         stage = self.stage_for(leaves[0] if self._tupled else leaves)
+        # The retried call finds no entry, and makes one that can compile.
         if stage is None:
             table = self._table()
             if table is not None:
@@ -86,7 +87,8 @@ class ProgramsOfFiles:
             graphdef = structure.graphdef()
             is_unchanged = digest(graphdef, structure.names, name) == fingerprint
             variants = [_variant(caller, graphdef, structure.names, saved, program) for program in saved.programs]
-        except Exception:  # the structure cannot be rebuilt here: the first call finds it by digest, or compiles
+        # The structure cannot be rebuilt here. The first call finds the program by its digest, or compiles.
+        except Exception:
             return
         if is_unchanged:
             rows = Structure(graphdef).rows
@@ -133,7 +135,8 @@ class ProgramsOfFiles:
             return None
         try:
             candidates = self._saved.get((digest(recording.graphdef, recording.names, name), context), [])
-        except GraftaxError:  # a value without a name, so it was not saved
+        # A structure with a value that has no name was not saved.
+        except GraftaxError:
             return None
         candidates = [candidate for candidate in candidates if candidate.guards.serves(recording.leaves)]
         if numbers is None:
@@ -188,6 +191,7 @@ def _variant(
     """The variant that `graftax.explain` shows for a loaded program."""
     signatures = [_array_signature(token) for token in program.signatures if token is not None]
     numbers: dict[int, Any] = {}
+    # Behind the leaves, such a program takes the two vectors that the host computes of its numbers.
     if saved.host is not None:
         numbers = {leaf: number_type() for leaf, number_type in zip(saved.host.leaves, saved.host.kinds, strict=True)}
         signatures = signatures[:-2]
@@ -210,6 +214,7 @@ def _array_signature(token: Token) -> ArraySignature:
 def _dtype(text: str) -> Any:
     with contextlib.suppress(TypeError):
         return jax.numpy.dtype(text)
+    # NumPy cannot make the dtype of typed keys of a text. Only keys of the default implementation are known by theirs.
     keys = jax.eval_shape(jax.random.key, 0).dtype
     if str(keys) != text:
         raise ValueError(text)

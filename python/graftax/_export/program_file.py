@@ -17,7 +17,7 @@ from graftax._base.progress_bar import Bar, ProgressCallback
 from graftax._base.whole_file import replacing
 from graftax._export.preloaded_entries import ProgramsOfFiles
 from graftax._export.program_key import environment
-from graftax._export.programs import Program, settings_tokens
+from graftax._export.programs import settings_tokens
 from graftax._export.read_set_data import as_data, restore
 from graftax._export.saved_entry import OTHER_SETTINGS, READS_UNKNOWN, Saved, compiled_programs, saved_entry
 from graftax._export.structure_data import Structured
@@ -44,7 +44,8 @@ def save(caller: Jitted[..., Any], path: str | os.PathLike[str]) -> int:
     if table.reads is None or not caller._options.captured:
         raise GraftaxError(READS_UNKNOWN.format(name=name))
     for entry in list(table.entries.values()):
-        if hasattr(entry.compiled, "wait_until_compiled"):  # in the background
+        # A program may still be compiling in the background.
+        if hasattr(entry.compiled, "wait_until_compiled"):
             entry.compiled.wait_until_compiled()
     settings, reason = settings_tokens(), NOTHING_COMPILED
     saved: list[tuple[str, Any, Saved]] = []
@@ -101,19 +102,23 @@ def load(caller: Jitted[..., Any], path: str | os.PathLike[str], report: Progres
     try:
         reads, pickled = pickle.loads(content)
         saved: list[tuple[str, Any, Saved]] = pickled
-        _load_all([program for _, _, program_set in saved for program in program_set.programs], report or Bar(name))
+        programs = [program for _, _, program_set in saved for program in program_set.programs]
+        report, begin = report or Bar(name), time.perf_counter()
+        for count, program in enumerate(programs, 1):
+            program.load()
+            report(count, len(programs), time.perf_counter() - begin)
     except Exception as error:
         return refuse(f"it cannot be read ({type(error).__name__}: {error})")
     if (difference := _restore_reads(caller, reads)) is not None:
         return refuse(difference)
-    # The process that saved them has tested direct calls with the same JAX and devices.
+    # The process that saved them has tested direct calls in the same environment.
     if header.get("direct"):
         fast_dispatch.skip_self_test()
     for key, context, program_set in saved:
         program_set.restore_numbers()
         table.numbers.expect(program_set.number_paths)
         table.loaded.add(caller, key, context, program_set)
-    return sum(len(program_set.programs) for _, _, program_set in saved)
+    return len(programs)
 
 
 class DamagedError(GraftaxError):
@@ -155,13 +160,6 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
-
-
-def _load_all(programs: list[Program], report: ProgressCallback) -> None:
-    begin = time.perf_counter()
-    for count, program in enumerate(programs, 1):
-        program.load()
-        report(count, len(programs), time.perf_counter() - begin)
 
 
 def _restore_reads(caller: Jitted[..., Any], data: dict[str, Any]) -> str | None:

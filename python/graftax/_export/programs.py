@@ -43,6 +43,7 @@ class Program:
     donating: tuple[tuple[int, ...], int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # The parts hold the bytes of the executable, so it does not matter any more where JAX had it from.
         return vars(self) | {"stage": None, "parts": self.parts or self.packed(), "was_retrieved": False}
 
     def packed(self) -> tuple[bytes, Any, Any]:
@@ -73,9 +74,10 @@ class Program:
         if self.parts is None or self.stage is not None:
             return
         content, in_tree, out_tree = self.parts
+        # The number stands in the tree of the outputs, but for a program that donates.
         if outcome is not None and self.donating is not None:
             self.donating = self.donating[0], outcome
-        elif outcome is not None:  # the number stands in the tree of its outputs
+        elif outcome is not None:
             outputs = jax.tree.unflatten(out_tree, list(range(out_tree.num_leaves)))
             out_tree = jax.tree.structure((outputs[0], outputs[1], encode(outcome)))
         # By default JAX takes all devices of the process, and the executable would expect as many shards of each array.
@@ -97,6 +99,7 @@ def signature_token(signature: ArraySignature) -> Token | None:
 
 
 def _placement(signature: ArraySignature) -> Any:
+    # An array that is committed to no device may be on any one: JAX moves it to where the others are.
     if not signature.committed:
         return "anywhere" if signature.sharding is None or len(signature.sharding.device_set) == 1 else None
     sharding = signature.sharding
@@ -136,7 +139,8 @@ class Shipped:
         self.packed: tuple[Any, tuple[bytes, Any, Any]] | None = None  # (executable, its parts)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_compiled", "programs"):  # before __init__
+        # A copy asks for attributes before it has any: without this, `_compiled` would be looked for in itself.
+        if name in ("_compiled", "programs"):
             raise AttributeError(name)
         return getattr(self._compiled, name)
 
@@ -160,10 +164,12 @@ class Shipped:
         if min_seconds is None or has_tracer(leaves):
             return
         begin = time.perf_counter()
-        stage = self._compiled.lower(*arguments).compile()  # the call runs it
+        # JAX keeps what it has compiled, and the call that follows runs it.
+        stage = self._compiled.lower(*arguments).compile()
         if time.perf_counter() - begin < min_seconds:
             return
-        with contextlib.suppress(Exception):  # the writer says why
+        # The writer packs the same executable again and says why that fails.
+        with contextlib.suppress(Exception):
             self.packed = fast_dispatch.executable_of(stage), Program((), {}, (), "", stage).packed()
 
     def parts_of(self, stage: Any) -> tuple[bytes, Any, Any] | None:

@@ -29,7 +29,8 @@ from graftax._export.value_token import registered_text, value_token
 from graftax._graph.pickling import JITTED
 
 _HELD = ("origins", "bindings", "functions", "attributes", "cells", "classes", "abstract", "names", "subclasses")
-_TEXT = "of graftax"  # its hash shows the seed of hashes, PYTHONHASHSEED
+# Its hash shows the seed of hashes (PYTHONHASHSEED), which Python does not tell.
+_TEXT = "of graftax"
 
 NOT_FOUND_ELSEWHERE = (
     "{name} cannot be saved: its program depends on {what}, which another process cannot find by the name of a module. "
@@ -90,20 +91,23 @@ def _of_unheard_code(reads: ReadSet, function: types.FunctionType) -> ReadSet | 
     """What code can read that JAX jits by itself and that did not run: JAX takes a trace that it has of it already."""
     finding, reachable, reads_of_unheard = _FindsJitted(), ReachableCode(), ReadSet()
     finding.add(function)
-    for _ in finding.codes():  # going over the codes is what collects the functions
+    # Going over the codes is what collects the functions.
+    for _ in finding.codes():
         pass
     for jitted in finding.jitted:
         reachable.add(jitted)
     heard = _codes(reads, function)
     unheard = [(code, scope) for code, scope in reachable.codes() if code not in heard and is_users_code(code, scope)]
     for code, scope in unheard:
+        # Only the code and its globals are known here, so the function that stands for it has empty cells.
         empty = tuple(types.CellType() for _ in code.co_freevars)
         reads_of_unheard.add(code, scope, types.FunctionType(code, scope, closure=empty), stays=False)
     return reads_of_unheard if unheard else None
 
 
 def _as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str, Any]:
-    if reads.builtins.of_ids:  # another number in each process
+    # An id is another number in each process, and the program may depend on it.
+    if reads.builtins.of_ids:
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="the id() of an object"))
     for origin in reads.names.origins:
         if origin.holder is reads.library.held:
@@ -115,7 +119,8 @@ def _as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[st
         if key == OF_KEYS or reads.library.text(owner) is not None:
             continue
         holder = reads.names.keywords.get(id(owner), owner)
-        if _is_users(holder):  # what a library reads depends on its version
+        # What a library reads is the same as long as its version is.
+        if _is_users(holder):
             bindings.append((_holder(holder, name, {}), key))
             value = value_at(holder, key)
             bound_names[id(value)] = (*bindings[-1][0], key), value
@@ -174,6 +179,7 @@ def _attributes(reads: ReadSet, find_holder: Callable[[Any], Holder]) -> Iterato
         try:
             yield find_holder(function), names
         except GraftaxError:
+            # A local function without attributes has nothing that another process would have to compare.
             if names:
                 raise
 
@@ -185,8 +191,9 @@ def _names(reads: ReadSet, find_holder: Callable[[Any], Holder]) -> Iterator[tup
         try:
             yield find_holder(owner), names
         except GraftaxError:
+            # The names of a function that nobody has renamed are a part of its code, which is compared anyway.
             code = getattr(owner, "__code__", None)
-            if code is None or names[:2] != (code.co_name, code.co_qualname):  # else they go by its code
+            if code is None or names[:2] != (code.co_name, code.co_qualname):
                 raise
 
 
@@ -194,6 +201,7 @@ def version_of(package: str) -> str | None:
     """The version of an installed package, or of a module with `__version__`."""
     try:
         return importlib.metadata.version(package)
+    # A package may be imported from a folder, or its distribution may have another name.
     except importlib.metadata.PackageNotFoundError:
         return getattr(sys.modules.get(package), "__version__", None)
 
@@ -279,7 +287,8 @@ def _subclasses_of(cls: type) -> list[str]:
 
 def _note(reads: ReadSet, local: dict[str, list[Any]]) -> None:
     for holder, name, _ in local["bindings"]:
-        if isinstance(holder, types.FunctionType):  # a keyword default
+        # A function stands for the dict of its keyword defaults.
+        if isinstance(holder, types.FunctionType):
             reads.names.note_keywords(holder)
         else:
             reads.names.bind(holder, name)
@@ -299,15 +308,18 @@ def _note(reads: ReadSet, local: dict[str, list[Any]]) -> None:
 
 def _is_users(holder: object) -> bool:
     if isinstance(holder, type):
-        return is_users_class(holder) and holder.__module__ in sys.modules  # a class of C code may be nowhere
-    if type(holder) is weakref.ref:  # globals of no module: of a function that a library has generated
+        # The module of a class of C code may be a name that nobody imports.
+        return is_users_class(holder) and holder.__module__ in sys.modules
+    # Globals of no module: those of a function that was generated.
+    if type(holder) is weakref.ref:
         function = holder()
         return function is not None and function.__code__.co_filename.startswith(("<string>", "<stdin>"))
     scope: Any = holder.__globals__ if isinstance(holder, types.FunctionType) else holder
     if not isinstance(scope, dict):
         return True
+    # The standard library makes globals of this name for the `__new__` of each named tuple.
     if str(scope.get("__name__")).startswith("namedtuple_"):  # pyright: ignore[reportUnknownMemberType]
-        return False  # the standard library's, made for each named tuple
+        return False
     return is_users_scope(scope)  # pyright: ignore[reportUnknownArgumentType]
 
 
@@ -344,7 +356,8 @@ def _imported(reads: ReadSet, function: types.FunctionType) -> Iterator[tuple[st
     codes = _codes(reads, function)
     for code in codes:
         for name in set(names_of(code).imports.values()):
-            if name.startswith("."):  # a relative import: of a module that was met
+            # A relative import has no full name in the code: it is looked for among the modules that were met.
+            if name.startswith("."):
                 ends = [m for m in reads.attributes.modules.values() if m.__name__.endswith("." + name.lstrip("."))]
                 name = ends[0].__name__ if ends else name
             module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])

@@ -45,6 +45,7 @@ class Saved:
     source: str = "loaded"  # a kind of cause: where it was loaded from
 
     def __getstate__(self) -> dict[str, Any]:
+        # Whoever reads a file knows what kind of file it is.
         return {name: value for name, value in vars(self).items() if name != "source"}
 
     def restore_numbers(self) -> None:
@@ -114,5 +115,6 @@ def _lowered(entry: _core.Entry, signatures: tuple[ArraySignature, ...]) -> Any:
         for signature in signatures
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX's warnings of donation, shown when the program was first compiled
+        # JAX warns of donated arrays that it cannot use. It did so when the program was first compiled.
+        warnings.simplefilter("ignore")
         return entry.compiled.lower(tuple(specs)) if entry.tupled else entry.compiled.lower(*specs)

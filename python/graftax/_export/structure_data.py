@@ -39,7 +39,8 @@ class Structured:
             state = _with_sentinels(picklable(graphdef, "GraphDef"), named)
             unnamed = tuple(number for number, name in name_of.items() if name is None)
             return cls(pickle.dumps(state), names, arguments, entry.tupled, unnamed)
-        except Exception:  # a static value cannot be pickled: the structure is found by its digest alone
+        # A static value cannot be pickled, such as a lambda. The first call finds the program by its digest alone.
+        except Exception:
             return None
 
     def graphdef(self) -> _core.GraphDef:

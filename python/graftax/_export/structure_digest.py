@@ -61,7 +61,8 @@ def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
         GraftaxError: if it holds a value that has no name in another process.
     """
     hasher = hashlib.sha256(repr(names).encode())
-    structure = Structure(_core.weaken(graphdef))  # as it is in an entry
+    # An entry holds its objects weakly, and its digest has to be the same as that of a call.
+    structure = Structure(_core.weaken(graphdef))
     names_of = sentinels(structure)
     for row in structure.rows:
         try:
@@ -87,7 +88,8 @@ def sentinels(structure: Structure) -> dict[int, tuple[str, str] | None]:
     for row in structure.rows:
         try:
             instance = row.own
-        except ReferenceError:  # dead, so it had no name: a named object stays alive
+        # A name keeps its object alive, so one that is gone had none.
+        except ReferenceError:
             instance = object()
         if instance is not None:
             instances[row.number] = instance
@@ -203,7 +205,8 @@ def _content_and_meaning(code: types.CodeType) -> tuple[bytes, str]:
     """The digests of all that code consists of, lines included, and of what it does."""
     try:
         content = hashlib.sha256(marshal.dumps(code, _NO_REFERENCES)).digest()
-    except ValueError:  # a constant slice, from Python 3.14 on
+    # From Python 3.14 on a constant may be a slice, which marshal does not write in this version of its format.
+    except ValueError:
         content = b""
     meaning = _saved_digests.get(content) if content else None
     return content, meaning or hashlib.sha256(_stable_text(meaning_of(code)).encode()).hexdigest()

@@ -98,7 +98,8 @@ class _Tokens:
             return f"method {self._tokens_of(value.__func__, value.__self__)}"
         if isinstance(value, tuple) and type(value) is not tuple:
             return f"{token(type(value))} {self._tokens_of(*cast('tuple[Any, ...]', value))}"
-        if type(value) in _CONTAINERS:  # sets in their order, which code may see; with texts it differs by process
+        # Sets count in their order, which code may see. Of texts it is another one in each process.
+        if type(value) in _CONTAINERS:
             parts = list(value.items()) if isinstance(value, (dict, types.MappingProxyType)) else list(value)
             if isinstance(value, (set, frozenset)) and not self._in_order:
                 parts.sort(key=repr)
@@ -109,7 +110,8 @@ class _Tokens:
         if isinstance(value, (jax.Array, np.ndarray)):
             host = np.asarray(without_key(value))
             return f"array {host.dtype} {host.shape} {hashlib.sha256(np.ascontiguousarray(host).tobytes()).hexdigest()}"
-        if isinstance(value, Jitted):  # not what it has compiled
+        # Not what it has compiled so far, which is in attributes that begin with an underscore.
+        if isinstance(value, Jitted):
             attributes = {name: attribute for name, attribute in vars(value).items() if not name.startswith("_")}
             parts = self._tokens_of(value._function, value._prefix, attributes)
             return f"{token(type(value))} {value._options.of_program()} of {parts}"
@@ -121,9 +123,10 @@ class _Tokens:
         if isinstance(wrapped, types.FunctionType):
             attributes = {key: attribute for key, attribute in vars(value).items() if not key.startswith("__")}
             return f"{token(type(value))} around {self._tokens_of(wrapped, attributes)}"
+        # This is user code, which may refuse.
         try:
             reduced = value.__reduce_ex__(4)
-        except Exception:  # user code, which may refuse
+        except Exception:
             reduced = None
         if reduced is None or isinstance(reduced, str):
             try:
@@ -160,6 +163,7 @@ class _Tokens:
 
 def registered_text(cls: type) -> str:
     """The user's classes registered with an abstract class, which decide what `isinstance` answers."""
+    # The registry holds weak references; classes of libraries are the same as long as their versions are.
     registered = registered_classes(cls) if isinstance(cls, abc.ABCMeta) else ()
     if not isinstance(registered, frozenset):
         return ""
@@ -171,6 +175,7 @@ def library_name(value: Any) -> str | None:
     """The name of an object that a library's module has under the object's own name; the version says the rest."""
     if not callable(value):
         return None
+    # The module is read through its dictionary alone: a `__getattr__` of it could import something.
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     scope = getattr(sys.modules.get(module), "__dict__", None) if isinstance(module, str) else None
     if scope is None or not isinstance(name, str) or is_users_scope(scope):

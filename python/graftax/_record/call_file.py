@@ -82,7 +82,8 @@ def write_calls(path: str, calls: Sequence[Snapshot], event: str, reads: ReadSet
     bar = ByteBar(
         f"writing {os.path.basename(path)}", array_bytes(digested) + array_bytes(a.array for a in content.arrays)
     )
-    digest_of: dict[int, str] = {}  # by the id of a leaf: most arrays are in several calls
+    # By the id of a leaf: most arrays are in several calls.
+    digest_of: dict[int, str] = {}
     header = {
         "format": FORMAT,
         "what": event,
@@ -240,7 +241,8 @@ def _results(call: Snapshot, digest_of: dict[int, str], on_bytes: Callable[[int]
         return None
     try:
         return results_data(call.after, call.after_names, call.after_leaves, digest_of, on_bytes)
-    except jax.errors.JaxRuntimeError as error:  # the computation has failed since the call returned
+    # JAX returns before the computation ends: it has failed since then.
+    except jax.errors.JaxRuntimeError as error:
         call.raised = call.raised or error_text(error)
         return None
 
@@ -276,6 +278,7 @@ def environment() -> dict[str, Any]:
         "settings": settings_tokens(),
         "x64": bool(jax.config.jax_enable_x64),
         "flags": os.environ.get("XLA_FLAGS", ""),
+        # Where the user's modules are. A replay looks for them there, whatever the working directory is.
         "folders": [os.path.abspath(folder) for folder in sys.path if not _is_installed(folder)],
     }
 

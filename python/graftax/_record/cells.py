@@ -38,7 +38,8 @@ def known_cells() -> list[Cell]:
 def codes_of_cells() -> list[types.CodeType]:
     codes: list[types.CodeType] = []
     for file, text in known_cells():
-        with contextlib.suppress(SyntaxError, ValueError):  # one that never ran
+        # A cell with a mistake in its syntax has a text, and has never run.
+        with contextlib.suppress(SyntaxError, ValueError):
             codes.append(compile(text, file, "exec", dont_inherit=True))
     return codes
 

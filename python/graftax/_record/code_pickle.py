@@ -138,9 +138,10 @@ def dumps(value: object) -> bytes:
     try:
         pickler.dump(value)
         pickler.finish()
+    # Such an error names the function already. Others are those of pickle, or of a user's `__reduce__`.
     except GraftaxError:
         raise
-    except Exception as error:  # of pickle, or of a user's `__reduce__`
+    except Exception as error:
         raise UnpicklableError(str(error)) from error
     return file.getvalue()
 
@@ -170,6 +171,7 @@ class _CodeUnpickler(pickle.Unpickler):
         code = find_code(name)
         if code_digest(code) != name.digest:
             self._changed.append(name)
+        # A template has empty cells: what is in them comes with the structure.
         closure = tuple(types.CellType() for _ in code.co_freevars) if cells is None else tuple(cells)
         function = types.FunctionType(code, vars(importlib.import_module(name.module)), short_name, None, closure)
         function.__qualname__, function.__module__ = name.name, name.module
@@ -241,7 +243,8 @@ def find_code(name: CodeName) -> types.CodeType:
 @functools.lru_cache(maxsize=64)
 def module_code(module: str) -> types.CodeType:
     """The code of a module, of the script that runs for `__main__`."""
-    if not module:  # of code that a program has compiled itself
+    # Code that a program has compiled itself may belong to no module.
+    if not module:
         raise ImportError("the code is of no module")
     spec = None if module == "__main__" else importlib.util.find_spec(module)
     if hasattr(spec and spec.loader, "get_code"):

@@ -33,7 +33,8 @@ START = "import sys; from graftax._record.crash_search import watch; watch(*sys.
 JOURNAL, RESULT, OUTPUT = "journal", "result", "output"  # files
 ASKED = "asked"
 ENDED, TOO_LONG, RAISED, FINE = "ended", "took too long", "raised", "fine"
-TIMEOUT = "Timeout ("  # what faulthandler writes
+# What faulthandler writes when the time of `dump_traceback_later` is over.
+TIMEOUT = "Timeout ("
 ENDED_EARLY = "a process that makes the last call in {path} once more ended before its program ran:\n{output}"
 NOT_EXPORTED = "what lowers it ends the process"
 
@@ -123,6 +124,7 @@ class Crash(Failure):
         def question() -> Answer:
             try:
                 jax.block_until_ready(run())
+                # Callbacks and prints are no results, and may fail as well.
                 jax.effects_barrier()
             except Exception as error:
                 return Answer(RAISED, error_text(error))
@@ -179,8 +181,9 @@ def watch(path: str, fails: CrashName, timeout: str, folder: str) -> None:
     while not os.path.exists(result):
         size_before = os.path.getsize(journal)
         _run_process((path, fails, timeout, journal, result), log)
+        # It ended before it asked anything, and so would the next one.
         if os.path.getsize(journal) == size_before:
-            break  # it ended before it asked anything, and so would the next one
+            break
 
 
 # This process has imported JAX and has not looked for devices, so a copy of it is a new one that need not import.
@@ -197,6 +200,7 @@ def _run_process(arguments: tuple[str, CrashName, str, str, str], log: str) -> N
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     is_in_time = _wait(process, journal, timeout)
+    # A process that has ended by itself is not disturbed by this, and one that hangs is over.
     process.kill()
     process.join()
     if _is_asked(journal):
@@ -269,7 +273,8 @@ def _watched(arguments: list[str], log: str) -> str:
     try:
         process.wait()
     finally:
-        if process.poll() is None:  # interrupted: the one that it watches may hang
+        # The user has interrupted it. The process that it watches may hang, so the whole session is ended.
+        if process.poll() is None:
             if sys.platform == "win32":
                 process.kill()
             else:

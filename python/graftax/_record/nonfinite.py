@@ -118,6 +118,7 @@ class TracedCall(NamedTuple):
 def trace_call(jitted: Jitted[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> TracedCall:
     """The program of a call with other options of `jit`. Without shared parts, equations have the paths of objects."""
     # Whatever jit has found out about the function's reads is in the stage by now.
+    # The check of a recorder would be an equation of the program.
     unchecked = jitted._with_options(finite=None, **options)  # pyright: ignore[reportPrivateUsage]
     traced = unchecked.trace(*args, **kwargs)
     staging = traced._staging  # pyright: ignore[reportPrivateUsage]

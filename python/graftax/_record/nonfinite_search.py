@@ -26,7 +26,8 @@ _CALLS = frozenset(
     ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2")
     + ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 )
-_DETAILED = 8  # iterations of one loop that are opened; for later ones the marks of the inputs say enough
+# Iterations of one loop that are opened. For later ones the marks of the inputs say enough.
+_DETAILED = 8
 
 Jaxpr = Any
 
@@ -114,7 +115,8 @@ class Interpreter:
 
     def _equation(self, jaxpr: Jaxpr, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
         name = equation.primitive.name
-        if name in ("debug_callback", "debug_print"):  # it has printed when the call was made
+        # It has printed when the call was made, and has no outputs.
+        if name in ("debug_callback", "debug_print"):
             return []
         if (inner := called_program(equation)) is not None:
             return self._inside(jaxpr, Enclosing(equation), lambda: self._closed(inner, inputs))

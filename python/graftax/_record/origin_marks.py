@@ -75,6 +75,7 @@ def move(equation: JaxprEqn, inputs: Sequence[Value]) -> list[np.ndarray[Any, An
         return [np.take_along_axis(np.stack(marks), chosen[None], 0)[0]]
     if name == "concatenate":
         return [np.concatenate([_marks(x) for x in inputs], axis=equation.params["dimension"])]
+    # Each element of the result may come from all elements that it was reduced from.
     if name in _REDUCES:
         return [np.bitwise_or.reduce(_marks(inputs[0]), axis=tuple(equation.params["axes"]))]
     count = _MOVES.get(name)

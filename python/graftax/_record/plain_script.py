@@ -61,7 +61,8 @@ def script_of(part: Part, title: str, preamble: str, check: str, exported: bool 
     inputs = "".join(f"{names[number]} = {array_text(part.values[number])}\n" for number in part.inputs)
     body = _exported(part) if exported else _equations(part, names)
     text = inputs + "\n" + body + _END.format(arguments=", ".join(names.values()), preamble=preamble) + check
-    if re.search(r"[ (]array\(", text):  # and not only `numpy.array(`
+    # The helper is written only where it is used. `numpy.array(` does not count.
+    if re.search(r"[ (]array\(", text):
         text = _ARRAY + "\n" + text
     if jax.config.jax_enable_x64:
         text = 'jax.config.update("jax_enable_x64", True)\n' + text
@@ -120,7 +121,9 @@ def array_text(value: Any) -> str:
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         implementation = str(jax.random.key_impl(value))
         return f"jax.random.wrap_key_data({array_text(jax.random.key_data(value))}, impl={implementation!r})"
+    # `ascontiguousarray` gives a scalar a dimension.
     host = np.ascontiguousarray(np.asarray(value)).reshape(np.shape(value))
+    # NumPy knows bfloat16 and the like as types of another package, of kind "V": JAX has them by name.
     dtype = f"jax.numpy.{host.dtype.name}" if host.dtype.kind == "V" else f"numpy.{host.dtype.name}"
     dtype = {"numpy.bool": "bool"}.get(dtype, dtype)
     if host.size <= _MOST_NUMBERS and host.dtype.kind in "fiub" and np.isfinite(host).all():

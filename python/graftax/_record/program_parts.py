@@ -106,7 +106,8 @@ class _Collector:
             operands = [self.add(literal_value(v)) if is_literal(v) else numbers[v] for v in equation.invars]
             try:
                 results = self.run(equation, [self.values[number] for number in operands])
-            except CannotRun:  # kept as the last step: it may be the one that fails
+            # Kept as the last step, since it may be the one that fails.
+            except CannotRun:
                 self.is_whole = False
                 results = [None] * len(equation.outvars)
             outputs = [self.add(value) for value in results]
@@ -209,7 +210,8 @@ def run_one_by_one(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         return _evaluated(program, operands_of(program, operands), run_one_by_one)
     has_refs = any(isinstance(x, ref_types) for x in operands)
     outputs = [] if has_refs else [i.outputs for i in iterations(equation, operands, run_one_by_one)]
-    if not outputs:  # no loop, a loop over a Ref, or one without iterations
+    # No loop, a loop over a Ref, which the second run would write to again, or one without iterations.
+    if not outputs:
         return run_equation(equation, operands)
     is_scan = equation.primitive.name == "scan"
     carried = scan_parts(equation.params, len(operands))[1] if is_scan else len(equation.outvars)

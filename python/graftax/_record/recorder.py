@@ -221,7 +221,8 @@ _HISTORIES: weakref.WeakSet[History] = weakref.WeakSet()
 def _flush_all() -> None:
     for history in list(_HISTORIES):
         history.ring.flush()
-    for path in _running_files:  # of calls that have ended
+    # The process ends normally, so these calls have not killed it.
+    for path in _running_files:
         with contextlib.suppress(OSError):
             os.remove(path)
 
@@ -244,7 +245,8 @@ class Recorder(Jitted[P, R]):
         self._history = history = History(policy, self._plan.name, lambda: table.reads)
         self._record_in(history.ring)
         _HISTORIES.add(history)
-        main_file()  # which Python forgets before `_flush_all`
+        # Python forgets the file of the script before `_flush_all` runs, so it is kept from here on.
+        main_file()
         # Whoever drops the recorder still hears of its last call; at the end of the process `_flush_all` reads it.
         weakref.finalize(self, history.ring.flush).atexit = False
 

@@ -69,8 +69,9 @@ def _opened(part: Part, failure: Failure) -> Iterator[Part]:
     """The part with the equations inside of one that calls them; if it is a loop alone, each of its iterations."""
     for position, step in enumerate(part.steps):
         operands = [part.values.get(number) for number in step.operands]
+        # An equation before it could not run, so these operands have no values.
         if any(operand is None for operand in operands):
-            continue  # nothing before it could run
+            continue
         programs = inner_programs(step.equation, operands)
         for program in programs if failure.in_any_branch else programs[:1]:
             yield inlined(part, position, program, failure.run_equation)
@@ -83,31 +84,25 @@ def _opened(part: Part, failure: Failure) -> Iterator[Part]:
 
 def with_smaller_arrays(part: Part, fails: Fails) -> Part:
     """Takes halves of the arrays along all axes of one size, as long as they fail."""
-    if not all(_takes_any_size(step.equation) for step in part.steps):
+    equations = [step.equation for step in part.steps]
+    if not all(is_elementwise(e) or e.primitive.name in _ANY_SIZE or not e.params for e in equations):
         return part
     while (half := next(filter(fails, _halves(part)), None)) is not None:
         part = half
     return part
 
 
-def _takes_any_size(equation: JaxprEqn) -> bool:
-    return is_elementwise(equation) or equation.primitive.name in _ANY_SIZE or not equation.params
-
-
 def _halves(part: Part) -> Iterator[Part]:
-    arrays = {number: part.values[number] for number in part.inputs}
+    inputs = {number: part.values[number] for number in part.inputs}
+    arrays = {number: array for number, array in inputs.items() if not isinstance(array, ref_types)}
     # Axes of one size may be the same dimension, so all of them are cut alike.
-    sizes = {size for array in arrays.values() if not isinstance(array, ref_types) for size in np.shape(array)}
+    sizes = {size for array in arrays.values() for size in np.shape(array)}
     for size in sorted(sizes - {0, 1}, reverse=True):
         for piece in (slice(0, (size + 1) // 2), slice(size // 2, size)):
-            cut = {number: _cut(array, size, piece) for number, array in arrays.items()}
+            cut: dict[int, Any] = {}
+            for number, array in arrays.items():
+                cut[number] = jnp.asarray(array)[tuple(piece if n == size else slice(None) for n in np.shape(array))]
             yield dataclasses.replace(part, values={**part.values, **cut})
-
-
-def _cut(array: Any, size: int, piece: slice) -> Any:
-    if isinstance(array, ref_types):
-        return array
-    return jnp.asarray(array)[tuple(piece if n == size else slice(None) for n in np.shape(array))]
 
 
 # ---- one equation, found by where it is

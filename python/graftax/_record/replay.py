@@ -92,14 +92,23 @@ class Prepared:
     """A recorded call whose inputs are where the function finds them.
 
     Attributes:
-        jitted: the function, bound to its object.
+        jitted, plain: the function, bound to its object.
         args, kwargs: of the call.
+        current: gives the roots as they are now.
+        undo: gives the names that the code reads their own values again.
     """
 
-    def __init__(self, jitted: Replayed, plain: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]):
+    def __init__(
+        self,
+        jitted: Replayed,
+        plain: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+        current: Callable[[], tuple[Any, ...]],
+        undo: contextlib.ExitStack,
+    ) -> None:
         self.jitted, self.plain, self.args, self.kwargs = jitted, plain, args, kwargs
-        self.current: Callable[[], tuple[Any, ...]] = tuple  # the roots as they are now
-        self.undo = contextlib.ExitStack()  # gives the names that the code reads their own values again
+        self.current, self.undo = current, undo
         self.random_in_call: Random | None = None  # the states for the call, if its trace has other ones
 
     def trace_as_recorded(self) -> None:
@@ -165,7 +174,8 @@ class RecordedCalls:
                 return loads(structures, changed)
         except GraftaxError:
             raise
-        except (Exception, SystemExit) as error:  # a script may end itself
+        # A script may end itself, with `sys.exit`.
+        except (Exception, SystemExit) as error:
             raise GraftaxError(NOT_FOUND.format(name=name, error=f"{type(error).__name__}: {error}")) from error
 
     def __len__(self) -> int:
@@ -186,7 +196,8 @@ class RecordedCalls:
         try:
             leaves = list(self._placed(number, dict(call["shardings"])))
             roots = _core.unflatten_roots(graphdef_from_state(call["graphdef"]), leaves)
-        except Exception as error:  # a class has changed, or there are fewer devices
+        # A class may have changed, and there may be fewer devices.
+        except Exception as error:
             error_line = f"its arguments cannot be rebuilt: {error_text(error)}"
             raise GraftaxError(NOT_FOUND.format(name=self.header["name"], error=error_line)) from error
         # The roots are the arguments, and behind them the captures: cells, globals, and the other origins.
@@ -209,12 +220,13 @@ class RecordedCalls:
         jitted, function = _callables(self._data["way"], function, prefix, options)
         positional = jitted._plan.signature.positional + sum(call["layout"][:1]) - len(prefix)  # pyright: ignore[reportPrivateUsage]
         keywords = call["names"][len(prefix) + positional : count]
-        prepared = Prepared(
-            jitted, function, passed[:positional], dict(zip(keywords, passed[positional:], strict=True))
-        )
-        inner = [*arguments, *cells.values()]
-        prepared.undo = undo
-        prepared.current = lambda: (*inner, *(_current_value(origin, value) for origin, value in captured))
+        kwargs = dict(zip(keywords, passed[positional:], strict=True))
+
+        def current() -> tuple[Any, ...]:
+            values = (_current_value(origin, value) for origin, value in captured)
+            return (*arguments, *cells.values(), *values)
+
+        prepared = Prepared(jitted, function, passed[:positional], kwargs, current, undo)
         _restore_random(prepared, call["draws"], plain)
         return prepared
 
@@ -231,11 +243,8 @@ class RecordedCalls:
 
     def run(self, number: int, plain: bool = False) -> ReplayResult:
         """Runs a call again, and compares what it does with what was recorded."""
-        prepared = self.prepare(number, plain, checked=True)
-        try:
+        with contextlib.closing(self.prepare(number, plain, checked=True)) as prepared:
             return self._compare(prepared, number, plain)
-        finally:
-            prepared.close()
 
     def _compare(self, prepared: Prepared, number: int, plain: bool) -> ReplayResult:
         recorded, call = self.header["calls"][number], self._data["calls"][number]
@@ -243,8 +252,8 @@ class RecordedCalls:
         try:
             prepared.trace_as_recorded()
             result = (prepared.plain if plain else prepared.jitted)(*prepared.args, **prepared.kwargs)
-            current = prepared.current()
-            leaves, graphdef, names = graph_after(plan, call["names"], current, result)
+            leaves, graphdef, names = graph_after(plan, call["names"], prepared.current(), result)
+            # What the computation or a callback raises belongs to the call as well.
             jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array) and not leaf.is_deleted()])
             jax.effects_barrier()
         except Exception as error:
@@ -254,17 +263,13 @@ class RecordedCalls:
         if recorded["results"] is not None:
             differences += _result_differences(recorded["results"], results_data(graphdef, names, leaves), plain)
         named = zip(unique_names(graphdef, names), leaves, strict=True)
-        return ReplayResult(
-            differences, [name for name, leaf in named if not is_deleted(leaf) and not are_finite(leaf)], ""
-        )
+        nonfinite_names = [name for name, leaf in named if not is_deleted(leaf) and not are_finite(leaf)]
+        return ReplayResult(differences, nonfinite_names, "")
 
     def where(self, number: int = -1) -> NonfiniteReport:
         """Which operation of a call made its first nan or infinity."""
-        prepared = self.prepare(range(len(self))[number])
-        try:
+        with contextlib.closing(self.prepare(range(len(self))[number])) as prepared:
             return nonfinite(prepared.jitted, *prepared.args, **prepared.kwargs)
-        finally:
-            prepared.close()
 
 
 def _load_main(script: dict[str, Any], name: str) -> None:
@@ -300,8 +305,9 @@ def _prepare(header: dict[str, Any], undo: contextlib.ExitStack) -> Iterator[str
     for folder in header["folders"]:
         if folder not in sys.path and os.path.isdir(folder):
             sys.path.append(folder)
+    # JAX reads the flags when it first looks for devices. Those that the user gives to the replay count more.
     if header["flags"] and "XLA_FLAGS" not in os.environ:
-        os.environ["XLA_FLAGS"] = header["flags"]  # read when JAX first looks for devices
+        os.environ["XLA_FLAGS"] = header["flags"]
     if jax.config.jax_enable_x64 != header["x64"]:
         _change_setting("jax_enable_x64", str(header["x64"]), undo)
     # What cannot be changed any more is a note.
@@ -325,7 +331,8 @@ def _change_setting(name: str, text: str, undo: contextlib.ExitStack) -> bool:
         value = getattr(jax.config, name)
         jax.config.update(name, ast.literal_eval(match[1] if match else text))
         undo.callback(jax.config.update, name, value)
-    except Exception:  # no literal, no such setting, or one that is read-only
+    # The text may be no literal, and this JAX may lack the setting or let nobody change it.
+    except Exception:
         return False
     return True
 
@@ -359,7 +366,8 @@ def _set_constants(constants: Sequence[tuple[Any, str, Any]], undo: contextlib.E
     """Sets the numbers and texts that the code reads to what they were."""
     for holder, name, value in constants:
         current = value_at(holder, name)
-        if repr(current) != repr(value):  # a nan is not equal to itself
+        # By their texts, since a nan is not equal to itself.
+        if repr(current) != repr(value):
             origin = Origin(holder, name)
             yield SET.format(name=origin.text(), here=_MISSING_TEXT if current is MISSING else current, recorded=value)
             undo.callback(origin.put, current)
@@ -387,7 +395,8 @@ def _install(origin: Origin | None, value: Any, undo: contextlib.ExitStack) -> N
         return
     if origin.name is not None:
         undo.callback(origin.put, origin.value())
-        with contextlib.suppress(TypeError, AttributeError):  # a class that refuses it
+        # Some classes refuse to be changed, such as those of C code.
+        with contextlib.suppress(TypeError, AttributeError):
             origin.put(content(value) if origin.assigned else value)
         return
     function: Any = origin.holder
@@ -457,7 +466,8 @@ def _result_differences(recorded: dict[str, Any], current: dict[str, Any], plain
     differences: list[str] = []
     for name in dict.fromkeys((*recorded["leaves"], *current["leaves"])):
         old, new = recorded["leaves"].get(name, _MISSING_TEXT), current["leaves"].get(name, _MISSING_TEXT)
-        if old:  # otherwise a later call had deleted it
+        # A text is empty where a later call had deleted the array.
+        if old:
             differences += _difference(name, old, new)
     # Plain Python may return one equal tuple for two.
     if not (differences or plain) and recorded["structure"] != current["structure"]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Generator
 from typing import NamedTuple
@@ -121,12 +122,11 @@ def _nonfinite_part(call: TracedCall, failure: Failure, path: str) -> tuple[Part
 def _scripts(part: Part, title: str, failure: Failure) -> tuple[list[str], str]:
     """(the scripts that can be written, why others cannot)."""
     texts, unwritable = list[str](), ""
+    # The first one is readable. The second, a program of `jax.export`, has also what has no public name.
     for exported in (False, True):
-
-        def write(exported: bool = exported) -> str:
-            return script_of(part, title, failure.preamble, failure.check(part), exported)
-
         try:
+            check = failure.check(part)
+            write = functools.partial(script_of, part, title, failure.preamble, check, exported)
             texts.append(failure.write(write))
         except Unwritable as error:
             unwritable = str(error)

@@ -114,7 +114,8 @@ def _snapshot(call: _core.KeptCall, leaves: list[Any]) -> Snapshot:
             inputs[leaf].delete()
         roots = _core.unflatten_roots(call.graphdef, inputs)
         walked = _core.walk(call.graphdef, roots)
-        if walked is not None:  # otherwise what was held weakly is gone, and a replay compares nothing
+        # Otherwise an object that was held weakly is gone, and a replay compares nothing.
+        if walked is not None:
             result = call.entry.outcomes[call.outcome].apply(outputs, *walked)
             snapshot.after_leaves, snapshot.after, snapshot.after_names = graph_after(call.plan, names, roots, result)
     return snapshot
@@ -160,7 +161,8 @@ def copies_of(leaves: list[Any]) -> list[Any]:
     # One dispatch for all of them.
     try:
         copied = iter(_copied(arrays) if len(arrays) > 1 else map(jnp.copy, arrays))
-    except ValueError:  # they lie on different devices
+    # One program cannot take arrays that lie on different devices.
+    except ValueError:
         copied = map(jnp.copy, arrays)
     return [next(copied) if type(leaf) is _ARRAY else kept_leaf(leaf, True) for leaf in leaves]
 

@@ -27,6 +27,7 @@ class _Call:
     def __init__(self, jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # The trace first: it may find further roots, such as a global that the function changes.
         traced = jitted.trace(*args, **kwargs)
+        # Everything else is read from this trace, so that one structure gives the numbers of leaves and nodes.
         staging = traced._staging
         self.name, self.names, self.graphdef = staging.plan.name, staging.names, staging.graphdef
         self.roots, self.layout = jitted._bind_arguments(args, kwargs)
@@ -56,6 +57,7 @@ class _Call:
         if row.op is Op.forward:
             return self.leaves[row.leaf]
         child_rows = list(structure.children(row)) if row.op is Op.node else []
+        # Only plain containers are opened: an object of the result is drawn with the shapes that `eval_shape` gives it.
         if type(value) in (list, tuple):
             return type(value)(
                 self._result_around_shapes(structure, r, x) for r, x in zip(child_rows, value, strict=True)
@@ -83,6 +85,7 @@ class _Call:
                 marks.objects.setdefault(id(self.leaves[i]), []).append(mark)
 
     def _mark_roots(self, graph: Graph, marks: Marks) -> None:
+        # Behind the roots, the picture has one item more: the result.
         for i, (_, number) in enumerate(graph.key_entries(0)[: len(self.roots)]):
             if i >= self.arguments:
                 marks.rows.setdefault(number, []).append(CAPTURED)
@@ -122,10 +125,12 @@ class _Call:
         if row.op is Op.leaf:
             new_value = self.outputs[row.leaf]
             old_type = getattr(old_value, "shape", None), getattr(old_value, "dtype", None)
+            # A value that was no array before has neither shape nor dtype, so the mark says what it becomes.
             is_same_type = old_type == (new_value.shape, new_value.dtype)
             return WRITTEN if is_same_type else f"{WRITTEN} as {new_value.dtype}{list(new_value.shape)}"
         if row.op is Op.static:
             value = row.value
+            # The types first: True equals 1, and 1 equals 1.0.
             is_same = value is old_value or (type(value) is type(old_value) and value == old_value)
             return None if is_same else f"becomes {value_text(value)}"
         if row.op in (Op.input, Op.forward):

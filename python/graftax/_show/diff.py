@@ -17,6 +17,7 @@ _SIDE = 60  # characters of each side
 def diff_picture(left: Any, right: Any, options: dict[str, Any]) -> tuple[Picture, list[str]]:
     """The first graph, marked where the second differs, and the line above it."""
     differences = diff(left, right, **options)
+    # Filled by `marks`, which the picture calls as soon as it has numbered the rows.
     differ: dict[int, list[str]] = {}
 
     def marks(graph: Graph) -> Marks:

@@ -47,6 +47,7 @@ def type_text(value: object) -> str:
         return f"method {getattr(value.__func__, '__qualname__', '')}"
     if isinstance(value, functools.partial):
         return f"partial of {_callable_name(cast('Any', value).func)}"
+    # A named tuple is known by its class, and has as many items as that has fields.
     if isinstance(value, _CONTAINERS) and in_mro(type(value), "_fields") is None:
         return f"{name} of {_length(value)}"
     return name
@@ -54,7 +55,8 @@ def type_text(value: object) -> str:
 
 def _length(value: object) -> int:
     base: Any = next(base for base in _CONTAINERS if isinstance(value, base))
-    return base.__len__(value)  # a subclass may have its own, which is the user's code
+    # Not by `len`: a subclass may have a `__len__` of its own, which is the user's code.
+    return base.__len__(value)
 
 
 def _callable_name(function: object) -> str:
@@ -88,8 +90,10 @@ def value_text(value: Any) -> str:
 def plain_text(value: Any, depth: int = 3) -> str | None:
     """The `repr` of plain values and containers of them. None for anything else, whose `repr` is user code."""
     value = plain(value)
-    if type(value) in (str, bytes, bytearray):  # the `repr` of megabytes would take long
+    # Only a part of it: the `repr` of megabytes takes long.
+    if type(value) in (str, bytes, bytearray):
         return cut(repr(value[:200]), _LONG)
+    # Python refuses to write an integer of more than 4300 digits.
     if type(value) in (int, float, complex, bool, type(None), type(...), range):
         return cut(repr(value)) if type(value) is not int or value.bit_length() < 1000 else "int of many digits"
     if isinstance(value, np.generic):
@@ -187,5 +191,6 @@ def _numbers(array: Any) -> str:
         real = real.astype(jnp.float32)
         mean, std, minimum, maximum = (float(x) for x in (real.mean(), real.std(), real.min(), real.max()))
         return f"= {mean:.3g} ± {std:.3g} in [{minimum:.3g}, {maximum:.3g}]"
-    except Exception:  # a deleted array, or one that is only partly on this process
+    # A deleted array has no numbers, and neither has one that is only partly on this process.
+    except Exception:
         return ""

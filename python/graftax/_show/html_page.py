@@ -23,7 +23,8 @@ def page(picture: Picture, notes: Sequence[str]) -> str:
     filled = {"TITLE": html.escape(title), "NOTES": "".join(f"<p>{html.escape(note)}</p>" for note in notes)}
     filled["DATA"] = data.replace("<", "\\u003c")
     text = re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], template)
-    return text.encode("utf-8", "replace").decode("utf-8")  # a name may hold half a character
+    # A name may hold half a character (a lone surrogate), which no file can have as UTF-8.
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def framed(text: str) -> str:
@@ -41,6 +42,7 @@ def _columns(picture: Picture) -> dict[str, Any]:
     def number_of_text(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
+    # The style of the page has a class for each of these numbers: k0, k1 and k2.
     kinds = {"node": 0, "array": 1, "value": 2}
     sizes = picture.sizes
     columns: dict[str, Any] = {
@@ -72,6 +74,7 @@ def _walk(picture: Picture) -> tuple[list[int], list[int], list[str]]:
         order.append(number)
         parents.append(parent)
         labels.append(label)
+        # A row that repeats an object leads to the first one, so a cycle ends here.
         if number not in picture.first_rows and picture.is_open(number):
             stack += [(child, position, name) for name, child in reversed(picture.children(number))]
     return order, parents, labels

@@ -119,7 +119,8 @@ class Picture:
                 continue
             parameters[number], bytes_[number] = size
             previous = last_row.get(id(row.value))
-            if previous is not None:  # both occurrences are added up from their common ancestor on: subtract one there
+            # From the common ancestor on both occurrences are added up, so one is subtracted there.
+            if previous is not None:
                 ancestor = self._common_ancestor(previous, number)
                 parameters[ancestor] -= size[0]
                 bytes_[ancestor] -= size[1]
@@ -143,6 +144,7 @@ class Picture:
     def children(self, number: int) -> list[tuple[str, int]]:
         """(label, row) of each child. The children of a function are its closure and its defaults."""
         children = self._children_of.get(number)
+        # Kept, since a page, a text and a drawing ask for the same rows many times.
         if children is None:
             children = self._children_of[number] = self._children(number)
         return children
@@ -162,7 +164,8 @@ class Picture:
             label = names[i] if names is not None else label_text(entry)
             if not self._show_internals and label.startswith(_MACHINERY):
                 continue
-            if isinstance(value, types.CellType):  # a cell is shown as its content
+            # A cell is Python's way to share a variable between functions: what is in it is shown in its place.
+            if isinstance(value, types.CellType):
                 name = f"closure {_closure_name(entry)}" if is_function else label
                 children += [(name, inner) for inner in self.graph.children(child)]
             else:
@@ -206,6 +209,7 @@ class Picture:
     def inline(self, number: int) -> str | None:
         """A container of plain values alone, or a transformation of Optax without arrays, on one line."""
         row, end = self.rows[number], self.end[number]
+        # The closures of a transformation say less than its numbers, which the text has.
         if not self._show_internals and is_transformation(row.value):
             has_arrays = any(self.rows[descendant].category == "array" for descendant in range(number, end))
             return None if has_arrays else transformation_text(row.value)
@@ -214,6 +218,7 @@ class Picture:
         for descendant in range(number + 1, end):
             row_kind, value_type = self.rows[descendant].category, type(plain(self.rows[descendant].value))
             is_plain = value_type in (_PLAIN if row_kind == "value" else _CONTAINERS if row_kind == "node" else ())
+            # An object that is shared, or that has a mark, needs a row of its own to show it.
             if not is_plain or descendant in self.tags or self.marks(descendant):
                 return None
         text = plain_text(row.value)
@@ -251,11 +256,13 @@ class Picture:
             texts += marks.rows.get(row.parent, ())
         if row.category in ("array", "node"):
             texts += marks.objects.get(id(row.value), ())
+        # The array of a wrapper has no row of its own, so its marks stand beside the wrapper.
         wrapped = self._wrapped(number) if row.category == "node" else None
         if wrapped is not None:
             texts += [text for text in self.marks(wrapped) if text not in texts]
         if marks.children and row.parent >= 0:
-            self.graph.key_entries(row.parent)  # fills the entries of its children
+            # The graph knows the key of a row once its parent was asked for the keys of its children.
+            self.graph.key_entries(row.parent)
             entry = self.graph._entry_of_row.get(number)  # pyright: ignore[reportPrivateUsage]
             texts += marks.children.get((id(self.rows[row.parent].value), entry), ())
         return texts

@@ -67,6 +67,7 @@ class Shown:
 
     def colored(self, *, width: int | None = None) -> str:
         """The text with colors for a terminal, made by `rich`; plain text if rich is not installed."""
+        # rich is optional, and imported only where colors are wanted.
         if importlib.util.find_spec("rich") is None:
             return self.text(width=width)
         from rich.console import Console
@@ -132,6 +133,7 @@ def _width() -> int:
 def _is_terminal(file: object) -> bool:
     if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return False
+    # What stands for a stream may have no `isatty`, and a closed one raises a ValueError.
     try:
         return cast("TextIO", file).isatty()
     except (AttributeError, ValueError):

@@ -79,7 +79,8 @@ def _row(picture: Picture, label: str, number: int) -> _RowText:
     target = number if first_row is None else first_row
     if picture.is_open(target):
         text = f"#{picture.tags[target]}" if first_row is not None else ""
-        marks = "" if first_row is None else _marks(picture, number)  # the marks of a first row are on its box
+        # The box of a first row has its marks.
+        marks = "" if first_row is None else _marks(picture, number)
         return _RowText(label, text, "soft", marks, target, first_row is not None)
     text = cut(picture.text(number), _CHARACTERS)
     if target in picture.tags:
@@ -105,7 +106,10 @@ def drawing(picture: Picture) -> str:
     parts: list[str] = []
     lanes = 0
     for box in boxes.values():
-        for i, row, target in _pointing(box, boxes):
+        for i, row in enumerate(box.rows):
+            target = None if row.target is None else boxes.get(row.target)
+            if target is None:
+                continue
             if target.level == box.level + 1:
                 parts.append(_edge(box, i, target, row.is_repeated))
             else:
@@ -120,20 +124,15 @@ def drawing(picture: Picture) -> str:
     )
 
 
-def _pointing(box: _Box, boxes: dict[int, _Box]) -> list[tuple[int, _RowText, _Box]]:
-    return [
-        (i, row, boxes[row.target]) for i, row in enumerate(box.rows) if row.target is not None and row.target in boxes
-    ]
-
-
 def _boxes(picture: Picture) -> dict[int, _Box]:
     boxes: dict[int, _Box] = {}
     stack = [(0, 0)]
     while stack:
         number, level = stack.pop()
         box = boxes[number] = _Box(picture, number, level)
+        # Too many for a drawing: no more are made, and the rest is counted for the message.
         if len(boxes) > _MAX_BOXES:
-            boxes.update((i, box) for i in range(len(picture)) if picture.is_open(i))  # to count them
+            boxes.update((i, box) for i in range(len(picture)) if picture.is_open(i))
             return boxes
         stack += [
             (row.target, level + 1) for row in reversed(box.rows) if row.target is not None and not row.is_repeated
@@ -152,7 +151,8 @@ def _lay_out(boxes: list[_Box]) -> tuple[float, float]:
         x_of_level[level] = x
         x += widths[level] + _COLUMN_GAP
     free: dict[int, float] = {}  # by level, where the next box of that column may begin
-    for box in boxes:  # in pre-order: no box is higher than the box that points to it
+    # In pre-order, so that no box is higher than the box that points to it.
+    for box in boxes:
         box.x = x_of_level[box.level]
         # Below all earlier boxes of its own column and of those to the right: they belong to a box above it.
         box.y = max((y for level, y in free.items() if level >= box.level), default=float(_ROW_GAP))

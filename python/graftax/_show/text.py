@@ -41,6 +41,7 @@ class Lines:
 
     def __init__(self, picture: Picture, depth: int | None, max_lines: int | None) -> None:
         self._picture, self._max_lines = picture, max_lines
+        # With no limit of lines nothing is left out, so nothing is compared either.
         self._alike_left = _MAX_COMPARED if max_lines is not None else 0
         self._signatures: dict[int, object] = {}
         self.lines = self._choose_lines(depth)
@@ -56,8 +57,9 @@ class Lines:
                 lines.append(line)
                 if len(lines) > self._max_lines and best:
                     return best
+            # One level more has shown nothing more.
             if len(lines) == len(best):
-                break  # nothing is deeper
+                break
             best = lines
         return best
 
@@ -104,6 +106,7 @@ class Lines:
                 omitted += len(shown) - i
                 break
             label, child = shown[i]
+            # Short values, such as the settings of a layer, share a line, so that the arrays below fit in as well.
             joined = self._joined_values(shown, i)
             if joined > 1:
                 siblings.append(

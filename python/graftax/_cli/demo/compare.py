@@ -18,7 +18,8 @@ from graftax._cli.demo.digits import Batch
 from graftax._cli.demo.training import Step
 
 BASELINE = "jax.jit by hand"
-TOLERANCE = 1e-3  # relative, of the loss: XLA orders sums differently in each program
+# Relative, of the loss. XLA orders sums differently in each program.
+TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def compare(contenders: Sequence[Contender], batches: Sequence[Batch], rounds: i
         results[contender.name] = result
         if step is not None:
             steps[contender.name] = step
+    # A step that runs may still train nothing, where the model has become a constant of its program.
     expected = results[BASELINE].loss
     for contender in contenders:
         loss = results[contender.name].loss
@@ -107,6 +109,7 @@ def compare(contenders: Sequence[Contender], batches: Sequence[Batch], rounds: i
             del steps[contender.name]
 
     times: dict[str, list[float]] = {name: [] for name in steps}
+    # Interleaved, so that whatever slows the machine down for a while slows all of them.
     for _ in range(rounds):
         for name, step in steps.items():
             times[name].append(_seconds_per_step(step, batches))

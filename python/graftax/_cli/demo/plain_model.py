@@ -98,7 +98,8 @@ def step(network: Network, optimizer: Optimizer, x: jax.Array, y: jax.Array) -> 
 
     params = network.params()
     (loss, accuracy), grads = jax.value_and_grad(from_params, has_aux=True)(params)
-    network.set_params(params)  # `from_params` left the gradient's tracers there
+    # `from_params` has left the tracers of the gradient there.
+    network.set_params(params)
     optimizer.update(network, grads)
     network.steps = network.steps + 1
     return loss, accuracy

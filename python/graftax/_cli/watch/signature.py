@@ -53,13 +53,15 @@ class Parameters:
         if self._signature is not None:
             try:
                 return dict(self._signature.bind(*args, **kwargs).arguments)
-            except TypeError:  # the call will say so
+            # The call itself will raise the error.
+            except TypeError:
                 pass
         return {**{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
 
     def call(self, named: dict[str, Any], numbers_are_traced: bool) -> CallSignature:
         """The signature of a call."""
         leaves, structure = jax.tree_util.tree_flatten(self._traced(named))
+        # This runs on each call, and a list comprehension is faster than a generator.
         facts = tuple([_facts(leaf, numbers_are_traced) for leaf in leaves])
         static = tuple([(name, f"static {_short(named[name])}") for name in named if name in self.static])
         return CallSignature(structure, facts, static)
@@ -112,8 +114,9 @@ def _text(facts: Any) -> str:
 
 
 def _short(value: object) -> str:
+    # A `__repr__` of the user's may raise.
     try:
         text = repr(value)
-    except Exception:  # a `__repr__` of the user's
+    except Exception:
         text = f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -30,7 +30,8 @@ class Snapshot:
         for name, value in values.items():
             try:
                 leaves, graphdef = _core.flatten(value)
-            except Exception:  # a value that graftax does not take, or a flatten of the user's that raises
+            # graftax does not take every value, and a flatten of the user's may raise.
+            except Exception:
                 continue
             self._parts[name] = [_reference(leaf) for leaf in leaves], graphdef
 
@@ -76,6 +77,7 @@ def captured(function: Any) -> dict[str, Any]:
             values[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
+    # A name of the closure hides a global of the same name.
     for name in globals_in(function.__code__)[0]:
         if name in function.__globals__:
             values.setdefault(name, function.__globals__[name])
@@ -90,5 +92,6 @@ def captured(function: Any) -> dict[str, Any]:
 def _reference(leaf: Any) -> Any:
     try:
         return weakref.ref(leaf)
-    except TypeError:  # a NumPy scalar
+    # A NumPy scalar cannot be referred to weakly. It holds no more than its number.
+    except TypeError:
         return lambda: leaf

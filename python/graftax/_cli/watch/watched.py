@@ -104,8 +104,9 @@ class Watched(StandsForCompiled):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         thread = self._watch.thread
+        # Within another function's trace this call is a part of that program, and no program of its own.
         if thread.traces or has_tracer(jax.tree_util.tree_leaves((args, kwargs))):
-            return self._compiled(*args, **kwargs)  # a part of a larger program
+            return self._compiled(*args, **kwargs)
         self._count_dead()
         named = self._parameters.named(args, kwargs)
         signature = self._parameters.call(named, self._jit == "jax.jit")
@@ -141,6 +142,7 @@ class Watched(StandsForCompiled):
                 record.compiled_calls.append(call.described)
         else:
             record.nanoseconds.append(elapsed)
+        # What a program reads is compared with what was there when it was traced.
         if call.stages or call.signature not in self._programs:
             snapshot = Snapshot(read)
             if len(self._programs) < _KEPT_PROGRAMS:
@@ -153,6 +155,7 @@ class Watched(StandsForCompiled):
 
     def _note_result(self, named: dict[str, Any], result: Any) -> None:
         """Compares the arrays of a result with those of the arguments."""
+        # A step most often returns a tuple of what it was given, each part of which has the structure of an argument.
         named_parts = {f"result[{i}]": x for i, x in enumerate(result)} if type(result) is tuple else {"result": result}
         parts = {name: jax.tree_util.tree_flatten(part) for name, part in named_parts.items()}
         # A result can take over an argument of the same shape and dtype, if nobody holds that by the next call.
@@ -208,6 +211,7 @@ def _walk(value: Any) -> int:
             times.append(time.perf_counter_ns() - start)
     except Exception:
         return 0
+    # The others were disturbed by whatever else runs.
     return min(times)
 
 
