@@ -87,12 +87,8 @@ class FunctionPrograms:
             if table.entries and len(data["origins"]) != len(table.reads.names.origins):
                 self._refused = "its code reads other things"
                 continue
-            difference = self._comparing(data, functools.partial(restore, reads=table.reads))
-            if difference is not None:
-                self._refused = difference
-                continue
-            self._adopted[key] = table.reads.reads()
-            self._expect_numbers(table, key)
+            if self._holds(table, key, data, functools.partial(restore, reads=table.reads)):
+                self._adopted[key] = table.reads.reads()
         return table._known_roots() != roots
 
     def _compare_constants(self, table: FunctionTable, function: types.FunctionType) -> None:
@@ -103,33 +99,33 @@ class FunctionPrograms:
         paths = list(self._paths(READS))
         self.miss = NOTHING if paths else self._other_versions()
         for path in paths:
-            data = self._unpickled(path)
-            if data is None:
-                continue
-            difference = self._comparing(data, functools.partial(constants_difference, function=function))
-            if difference is not None:
-                self._refused = difference
-                continue
-            self._adopted[path.stem] = None
-            self._expect_numbers(table, path.stem)
+            data, compare = self._unpickled(path), functools.partial(constants_difference, function=function)
+            if data is not None and self._holds(table, path.stem, data, compare):
+                self._adopted[path.stem] = None
 
-    def _expect_numbers(self, table: FunctionTable, key: str) -> None:
-        """Numbers that are symbolic in a program of this read set are symbolic from the first call on."""
+    def _holds(
+        self,
+        table: FunctionTable,
+        key: str,
+        data: dict[str, Any],
+        compare: Callable[[dict[str, Any]], str | None],
+    ) -> bool:
+        """Is nothing different from a saved read set? `compare` says what is."""
+        # Nothing is imported for it: that is done by the function, if at all.
+        missing = next((module for module in modules_of(data) if module not in sys.modules), None)
+        try:
+            difference = compare(data) if missing is None else f"module {missing} is not imported"
+        # Comparing runs code of the user, such as `__reduce__`.
+        except Exception as error:
+            difference = f"it cannot be compared ({type(error).__name__}: {error})"
+        if difference is not None:
+            self._refused = difference
+            return False
+        # Numbers that are symbolic in a program of this read set are symbolic from the first call on.
         for path in self._paths(PROGRAM, key):
             with contextlib.suppress(OSError, ValueError):
                 table.numbers.expect(frozenset(read_header(path).get("numbers", ())))
-
-    @staticmethod
-    def _comparing(data: dict[str, Any], compare: Callable[[dict[str, Any]], str | None]) -> str | None:
-        """What `compare` finds different. Nothing is imported for it: that is done by the function, if at all."""
-        for module in modules_of(data):
-            if module not in sys.modules:
-                return f"module {module} is not imported"
-        try:
-            return compare(data)
-        # Comparing runs code of the user, such as `__reduce__`.
-        except Exception as error:
-            return f"it cannot be compared ({type(error).__name__}: {error})"
+        return True
 
     def _other_versions(self) -> str:
         """What differs from the programs of this function that other versions have written."""

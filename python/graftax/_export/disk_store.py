@@ -72,8 +72,9 @@ class DiskStore:
             table.loaded = ProgramsOfFiles(table, table.reads.reads())
         on_disk: FunctionPrograms | None = table.loaded.on_disk
         if on_disk is None or on_disk.folder.parent != self.folder:
-            around = environment(caller)
-            on_disk = table.loaded.on_disk = FunctionPrograms(table, self.folder / folder_name(caller, around), around)
+            current = environment(caller)
+            folder = self.folder / folder_name(caller, current)
+            on_disk = table.loaded.on_disk = FunctionPrograms(table, folder, current)
         return on_disk
 
     def extensible(self, compiled: Any, tupled: bool) -> Any:

@@ -73,7 +73,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAGIC = b"graftax.Exported 3\n"
-_MISSING, _RETURNED = -1, -2  # a captured leaf that nobody needs, and one that the program returns
+# In place of a number: a captured leaf that nobody needs, and one that the program returns.
+_MISSING, _RETURNED = -1, -2
 
 
 class _Parts(NamedTuple):

@@ -99,6 +99,7 @@ def _executable_signatures(
     """The signatures of an executable's inputs: symbolic numbers are replaced by vectors that the host computes."""
     if host is None:
         return recorded
+    # The executable ignores the leaves that were numbers, and each call passes an int32 there.
     no_leaf, *vectors = array_signatures([np.int32(0), *host.vectors((), ())])
     return (*(no_leaf if leaf in host.leaves else signature for leaf, signature in enumerate(recorded)), *vectors)
 

@@ -114,6 +114,7 @@ def _proven(smallest: SmallestPart, script: str, custom: Custom | None) -> str:
         message = NOT_WRITTEN.format(name=smallest.name, operations=operations, error=error, cause=smallest.cause)
         raise GraftaxError(message)
     output = ""
+    # The most readable one that fails stays in the file.
     for text in smallest.texts:
         Path(script).write_text(text, encoding="utf-8")
         run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)

@@ -115,6 +115,7 @@ def _placed(equation: JaxprEqn, enclosing: Sequence[Enclosing]) -> Origin:
         transforms += more_transforms
         scopes += more_scopes
     origin = Origin("equation", "nan", path=_object_path(scopes), is_backward="transpose" in transforms)
+    # An equation without a number is a call, and neither a loop nor a branch.
     origin.loops = tuple(text for e in enclosing if (text := e.text()))
     if frames:
         users_frame = next((frame for frame in frames if is_users(frame[0])), frames[0])

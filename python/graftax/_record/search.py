@@ -74,6 +74,7 @@ def _traced(recorded: RecordedCalls) -> Generator[TracedCall]:
     """The program of the last call, while the names that its code reads have what was recorded."""
     prepared = recorded.prepare(len(recorded) - 1)
     with warnings.catch_warnings(), contextlib.closing(prepared):
+        # What the call uses of the world outside was told when it was recorded.
         warnings.simplefilter("ignore", ImpureCallWarning)
         try:
             call = trace_call(prepared.jitted, tuple(prepared.args), prepared.kwargs)

@@ -18,18 +18,18 @@ def diff_picture(left: Any, right: Any, options: dict[str, Any]) -> tuple[Pictur
     """The first graph, marked where the second differs, and the line above it."""
     differences = diff(left, right, **options)
     # Filled by `marks`, which the picture calls as soon as it has numbered the rows.
-    differ: dict[int, list[str]] = {}
+    texts_of_rows: dict[int, list[str]] = {}
 
     def marks(graph: Graph) -> Marks:
         for difference in differences:
             text = f"≠ {cut(difference.one, _SIDE)} → {cut(difference.other, _SIDE)}"
-            differ.setdefault(graph.number(difference.path), []).append(text)
-        return Marks({}, {}, differ)
+            texts_of_rows.setdefault(graph.number(difference.path), []).append(text)
+        return Marks({}, {}, texts_of_rows)
 
     picture = Picture(left, marks=marks)
     # The rows that differ, with all rows above them.
-    picture.shown_rows = set(differ)
-    for number in differ:
+    picture.shown_rows = set(texts_of_rows)
+    for number in texts_of_rows:
         while number > 0:
             number = picture.rows[number].parent
             picture.shown_rows.add(number)

@@ -22,6 +22,7 @@ def page(picture: Picture, notes: Sequence[str]) -> str:
     # Within a script HTML reads "</script", "<!--" and "<script": no "<" is left, which JSON can spell otherwise.
     filled = {"TITLE": html.escape(title), "NOTES": "".join(f"<p>{html.escape(note)}</p>" for note in notes)}
     filled["DATA"] = data.replace("<", "\\u003c")
+    # In one pass: what is filled in may have braces of its own.
     text = re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], template)
     # A name may hold half a character (a lone surrogate), which no file can have as UTF-8.
     return text.encode("utf-8", "replace").decode("utf-8")

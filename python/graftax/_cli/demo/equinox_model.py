@@ -53,6 +53,7 @@ def step(model: Classifier, state: Any, x: jax.Array, y: jax.Array) -> Any:
     """One step of Adam: the new model and optimizer state, loss and accuracy."""
     graded = eqx.filter_value_and_grad(loss_and_accuracy, has_aux=True)
     (loss, accuracy), grads = graded(model, x, y)
+    # Optax takes trees of arrays: the activation, a function, is none.
     updates, state = optimizer.update(grads, state, eqx.filter(model, eqx.is_array))
     return eqx.apply_updates(model, updates), state, loss, accuracy
 

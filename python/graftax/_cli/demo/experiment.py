@@ -105,8 +105,10 @@ def _steady_call(jit: Callable[[Callable[..., Any]], Callable[..., Any]], static
             y = compiled(x)
             events = _events.copy()
     except Exception as error:
+        # Addresses of objects differ from run to run.
         sentence = re.sub(r" at 0x\w+", "", str(error)).partition(". ")[0]
         return f"{type(error).__name__}: {sentence}"
+    # A wrapper that keeps what the trace has returned gives the tracers of it back.
     if isinstance(y.data, Tracer):
         return "returns a tracer"
     if y.label != x.label or not (y.data == x.data * 2).all():

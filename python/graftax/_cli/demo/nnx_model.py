@@ -63,6 +63,7 @@ class Trainer:
         return self._step(self.model, self.optimizer, x, y)
 
     def test(self, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Without dropout, and with the statistics of the training in place of those of the batch.
         self.model.eval()
         result = self._test(self.model, x, y)
         self.model.train()

@@ -148,6 +148,7 @@ def as_flarejax() -> Step:
     FlareJax rebuilds no namedtuple, so the optimizer state travels as a list.
     """
     network, optimizer = start()
+    # In place, since blocks and network refer to each other.
     for obj in (network, *network.blocks, *network.layers()):
         module: Any = type(type(obj).__name__, (type(obj), flarejax.Module), {})
         obj.__class__ = module

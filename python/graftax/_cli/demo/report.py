@@ -38,6 +38,7 @@ def show_all(
     )
     failed = False
     for model in chosen:
+        # graftax comes last among the contenders, and only its failure is one of the demo.
         with console.status("comparing"):
             results = compare(model.contenders(jit), batches, rounds=11 if quick else 15)
         console.print(table(model.TITLE, results))

@@ -24,6 +24,7 @@ def page(records: dict[Any, Record], program: str) -> str:
         "take instead was not run, but for the time in which it walks the arguments.",
         "FUNCTIONS": "".join(map(_function, called)) or "<p>No function was called.",
     }
+    # In one pass: what is filled in may have braces of its own.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], template)
 
 
