@@ -172,7 +172,7 @@ def remove_unused_reads(folder: Path) -> None:
     for path in paths:
         if path.suffix == READS and path.stem not in used:
             _remove(path)
-    # A folder that is not empty cannot be removed, which is what stops this.
+    # A folder that is not empty cannot be removed, so it stays.
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -50,8 +50,8 @@ def _wrapped_values(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _may_wrap(value: object) -> bool:
-    # Objects of these three classes are not called themselves: a class or an instance gives what is.
-    return callable(value) or isinstance(value, (staticmethod, classmethod, property))
+    # A class method and a property cannot be called, and hold a function.
+    return callable(value) or isinstance(value, (classmethod, property))
 
 
 def path_through_wrappers(start: object, function: object) -> str | None:
@@ -72,7 +72,7 @@ def path_through_wrappers(start: object, function: object) -> str | None:
     return None
 
 
-def holder_of(target: Any, bound_names: dict[int, tuple[Holder, Any]], modules: Iterable[str] = ()) -> Holder | None:
+def holder_of(target: Any, bound_names: dict[int, tuple[Holder, Any]], modules: Iterable[str]) -> Holder | None:
     """The holder of a class or a function: its own name, a path through the wrapper of that name, or a bound name.
 
     Args:

@@ -273,19 +273,6 @@ def _fill(reads: ReadSet, local: dict[str, list[Any]], hidden: Iterable[Any]) ->
     # The structures of the file have their roots in this order.
     reads.names.origins.sort(key=lambda origin: order[origin.what])
     reads.names.hidden |= set(hidden)
-    _note(reads, local)
-    return None
-
-
-def _names_of(owner: Any) -> tuple[str, ...]:
-    return owner.__name__, owner.__qualname__, repr(owner.__doc__), owner.__module__
-
-
-def _subclasses_of(cls: type) -> list[str]:
-    return [f"{subclass.__module__}.{subclass.__qualname__}" for subclass in type.__subclasses__(cls)]
-
-
-def _note(reads: ReadSet, local: dict[str, list[Any]]) -> None:
     for holder, name, _ in local["bindings"]:
         # A function stands for the dict of its keyword defaults.
         if isinstance(holder, types.FunctionType):
@@ -304,6 +291,15 @@ def _note(reads: ReadSet, local: dict[str, list[Any]]) -> None:
         reads.note_function(function)
     reads.attributes.expect_questions(names=bool(local["names"]), subclasses=bool(local["subclasses"]))
     reads.abstract_classes.note(tuple(cls for cls, _ in local["abstract"]))
+    return None
+
+
+def _names_of(owner: Any) -> tuple[str, ...]:
+    return owner.__name__, owner.__qualname__, repr(owner.__doc__), owner.__module__
+
+
+def _subclasses_of(cls: type) -> list[str]:
+    return [f"{subclass.__module__}.{subclass.__qualname__}" for subclass in type.__subclasses__(cls)]
 
 
 def _is_users(holder: object) -> bool:

@@ -152,6 +152,7 @@ def token(value: object) -> str:
     return f"{token(type(value))} {hashlib.sha256(_InOrder.dumps(value)).hexdigest()}"
 
 
+# Python's own pickler: the one in C writes sets by itself, whatever a class that is derived from it says.
 class _InOrder(pickle._Pickler):  # pyright: ignore[reportPrivateUsage]
     """Pickles for a digest: the items of a set, whose order is another one in each process, are sorted."""
 

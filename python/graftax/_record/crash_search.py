@@ -92,6 +92,7 @@ class Crash(Failure):
         journal: of the questions.
     """
 
+    # The compiler sees the branches that do not run, too.
     in_any_branch = True
 
     def __init__(self, fails: CrashName, timeout: float, journal: Journal) -> None:

@@ -118,8 +118,8 @@ def _proven(smallest: SmallestPart, script: str, custom: Custom | None) -> str:
     for text in smallest.texts:
         Path(script).write_text(text, encoding="utf-8")
         run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-        # A script may also fail for another reason than the part: its sign has to be in what it writes. A process
-        # that is ended from outside of Python writes no traceback.
+        # A script may also fail for another reason than the part: its sign has to be in what it writes. Without a sign
+        # the part ends the process and raises nothing, so there must be no traceback.
         has_sign = (
             smallest.sign in run.stderr if smallest.sign else "Traceback (most recent call last)" not in run.stderr
         )

@@ -24,6 +24,7 @@ class Enclosing:
     number: int | None = None
 
     def text(self) -> str:
+        # JAX's function has another name than its primitive.
         name = {"while": "while_loop"}.get(self.equation.primitive.name, self.equation.primitive.name)
         unit = "branch" if name == "cond" else "iteration"
         return "" if self.number is None else f"{unit} {self.number} of {name}"
@@ -143,6 +144,7 @@ def range_text(x: Any) -> str:
     """`float32[3,4] from -1 to 112.4, 2 nan`."""
     array = np.asarray(x)
     head = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+    # Complex numbers have no order, and so no range.
     if array.size == 0 or np.iscomplexobj(array):
         return head
     numbers = array.astype(np.float64)

@@ -43,7 +43,7 @@ class Unwritable(Exception):
     """A value that has no text."""
 
 
-def script_of(part: Part, title: str, preamble: str, check: str, exported: bool = False) -> str:
+def script_of(part: Part, title: str, preamble: str, check: str, exported: bool) -> str:
     """The script.
 
     Args:

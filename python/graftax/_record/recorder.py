@@ -98,8 +98,10 @@ class History:
 
     def __init__(self, policy: Policy, name: str, reads: Callable[[], Any]) -> None:
         self.policy, self.name, self.reads = policy, name, reads
+        # A call that is written before it is made may end the process, so none of its arguments can be computed again.
         self.ring = _core.CallRing(policy.last, 1 if policy.before else policy.copy_every, self)
-        self.ring.draws_in_calls = policy.before  # asks for `draws` when a call begins
+        # Then the ring asks for `draws` when a call begins, which is where the call is written.
+        self.ring.draws_in_calls = policy.before
         self.files: list[str] = []
         self.thread = threading.local()  # `random`: the states before the newest trace
         self._lock = threading.Lock()

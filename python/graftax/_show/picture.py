@@ -267,10 +267,6 @@ class Picture:
             texts += marks.children.get((id(self.rows[row.parent].value), entry), ())
         return texts
 
-    def kind_of(self, number: int) -> str:
-        """array, value, node, or ref for a row that repeats an earlier one."""
-        return "ref" if number in self.first_rows else self.rows[number].category
-
 
 def label_text(entry: Any) -> str:
     """The label of a row: `w` for an attribute, `'w'` for a key, `[0]` for an index."""

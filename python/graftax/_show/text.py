@@ -179,7 +179,8 @@ class Lines:
         stack = [number]
         while stack:
             for label, child in picture.children(stack.pop()):
-                parts.append((label, picture.kind_of(child), picture.short(child)))
+                category = "ref" if child in picture.first_rows else picture.rows[child].category
+                parts.append((label, category, picture.short(child)))
                 stack.append(child)
         self._signatures[number] = tuple(parts)
         return self._signatures[number]
