@@ -186,8 +186,8 @@ def _trace_once(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
             growth=growth,
         )
         # Code of a package has kept the id of a copy, as an optimizer does that is built in the trace.
-        may_begin_anew = graph.leaves_ids and table.reads is not None and options.captured
-        if may_begin_anew and table.reads.builtins.give_ids_to_packages():
+        builtins = table.reads.builtins if table.reads is not None and options.captured else None
+        if builtins is not None and graph.leaves_ids and builtins.give_ids_to_packages():
             raise NewReads
         if share:
             outcome.alike = alias_groups(aliases.sources(outputs))
