@@ -47,18 +47,12 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_listen_lock = threading.Lock()
-_is_listening = False
 
 
 def listen() -> None:
     """Registers for JAX's compilation events, once for the process."""
-    global _is_listening
-    with _listen_lock:
-        if not _is_listening:
-            note_keys()
-            on_compile_stages(_on_stage)
-            _is_listening = True
+    note_keys()
+    on_compile_stages(_on_stage)
 
 
 def record_trace(

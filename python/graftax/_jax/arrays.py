@@ -37,19 +37,22 @@ def is_deleted(x: object) -> bool:
 
 def without_key(x: Any) -> Any:
     """The numbers of an array of typed keys; any other value as it is."""
+    # NumPy cannot make an array of keys, which have no bytes that are public.
     is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
 
 
 def is_in_default_memory(sharding: Any) -> bool:
     """Are arrays of this sharding in the memory that their devices use by default?"""
+    # A sharding may name the default memory or leave it out: `memory_kind` is None then.
     default = getattr(next(iter(sharding.device_set)), "default_memory", lambda: None)()
     return sharding.memory_kind is None or default is None or sharding.memory_kind == default.kind
 
 
 @functools.cache
 def key_class() -> type:
-    """The class of arrays of typed PRNG keys. JAX 0.10 moved it; the old place goes with JAX 0.9."""
+    """The class of arrays of typed PRNG keys."""
+    # JAX 0.10 moved it; the old place goes with JAX 0.9.
     for module in ("jax._src.random.prng", "jax._src.prng"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(module).PRNGKeyArray
@@ -62,8 +65,9 @@ def weak_scalar(vector: jax.Array, index: int) -> Any:
 
 
 def varying_axes(x: Any) -> frozenset[Any]:
-    """The mesh axes along which a value inside `jax.shard_map` differs. JAX 0.10 moved it: `vma` goes with 0.9."""
+    """The mesh axes along which a value inside `jax.shard_map` differs."""
     aval: Any = jax.typeof(x)
+    # JAX 0.10 moved it: `vma` goes with JAX 0.9.
     return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
 
 
@@ -104,5 +108,6 @@ def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
     try:
         return set(map(type, map(_sharding_of, leaves)))
     except AttributeError:  # a NumPy array, a number; a tracer takes long to say that it has none
+        # Most often all leaves are arrays, so the exception is rare, and cheaper than a test of each leaf.
         tracers = {cls for cls in _core.types_of(leaves) if issubclass(cls, jax.core.Tracer)}
         return {type(getattr(leaf, "sharding", None)) for leaf in leaves if type(leaf) not in tracers}

@@ -40,6 +40,7 @@ def turn_on(folder: str) -> None:
         return
     _turned_on = folder
     jax.config.update(_FOLDER, folder)
+    # Another value is the user's own choice.
     if jax.config.jax_persistent_cache_min_compile_time_secs == _SECONDS_BY_DEFAULT:
         jax.config.update(_SECONDS, 0.0)
     compilation_cache.reset_cache()  # JAX asks at its first compilation whether there is one
@@ -77,6 +78,7 @@ def note_keys() -> None:
         _keys.pop(id(executable), None)  # it was compiled: the key is that of a dead executable with this id
         return keep(cache_key, module_name, executable, *args, **kwargs)
 
+    # JAX calls both through the module, and tells nobody else under which key it found an executable.
     _cache.get_executable_and_time, _cache.put_executable_and_time = load_and_note, keep_and_forget
 
 
@@ -97,6 +99,7 @@ def serialize(stage: Any) -> tuple[bytes, Any, Any]:
     """
     executable = _executable_of(stage)
     arguments, in_tree = jax.tree.flatten(stage.args_info)
+    # A constant that JAX passes as an argument is not in the bytes.
     if stage._params.const_args or not may_be_loaded(stage):
         raise GraftaxError(GONE)
     with io.BytesIO() as file:

@@ -25,9 +25,17 @@ _STAGES = {
 }
 
 
+_listeners: list[Callable[..., None]] = []
+_LISTENERS_LOCK = threading.Lock()
+
+
 def on_compile_stages(listener: Callable[..., None]) -> None:
-    """Registers `listener(event, seconds, **metadata)`, called at the end of each stage of a compilation."""
-    jax.monitoring.register_event_duration_secs_listener(listener)
+    """Registers `listener(event, seconds, **metadata)`, once, for the end of each stage of a compilation."""
+    # JAX calls a listener as many times as it was registered.
+    with _LISTENERS_LOCK:
+        if listener not in _listeners:
+            _listeners.append(listener)
+            jax.monitoring.register_event_duration_secs_listener(listener)
 
 
 def compile_stage(event: str, about: dict[str, object]) -> tuple[str, str] | None:
@@ -35,6 +43,7 @@ def compile_stage(event: str, about: dict[str, object]) -> tuple[str, str] | Non
     stage, name = _STAGES.get(event), about.get("fun_name")
     if stage is None or _unheard.active or not isinstance(name, str):
         return None
+    # Some events name the function, others the module that is made of it: `jit(step)`.
     return stage, name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
 
 
@@ -66,10 +75,12 @@ def pickling_avals() -> Generator[None]:
     functions that get the results of a loaded executable would be traced again.
     """
     cls: Any = _jax_core.ShapedArray
+    # `_create` is where those versions look for an equal type that is there already.
     if not hasattr(cls, "_create"):
         yield
         return
     parameters = inspect.signature(cls.__new__).parameters.values()
+    # An option with its default is left out: that of the layout is a mark, of which a pickle would have a copy.
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def reduce(aval: Any) -> tuple[Any, ...]:
@@ -94,10 +105,9 @@ def same_executable(first: object, second: object) -> bool:
 
     False if that is uncertain.
     """
+    # The parameters of a `jit` equation: the Jaxpr, and the shardings, donation and options that decide what is compiled.
     params = [getattr(traced, "_params", None) for traced in (first, second)]
-    if not all(isinstance(param, dict) for param in params):
-        return False
-    return run_the_same(*params)
+    return all(isinstance(param, dict) for param in params) and run_the_same(*params)
 
 
 def with_results(stage: Any, out_tree: Any) -> Any:

@@ -60,6 +60,7 @@ class _Program:
         """For two results of one equation: does each loop step, each branch, or a called function update them so?"""
         changed = False
         for jaxpr, operands, carry in _inner_programs(of_x):
+            # Variables of an inner program do not know their equations, as tracers do.
             program = _Program({var: equation for equation in jaxpr.eqns for var in equation.outvars})
             # A branch or a called function has the old arrays among its operands, a loop in its carry.
             if carry is None:
@@ -72,10 +73,8 @@ class _Program:
                     return False
                 if not self.same_step(operands[i], operands[j], x, y):
                     return False
-            inputs, outputs = (
-                (jaxpr.invars[i], jaxpr.invars[j]),
-                (jaxpr.outvars[of_x.result], jaxpr.outvars[of_y.result]),
-            )
+            inputs = jaxpr.invars[i], jaxpr.invars[j]
+            outputs = jaxpr.outvars[of_x.result], jaxpr.outvars[of_y.result]
             if not program.same_step(*outputs, *inputs):
                 return False
             changed = changed or outputs[0] is not inputs[0]
@@ -88,15 +87,13 @@ class _Program:
         if producers is None:
             return False
         pairs = zip(producers[0].operands, producers[1].operands, strict=True)
+        # A literal is a number in the code, so it says nothing of where the two come from.
         pairs = [(a, b) for a, b in pairs if not (is_literal(a) and is_literal(b))]
         return bool(pairs) and all(self._is_function_of(a, b, x, y, depth - 1) for a, b in pairs)
 
     def _same_producers(self, new_x: object, new_y: object) -> tuple[Producer, Producer] | None:
         """The producers of both, if they are the same operation."""
-        of_x, of_y = (
-            producer_of(new_x, self._equations),
-            producer_of(new_y, self._equations),
-        )
+        of_x, of_y = producer_of(new_x, self._equations), producer_of(new_y, self._equations)
         if of_x is None or of_y is None or of_x.name != of_y.name or len(of_x.operands) != len(of_y.operands):
             return None
         return of_x, of_y

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ def without_constants(jaxpr: Any) -> Any:
     return jaxpr.with_consts(()) if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr
 
 
-def with_constants(cls: Any, bare: Any, constants: tuple[Any, ...]) -> Any:
+def with_constants(cls: Any, bare: Any, constants: Sequence[Any]) -> Any:
     """A Jaxpr of this class, of what `without_constants` returned and these constants."""
+    # JAX 0.12 has one class for both.
     return bare.with_consts(constants) if hasattr(bare, "with_consts") else cls(bare, constants)
 
 
@@ -57,6 +58,7 @@ def count_equations(jaxpr: Any) -> int:
 
 def user_callback(callback: object) -> Any:
     """The user's function inside the flat one of a callback's equation."""
+    # A closure of JAX flattens the arguments of some callbacks; for others an object does, which has it as an attribute.
     cells = getattr(callback, "__closure__", None) or ()
     names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
     inner = dict(zip(names, cells, strict=True)).get("callback")

@@ -137,7 +137,8 @@ def _remedy(error: BaseException, leaves: Sequence[Any]) -> str:
     mapped = _mapped_leaf(error)
     if mapped is not None:
         return NOT_OPENED_BY_TREE_MAP.format(cls=type(mapped).__qualname__)
-    if is_item_assignment(error) or _writes_in_place(error):
+    lacks_method = isinstance(error, AttributeError) and isinstance(error.obj, jax.core.Tracer)
+    if is_item_assignment(error) or (lacks_method and error.name in _WRITING_METHODS):
         return WRITTEN_IN_PLACE
     if is_of_explicit_axes(error, leaves):
         return OF_EXPLICIT_AXES
@@ -147,6 +148,7 @@ def _remedy(error: BaseException, leaves: Sequence[Any]) -> str:
 def _unopened_text(error: BaseException, cls: str) -> str:
     names = (frame.f_code.co_qualname for frame in _frames_of_jax(error) if frame.f_code.co_name != _BOUNDARY)
     name = next(names, "").partition(".")[0]  # of vmap.<locals>.vmap_f, for instance
+    # The function that `jax.jit` returns is a local one of `_cpp_pjit`.
     name = "jit" if name == "_cpp_pjit" else name
     if name not in _OWN_TRANSFORMS:
         return NOT_OPENED_BY_FUNCTION.format(cls=cls)
@@ -159,6 +161,7 @@ def _mapped_leaf(error: BaseException) -> object | None:
     if not isinstance(error, (TypeError, AttributeError)):
         return None
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    # `tree_map` has the first tree under this name, and a function of the user raises below it.
     trees = [f.f_locals.get("tree") for f in frames if f.f_code is jax.tree_util.tree_map.__code__]
     tree = trees[-1] if trees else None
     is_leaf = tree is not None and hasattr(tree, "__dict__") and jax.tree_util.all_leaves([tree])
@@ -172,19 +175,13 @@ def _frames_of_jax(error: BaseException) -> list[types.FrameType]:
     return [*hidden][::-1]
 
 
-def _writes_in_place(error: BaseException) -> bool:
-    return (
-        isinstance(error, AttributeError) and error.name in _WRITING_METHODS and isinstance(error.obj, jax.core.Tracer)
-    )
-
-
 def _operands_text(error: BaseException, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> str:
     number = {id(leaf): i for i, leaf in enumerate(leaves)}
     numbers = list(dict.fromkeys(number[id(x)] for x in _operands(error) if id(x) in number))[:_MAX_OPERANDS]
     if not numbers:
         return ""
     paths = names()
-    texts = [f"{paths[i]} is {_type_text(leaves[i])}" for i in numbers]
+    texts = [f"{paths[i]} is {leaves[i].dtype}{list(leaves[i].shape)}" for i in numbers]
     return OPERANDS.format(operands=" and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]])))
 
 
@@ -196,6 +193,7 @@ def _operands(error: BaseException) -> Iterator[Any]:
     code, values = called.f_code, called.f_locals
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    # The variables of a code object begin with its parameters: positional ones, then those by keyword, then * and **.
     for name in code.co_varnames[:count]:
         value = values.get(name)
         items: Any = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -203,7 +201,3 @@ def _operands(error: BaseException) -> Iterator[Any]:
             yield item
             if isinstance(item, (list, tuple)):
                 yield from cast("Sequence[Any]", item)
-
-
-def _type_text(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"

@@ -70,7 +70,10 @@ def setup() -> None:
         _state.disable("GRAFTAX_DIRECT_DISPATCH=0")
         return
     try:
-        _follow_caches()
+        from jax._src import util
+
+        # After `jax.clear_caches()` JAX compiles again, and so must calls that no longer ask it.
+        util.register_cache(_cache_clear_listener, "graftax: executables that run without jax.jit")
         _core.use_direct_settings(*setting_readers())
         _core.use_direct(capture, *_private_names())
     except Exception as error:
@@ -176,6 +179,7 @@ def _capture_executable(
 ) -> tuple[Any, ...] | Literal[False] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the first compilation has given its warnings
+        # `Shipped` and `Reusing` have executables that no `lower` leads to.
         stage = compiled.stage_for(leaves) if hasattr(compiled, "stage_for") else None  # one that was loaded
         if stage is None and hasattr(compiled, "is_compiling") and compiled.is_compiling(leaves):
             return False
@@ -183,6 +187,7 @@ def _capture_executable(
             stage = compiled.lower(leaves).compile() if tupled else compiled.lower(*leaves).compile()
     if _call_of(stage) is None:
         return None
+    # The last output is the number of the Outcome, which has no leaves: it stands in the tree alone.
     outputs = tree_util.tree_unflatten(stage.out_tree, list(range(stage.out_tree.num_leaves)))
     return _parts_of_stage(stage, leaves, _core.decode(outputs[2]), inputs)
 
@@ -197,6 +202,8 @@ def capture_donating(stage: Any, leaves: tuple[Any, ...], number: int, inputs: i
 
 
 def _parts_of_stage(stage: Any, leaves: tuple[Any, ...], number: int, inputs: int) -> tuple[Any, ...] | None:
+    from jax._src import sharding_impls
+
     call = _call_of(stage)
     if call is None:
         return None
@@ -205,6 +212,7 @@ def _parts_of_stage(stage: Any, leaves: tuple[Any, ...], number: int, inputs: in
     kept_indices = tuple(sorted(executable._kept_var_idx))
     if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
         return None
+    # A Ref is an argument that the program writes to, and a profile has JAX compile the program once more.
     if call.mut is not None or call.pgle_profiler is not None:
         return None
     # Arguments that are not leaves: constants of the program.
@@ -225,7 +233,8 @@ def _parts_of_stage(stage: Any, leaves: tuple[Any, ...], number: int, inputs: in
         array = leaves[i] if type(leaves[i]) is array_class() else leaves[i]._base_array
         if leaves[i].shape != aval.shape or leaves[i].dtype != aval.dtype:
             return None
-        physical = sharding if array is leaves[i] else _physical(aval, sharding)
+        physical = sharding if array is leaves[i] else sharding_impls.physical_sharding(aval, sharding)
+        # An executable does not move its arguments, as `jax.jit` does before it runs one.
         same_place = array.sharding._internal_device_list == physical._internal_device_list
         if not same_place or not array.sharding.is_equivalent_to(physical, array.ndim):
             return None
@@ -253,7 +262,9 @@ def _ring(hosts: Sequence[tuple[Any, ...]], stage: Any) -> tuple[Any, ...] | Non
         return None
     results = enumerate(tree_util.tree_leaves(stage.out_info))
     witnesses = tuple(
-        i for i, output in results if not jax.numpy.issubdtype(output.dtype, dtypes.extended) and _small(output)
+        i
+        for i, output in results
+        if not jax.numpy.issubdtype(output.dtype, dtypes.extended) and output.size * output.dtype.itemsize <= _SMALL
     )
     if not witnesses:
         return None
@@ -271,13 +282,10 @@ def _ring(hosts: Sequence[tuple[Any, ...]], stage: Any) -> tuple[Any, ...] | Non
     return witnesses[:_MAX_WITNESSES], slots, elements
 
 
-def _small(output: Any) -> bool:
-    return output.size * output.dtype.itemsize <= _SMALL
-
-
 def _aligned(aval: Any) -> np.ndarray[Any, Any]:
     """A vector aligned so that XLA uses its memory without a copy."""
     size = aval.size * aval.dtype.itemsize
+    # NumPy promises no such alignment.
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(aval.dtype)
@@ -296,13 +304,6 @@ def _host_copy(leaf: Any, sharding: Any, layout: Any, aval: Any) -> tuple[Any, .
     return aval, device_sharding, devices
 
 
-def _physical(aval: Any, sharding: Any) -> Any:
-    """The sharding of the plain array behind an array of keys."""
-    from jax._src import sharding_impls
-
-    return sharding_impls.physical_sharding(aval, sharding)
-
-
 def _passes_self_test() -> bool:
     """Has the self-test passed? Runs it once, before the first direct call."""
     with _state.lock:
@@ -315,6 +316,7 @@ def _passes_self_test() -> bool:
                 _state.disable(f"the self-test failed on JAX {jax.__version__}: {type(error).__name__}: {error}")
         if not _state.searched_fields:
             _state.searched_fields = True
+            # The offsets of the fields differ between builds of jaxlib, and no header tells them.
             with contextlib.suppress(Exception):  # where they are not found, each array is asked by its getters
                 _core.find_array_parts([(a, a.aval, a._sharding, a._committed) for a in _samples()])
     return _state.reason is None
@@ -402,6 +404,7 @@ def _self_test() -> None:
     execute, handlers, kept_indices, number, donates, hosts, _ = captured
     # `unused` is dropped, and `(None, ())` is how the number 2 of an Outcome is written.
     expect((kept_indices, number, donates) == ((0, 2, 3, 4), 2, False), (kept_indices, number, donates))
+    # The NumPy leaf, the only one: copied as the core does it.
     [(_, *put_arguments, devices)] = hosts
     host = _device_put()[0](*put_arguments, [leaves[4].copy()], devices, False, False, _device_put()[1])
     inputs = [leaves[0], leaves[2]._base_array, leaves[3], host]
@@ -428,10 +431,4 @@ class _CacheClearListener:
         return []
 
 
-_cache_clear_listener = _CacheClearListener()
-
-
-def _follow_caches() -> None:
-    from jax._src import util
-
-    util.register_cache(_cache_clear_listener, "graftax: executables that run without jax.jit")
+_cache_clear_listener = _CacheClearListener()  # JAX holds its caches weakly

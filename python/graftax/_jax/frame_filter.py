@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 
@@ -15,6 +17,7 @@ if _MISSING:
 
 def hide_frames(folder: str) -> None:
     """JAX treats code below `folder` as its own: in tracebacks, and where a program says which line made it."""
+    # Each has a list of its own. The second one is of the lines that profiles and the texts of programs name.
     for module in (_traceback_util, _source_info_util):
         if hasattr(module, "register_exclusion"):
             module.register_exclusion(folder)
@@ -22,8 +25,10 @@ def hide_frames(folder: str) -> None:
             lacking["hiding frames"] = f"{module.__name__}.register_exclusion"
 
 
+@functools.lru_cache(maxsize=4096)
 def is_hidden_file(filename: str) -> bool:
     """Does JAX leave frames of this file out of tracebacks?"""
+    # JAX matches the name with one pattern after the other, and the frames of a traceback are of few files.
     return not _MISSING and not _traceback_util.include_filename(filename)
 
 

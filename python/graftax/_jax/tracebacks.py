@@ -9,7 +9,6 @@ frames of this package; JAX's setting `jax_traceback_filtering` decides for both
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import traceback
@@ -24,7 +23,7 @@ from graftax._jax.frame_filter import filtering_mode, hide_frames, is_hidden_fil
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# This package, JAX, and libraries that JAX calls. `_hidden` asks JAX, which hides only some of its own files.
+# This package, JAX, and libraries that JAX calls. `is_hidden_file` asks JAX, which hides only some of its own files.
 _JAX = Path(str(jax.__file__)).parent
 _FOLDERS = (Path(__file__).parents[1], _JAX, _JAX.with_name("jaxlib"), _JAX.with_name("opt_einsum"))
 HIDDEN_FOLDERS = tuple(str(folder) + os.sep for folder in _FOLDERS)
@@ -35,25 +34,22 @@ _MAX_CHAIN = 64  # errors in a chain of causes
 
 def caller_level() -> int:
     """The `stacklevel` with which a warning names the first frame that is neither JAX's nor of this package."""
-    level = 1
-    while (frame := _frame(level)) is not None and frame.f_code.co_filename.startswith(HIDDEN_FOLDERS):
-        level += 1
-    return level
-
-
-def _frame(depth: int) -> types.FrameType | None:
-    try:
-        return sys._getframe(depth + 1)
-    except ValueError:
-        return None
+    return _users_frame()[1]
 
 
 def call_site() -> tuple[str, int]:
     """(file, line) of the running call: the first frame that is neither JAX's nor of this package."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(HIDDEN_FOLDERS):
-        frame = frame.f_back
+    frame, _ = _users_frame()
     return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _users_frame() -> tuple[types.FrameType | None, int]:
+    """The first frame that is neither JAX's nor of this package, and its level: 1 is whoever called our caller."""
+    frame: types.FrameType | None = sys._getframe(2)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(HIDDEN_FOLDERS):
+        frame, level = frame.f_back, level + 1
+    return frame, level
 
 
 def setup() -> None:
@@ -69,6 +65,7 @@ def boundary(function: F) -> F:
 
     @functools.wraps(function)
     def reraise(*args: Any, **kwargs: Any) -> Any:
+        # IPython and pytest leave out frames with this local.
         __tracebackhide__ = True
         try:
             return function(*args, **kwargs)
@@ -85,21 +82,19 @@ def hide(error: BaseException) -> None:
     if mode == "off" or mode == "remove_frames":  # the latter shows all frames as the error's cause
         return
     current: BaseException | None = error
+    # An error may be its own cause by a detour, so the chain need not end.
     for _ in range(_MAX_CHAIN):
         if current is None or current.__traceback__ is None:
             break
         if mode == "tracebackhide":  # IPython leaves out frames that have this local
             for frame, _ in traceback.walk_tb(current.__traceback__):
-                if _hidden(frame.f_code.co_filename):
+                if is_hidden_file(frame.f_code.co_filename):
                     frame.f_locals["__tracebackhide__"] = True
             current.__traceback__ = _without_own_end(current.__traceback__)
         else:
-            current.__traceback__ = _without_hidden(current.__traceback__)
+            entries = _entries(current.__traceback__)
+            current.__traceback__ = _chained([entry for entry in entries if not is_hidden_file(_file(entry))])
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-
-
-def _without_hidden(tb: types.TracebackType) -> types.TracebackType | None:
-    return _chained([entry for entry in _entries(tb) if not _hidden(_file(entry))])
 
 
 def _without_own_end(tb: types.TracebackType) -> types.TracebackType | None:
@@ -125,12 +120,8 @@ def _entries(tb: types.TracebackType | None) -> list[types.TracebackType]:
 
 
 def _chained(entries: list[types.TracebackType]) -> types.TracebackType | None:
+    # From the last entry on: the next one is given when an entry is made.
     following: types.TracebackType | None = None
     for entry in reversed(entries):
         following = types.TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return following
-
-
-@functools.lru_cache(maxsize=4096)
-def _hidden(filename: str) -> bool:
-    return is_hidden_file(filename)

@@ -17,6 +17,7 @@ from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import partial_eval as _pe
 
+from graftax._jax.equations import with_constants
 from graftax._jax.missing_names import lacking
 
 
@@ -32,6 +33,7 @@ def equations() -> list[Any]:
     JAX holds equations without effects weakly; 0.8 has the others behind a function of no arguments.
     """
     trace: Any = current_trace()
+    # The traces of transforms such as `jax.vmap` hand their equations on to the one around them.
     while trace is not None and not hasattr(trace, "frame"):
         trace = getattr(trace, "parent_trace", None)
     return getattr(getattr(trace, "frame", None), "tracing_eqns", [])
@@ -79,10 +81,9 @@ def within_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
 def jaxpr_of(trace: Any, outputs: list[Any]) -> Any:
     """The closed Jaxpr of a running trace with these tracers of it as outputs."""
     info, source = trace.frame.debug_info, _source_info_util.current()
+    # The names in the debug info are those of the arguments and results that JAX knows of: there are more by now.
     jaxpr, constants = trace.frame.to_jaxpr(trace, outputs, info and info.with_unknown_names(), source)
-    if hasattr(jaxpr, "with_consts"):  # JAX 0.12 has one class for both
-        return jaxpr.with_consts(constants)
-    return jax.extend.core.ClosedJaxpr(jaxpr, constants)  # pyright: ignore[reportPrivateImportUsage]
+    return with_constants(jax.extend.core.ClosedJaxpr, jaxpr, constants)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def is_of_trace(value: object, trace: object) -> bool:
@@ -92,6 +93,7 @@ def is_of_trace(value: object, trace: object) -> bool:
 
 def enclosing_jits() -> list[Any]:
     """The functions that JAX is tracing now in this thread, as its caches know them, innermost first."""
+    # While JAX traces a jitted function, this frame is on the stack, and its local `fun` is the key in the caches.
     code = getattr(getattr(_pjit, "_infer_params", None), "__code__", None)
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe()) if frame.f_code is code]
     return [frame.f_locals["fun"] for frame in frames if "fun" in frame.f_locals]

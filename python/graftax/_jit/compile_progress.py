@@ -15,9 +15,14 @@ ProgressCallback = Callable[[str, float], Any]  # (stage that has finished, seco
 NEXT_STAGE = {"recorded": "tracing", "traced": "lowering", "lowered": "compiling"}
 
 _MAX_REPORTS = 16  # nested or failed calls of one thread
-_active_reports = threading.local()
-_listen_lock = threading.Lock()
-_is_listening = False
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.reports: list[_Report] = []  # of the calls that compile, the innermost last
+
+
+_thread = _Thread()
 
 
 def report_stages(name: str, progress: object, recorded: float) -> None:
@@ -25,11 +30,11 @@ def report_stages(name: str, progress: object, recorded: float) -> None:
 
     JAX announces when it has traced, lowered and compiled a function in this thread.
     """
-    _listen()
+    on_compile_stages(_stage)
     report = _Report(name, progress if callable(progress) else _PrintProgress(name))
-    reports: list[_Report] = _active_reports.__dict__.setdefault("reports", [])
-    reports.append(report)
-    del reports[:-_MAX_REPORTS]
+    _thread.reports.append(report)
+    # Calls that JAX did not compile after all, such as those within another trace, leave their reports behind.
+    del _thread.reports[:-_MAX_REPORTS]
     report.finish_stage("recorded", recorded)
 
 
@@ -37,11 +42,8 @@ class _Report:
     """The progress of one compiling call, from the end of its recording on."""
 
     def __init__(self, name: str, callback: ProgressCallback) -> None:
-        self._name, self.finish_stage = name, callback
+        self.name, self.finish_stage = name, callback
         self._handled = sys.exception()  # the caller may be in an `except` clause
-
-    def is_of(self, name: str) -> bool:
-        return name == self._name
 
     def has_failed(self) -> bool:
         """JAX also announces a trace that has raised, while the exception propagates."""
@@ -50,33 +52,25 @@ class _Report:
 
 def report_reused(name: str) -> None:
     """Ends the report of the call of this thread that was traced last: its program is compiled already."""
-    reports: list[_Report] = _active_reports.__dict__.get("reports", [])
-    if reports and reports[-1].is_of(name):
-        reports.pop().finish_stage("reused", 0.0)
+    report = take_report(name)
+    if report is not None:
+        report.finish_stage("reused", 0.0)
 
 
 def take_report(name: str) -> _Report | None:
     """Takes the report of the call of this thread that was lowered last, which another thread will compile."""
-    reports: list[_Report] = _active_reports.__dict__.get("reports", [])
-    return reports.pop() if reports and reports[-1].is_of(name) else None
+    reports = _thread.reports
+    return reports.pop() if reports and reports[-1].name == name else None
 
 
 def hand_over_report(report: _Report | None) -> None:
     """Lets this thread go on with the report of a call of another thread."""
-    _active_reports.reports = [] if report is None else [report]
-
-
-def _listen() -> None:
-    global _is_listening
-    with _listen_lock:
-        if not _is_listening:
-            on_compile_stages(_stage)
-            _is_listening = True
+    _thread.reports = [] if report is None else [report]
 
 
 def _stage(event: str, seconds: float, **metadata: object) -> None:
     """JAX calls this at the end of each stage of every compilation in the process."""
-    reports: list[_Report] = _active_reports.__dict__.get("reports", [])
+    reports = _thread.reports
     finished = compile_stage(event, metadata) if reports else None
     if finished is None:
         return
@@ -84,7 +78,7 @@ def _stage(event: str, seconds: float, **metadata: object) -> None:
     # The innermost call of that name: a jitted function may call itself or others while it is traced. Reports above it
     # belong to calls that ended without a last stage, such as failed ones.
     for i in reversed(range(len(reports))):
-        if reports[i].is_of(name):
+        if reports[i].name == name:
             report = reports[i]
             failed = report.has_failed()
             if failed or stage == "compiled":
@@ -105,6 +99,7 @@ class _PrintProgress:
         total = f"; {self._total:.2f} s in all" if stage in ("compiled", "reused") else ""
         live = sys.stderr.isatty()
         text = f"{self._name}: {stage} {'after' if stage == 'failed' else 'in'} {seconds:.2f} s{total}"
+        # The line of the running stage is cleared and written over, which only a terminal can do.
         print(f"\r\x1b[K{text}" if live else text, file=sys.stderr)
         if live and next_stage:
             print(f"{self._name}: {next_stage} …", end="", file=sys.stderr, flush=True)
