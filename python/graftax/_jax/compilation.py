@@ -105,7 +105,7 @@ def same_executable(first: object, second: object) -> bool:
 
     False if that is uncertain.
     """
-    # The parameters of a `jit` equation: the Jaxpr, and the shardings, donation and options that decide what is compiled.
+    # The parameters of a `jit` equation: the Jaxpr, and the shardings, donation and options that it is compiled with.
     params = [getattr(traced, "_params", None) for traced in (first, second)]
     return all(isinstance(param, dict) for param in params) and run_the_same(*params)
 

@@ -58,7 +58,7 @@ def count_equations(jaxpr: Any) -> int:
 
 def user_callback(callback: object) -> Any:
     """The user's function inside the flat one of a callback's equation."""
-    # A closure of JAX flattens the arguments of some callbacks; for others an object does, which has it as an attribute.
+    # JAX flattens the arguments of some callbacks in a closure, and those of others in an object.
     cells = getattr(callback, "__closure__", None) or ()
     names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
     inner = dict(zip(names, cells, strict=True)).get("callback")

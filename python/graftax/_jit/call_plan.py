@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftax import _core
 from graftax._base.errors import StructureError
@@ -18,6 +18,9 @@ from graftax._graph.structure import RootPath, Structure, place_name
 from graftax._graph.types.ignored import IgnoreOption, IgnoreTest, argument_coverage_test
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options, split_patterns
+
+if TYPE_CHECKING:
+    from graftax._jit.trace_growth import Growth
 
 PATTERN_UNMATCHED = (
     "{name}: the pattern {pattern!r} of {option} matches nothing that is there. Available: {paths}. Name one of "
@@ -162,6 +165,44 @@ class RecordedCall:
     @property
     def donates(self) -> bool:
         return self.plan.options.donates or any(self.handles)
+
+
+class TracedCall(NamedTuple):
+    """A call that is traced.
+
+    Attributes:
+        leaves: the tracers, around which the objects of `recording` are rebuilt.
+        donated: one flag for each leaf.
+        by_value: the caller's objects stay as they are, so changes are not written back.
+        has_symbols: some numbers among the leaves are symbolic.
+        growth: takes in the globals and captures that the trace turns out to read, if it can.
+        on_outcome: receives this call with the Outcome and the outputs of a trace that may be repeated. Raises NewReads
+            if it has to be.
+    """
+
+    plan: Plan
+    caller: _core.Caller
+    roots: tuple[object, ...]
+    recording: _core.Recording
+    layout: Layout
+    leaves: Sequence[object]
+    donated: Sequence[bool]
+    by_value: bool
+    has_symbols: bool = False
+    growth: Growth | None = None
+    on_outcome: Callable[[TracedCall, _core.Outcome, list[Any]], None] | None = None
+
+    @property
+    def arguments(self) -> int:
+        """How many roots are arguments; the others are captured."""
+        return self.plan.signature.arguments(self.layout)
+
+    def grown(self) -> TracedCall:
+        """The same call, with the roots that its trace has taken in so far."""
+        growth = self.growth
+        if growth is None:
+            return self
+        return self._replace(plan=growth.plan, recording=growth.recording, leaves=growth.leaves)
 
 
 def number_test(

@@ -9,19 +9,17 @@ from typing import NamedTuple
 from graftax import _core
 from graftax._capture.numbers.symbols import is_symbol
 from graftax._graph.structure import Op, RootPath, Row, Structure, written_path
+from graftax._jit.call_plan import TracedCall
 
 
 def changed_numbers(
-    recording: _core.Recording, outcome: _core.Outcome, outputs: Sequence[object], arguments: int
+    call: TracedCall, outcome: _core.Outcome, outputs: Sequence[object]
 ) -> tuple[set[RootPath], list[int | float]]:
     """(the places of the numbers of a call that its trace has changed, all numbers among its results).
 
     Most likely the next call will have the new ones.
-
-    Args:
-        outputs: the output leaves of the trace.
-        arguments: how many of the roots are arguments; the others are captured.
     """
+    recording = call.recording
     comparison = _Comparison(Structure(recording.graphdef), Structure(outcome), outputs)
     before, after = comparison.before, comparison.after
     written = outcome.inputs()[2]
@@ -37,7 +35,7 @@ def changed_numbers(
     # it.
     result = after.roots[0]
     for candidate in (result, *after.children(result)):
-        for root in before.roots[:arguments]:
+        for root in before.roots[: call.arguments]:
             changed.update(map(before.root_path, comparison.changed_below(root, candidate)))
     return changed, [row.value for row in after.rows if _is_number(row)]
 

@@ -16,13 +16,13 @@ from graftax._base.given_warnings import count_warnings
 from graftax._capture.retrace_signals import NewReads
 from graftax._explain import compile_events, frozen
 from graftax._jit import program_store
-from graftax._jit.call_plan import Layout, Plan
+from graftax._jit.call_plan import Layout, Plan, TracedCall
 from graftax._jit.finite_check import FiniteCheck
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.restarts import Restartable
 from graftax._jit.running_trace import running_traces
 from graftax._jit.symbolic_call import check_of_counters
-from graftax._jit.trace import TracedCall, trace_call
+from graftax._jit.trace import trace_call
 from graftax._jit.trace_growth import Growth, take_finished
 
 _OUTCOME_LOCK = threading.Lock()
@@ -110,7 +110,7 @@ def _trace(
     # A counter that this trace changes would make the next call trace again. So the trace begins anew with symbols,
     # unless it runs within another one, or must not run twice.
     if not (shapes or plan.options.check or running_traces()):
-        call = call._replace(on_outcome=check_of_counters(plan, call.caller, call.recording, outcomes, numbers))
+        call = call._replace(on_outcome=check_of_counters(call, outcomes, numbers))
     if numbers is not None:
         return numbers.run(
             table.reads,
@@ -120,8 +120,7 @@ def _trace(
             lambda values: trace_call(call._replace(leaves=values, has_symbols=True)),
         )
     if grows and not running_traces() and Growth.is_possible(plan, table):
-        growth = Growth(plan, table, call.roots, call.recording, call.layout, call.leaves, call.donated, shapes)
-        call = call._replace(growth=growth)
+        call = call._replace(growth=Growth(call, table, shapes))
     return trace_call(call)
 
 

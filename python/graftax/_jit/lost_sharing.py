@@ -22,6 +22,7 @@ from graftax._base.given_warnings import note_warning
 from graftax._graph.structure import Op, RootPath, Row, Structure, place_name
 from graftax._jax.equation_match import same_step
 from graftax._jax.tracebacks import caller_level
+from graftax._jit.call_plan import TracedCall
 from graftax._jit.leaf_names import output_path
 
 UNTIED = (
@@ -44,25 +45,13 @@ class AliasPair(NamedTuple):
     is_object: bool  # the object that holds the array is shared, not only the array
 
 
-def warn_of_lost_sharing(
-    name: str,
-    recording: _core.Recording,
-    outcome: _core.Outcome,
-    leaves: Sequence[object],
-    output_leaves: Sequence[object],
-) -> bool:
+def warn_of_lost_sharing(call: TracedCall, outcome: _core.Outcome, output_leaves: Sequence[object]) -> bool:
     """Warns if a trace returns separate copies of an array that the caller shares, both computed in the same way.
-
-    Args:
-        name: of the function.
-        recording: of the caller's arguments.
-        outcome: of the trace.
-        leaves: the tracers that the function was traced with.
-        output_leaves: those of the Outcome.
 
     Returns:
         Whether it has warned. One warning for each function is enough, so the caller does not ask again.
     """
+    recording, leaves = call.recording, call.leaves
     pairs = list(itertools.islice(_alias_pairs(recording), _MAX_PAIRS))
     if not pairs:
         return False
@@ -92,7 +81,7 @@ def warn_of_lost_sharing(
                 continue
             # Two arrays that were meant to become different are computed in different ways.
             if same_step(output_leaves[index], output_leaves[twin], leaves[pair.leaves[0]], leaves[pair.leaves[1]]):
-                _warn(name, recording, outcome, pair, (output_paths[index], output_paths[twin]))
+                _warn(call, outcome, pair, (output_paths[index], output_paths[twin]))
                 return True
     return False
 
@@ -108,14 +97,13 @@ def _alias_groups(outcome: _core.Outcome, leaves: Sequence[object]) -> dict[int,
     return {output: (number, *(id(leaves[i]) for i in inputs)) for number, group in groups for output, inputs in group}
 
 
-def _warn(
-    name: str, recording: _core.Recording, outcome: _core.Outcome, pair: AliasPair, new_paths: Sequence[RootPath]
-) -> None:
+def _warn(call: TracedCall, outcome: _core.Outcome, pair: AliasPair, new_paths: Sequence[RootPath]) -> None:
+    recording = call.recording
     first_path, second_path = (place_name(path, recording.names) for path in pair.paths)
     first_output, second_output = (output_path(recording, outcome.inputs()[2], path) for path in new_paths)
     description, remedy = ("of one object", OF_AN_OBJECT) if pair.is_object else ("one array", OF_AN_ARRAY)
     text = UNTIED.format(
-        name=name,
+        name=call.plan.name,
         first=first_path,
         second=second_path,
         what=description,

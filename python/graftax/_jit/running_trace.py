@@ -29,31 +29,24 @@ class RunningTrace:
     def __init__(
         self, trace: _core.Trace, recording: _core.Recording, roots: tuple[object, ...], leaves: Sequence[object]
     ) -> None:
+        """Begins it: from now on it is the innermost one of this thread."""
         self.trace: _core.Trace | None = trace
         self.recording: _core.Recording | None = recording
         self.roots, self.leaves = roots, leaves
         self.numpy: NumpyWatch | None = None
         self.inner: list[weakref.ref[Any]] = []
         self.copies: list[Callable[[], str]] = []
+        outer, trace_of_jax = running_traces(), current_trace()
+        if outer and trace_of_jax is not None:
+            outer[-1].inner.append(weakref.ref(trace_of_jax))
+        _THREAD.traces = (*outer, self)
 
-
-def enter_trace(
-    tracing: _core.Trace, recording: _core.Recording, roots: tuple[object, ...], leaves: Sequence[object]
-) -> RunningTrace:
-    """Pushes a trace, and registers the current JAX trace with the one around it."""
-    outer, trace = running_traces(), current_trace()
-    running = RunningTrace(tracing, recording, roots, leaves)
-    if outer and trace is not None:
-        outer[-1].inner.append(weakref.ref(trace))
-    _THREAD.traces = (*outer, running)
-    return running
-
-
-def leave_trace(running: RunningTrace) -> None:
-    """Pops a trace. From now on it holds nothing, because derivative rules that run later may still refer to it."""
-    _THREAD.traces = running_traces()[:-1]
-    running.trace = running.recording = None
-    running.roots, running.leaves = (), ()
+    def end(self) -> None:
+        """Ends it, and the one around it goes on."""
+        _THREAD.traces = running_traces()[:-1]
+        # Derivative rules run later, and may still refer to this object.
+        self.trace = self.recording = None
+        self.roots, self.leaves = (), ()
 
 
 def running_traces() -> tuple[RunningTrace, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from graftax import _core
 from graftax._base.errors import GraftaxError
@@ -15,7 +15,7 @@ from graftax._capture.unheard_effects import holds_opaque_objects
 from graftax._graph.structure import place_name
 from graftax._jax.symbolic_numbers import lacks_symbols
 from graftax._jit.cache import FunctionTable
-from graftax._jit.call_plan import Layout, Plan, RecordedCall
+from graftax._jit.call_plan import Plan, RecordedCall, TracedCall
 from graftax._jit.changed_numbers import changed_numbers
 from graftax._jit.number_policy import SymbolicNumbers
 
@@ -55,12 +55,8 @@ def with_symbols(
 
 
 def check_of_counters(
-    plan: Plan,
-    caller: Any,
-    recording: _core.Recording,
-    outcomes: list[_core.Outcome],
-    numbers: SymbolicNumbers | None,
-) -> Callable[[Plan, Layout, _core.Recording, _core.Outcome, list[Any]], None] | None:
+    call: TracedCall, outcomes: list[_core.Outcome], numbers: SymbolicNumbers | None
+) -> Callable[[TracedCall, _core.Outcome, list[Any]], None] | None:
     """A function to call after the first trace of a structure, if all that it did may be done twice.
 
     It raises NewReads if the trace has changed numbers that were not symbolic, since the next call would trace again.
@@ -72,25 +68,26 @@ def check_of_counters(
     Returns:
         the function, or None if the trace must not begin anew for that.
     """
-    table, function = caller._table, _counting(plan, caller._function)
-    key = table.key_of(outcomes)
+    plan, recording, table = call.plan, call.recording, cast("Any", call.caller)._table
+    function, key = _counting(plan, cast("Any", call.caller)._function), table.key_of(outcomes)
     if function is None or key is None or not recording.graphdef.numbers() or not _takes_symbols(plan, table):
         return None
     is_new = numbers.family.is_new if numbers is not None else table.numbers.is_new(recording, key[1])
     if not is_new:
         return None
 
-    def check(
-        plan: Plan, layout: Layout, recording: _core.Recording, outcome: _core.Outcome, outputs: list[Any]
-    ) -> None:
-        if not _takes_symbols(plan, table) or holds_opaque_objects(recording.graphdef.rows()):
+    def check(call: TracedCall, outcome: _core.Outcome, outputs: list[Any]) -> None:
+        # Asked once more: the trace may have found code that takes no symbols.
+        recording = call.recording
+        if not _takes_symbols(call.plan, table) or holds_opaque_objects(recording.graphdef.rows()):
             return
-        places, results = changed_numbers(recording, outcome, outputs, plan.signature.arguments(layout))
+        places, results = changed_numbers(call, outcome, outputs)
         changed = {place_name(place, recording.names) for place in places}
+        # The trace may have taken in more roots, so the family is that of the call as it is now.
         if numbers is not None:
             family = numbers.family
         else:
-            family = table.numbers.family_of(recording, key[1], plan.number_rules, function)
+            family = table.numbers.family_of(recording, key[1], call.plan.number_rules, function)
         if family.has_run(changed, results):
             table.sharing.forget(table.entries.get(key))  # it has these numbers as statics
             raise NewReads

@@ -12,7 +12,7 @@ import contextvars
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -43,13 +43,13 @@ from graftax._jax.inner_frames import inner_frames
 from graftax._jax.nested_jit import caches_of, private_caches
 from graftax._jax.traces import equations
 from graftax._jit import program_store
-from graftax._jit.call_plan import Layout, Plan
+from graftax._jit.call_plan import Plan, TracedCall
 from graftax._jit.jax_results import as_jax_returns
 from graftax._jit.leaf_names import output_path
 from graftax._jit.lost_sharing import warn_of_lost_sharing
 from graftax._jit.raised_objects import give_own_objects
 from graftax._jit.repeated_parts import RepeatedParts
-from graftax._jit.running_trace import RunningTrace, enter_trace, leave_trace
+from graftax._jit.running_trace import RunningTrace
 from graftax._jit.trace_effects import refuse_trace_effects
 from graftax._jit.trace_growth import Growth, TraceFinished, keep
 from graftax.interop import have_errors, raises_its_own
@@ -76,38 +76,6 @@ REF_KEPT = (
     "{name} leaves the jax.Ref that it was given at {path}. With in_shardings or out_shardings JAX would have to "
     "return the Ref, which it cannot do: leave it where it was."
 )
-
-
-class TracedCall(NamedTuple):
-    """A call that is traced.
-
-    Attributes:
-        leaves: the tracers, around which the objects of `recording` are rebuilt.
-        donated: one flag for each leaf.
-        by_value: the caller's objects stay as they are, so changes are not written back.
-        has_symbols: some numbers among the leaves are symbolic.
-        growth: takes in the globals and captures that the trace turns out to read, if it can.
-        on_outcome: receives the Outcome of a trace that may be repeated. Raises NewReads if it has to be.
-    """
-
-    plan: Plan
-    caller: _core.Caller
-    roots: tuple[object, ...]
-    recording: _core.Recording
-    layout: Layout
-    leaves: Sequence[object]
-    donated: Sequence[bool]
-    by_value: bool
-    has_symbols: bool = False
-    growth: Growth | None = None
-    on_outcome: Callable[..., None] | None = None
-
-    def grown(self) -> TracedCall:
-        """The same call, with the roots that its trace has taken in so far."""
-        growth = self.growth
-        if growth is None:
-            return self
-        return self._replace(plan=growth.plan, recording=growth.recording, leaves=growth.leaves)
 
 
 def trace_call(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
@@ -154,6 +122,7 @@ def _tell_of_locks(call: TracedCall, locks: Locks) -> None:
 @keeping_cached
 def _trace_once(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
     table, options, growth = call.caller._table, call.plan.options, call.growth
+    # A trace that has warned is not repeated, since the user would read the warning twice.
     warnings_before, equations_before = count_warnings(), len(equations())
     graph = growth.rebuilt if growth is not None else Rebuilt(call.has_symbols)
     parts = _repeated_parts(call, graph)
@@ -197,17 +166,16 @@ def _trace_once(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
     if aliases.alike:
         table.alike[id(outcome)] = aliases.alike
     call = call.grown()
-    plan, recording, leaves = call.plan, call.recording, call.leaves
     # Raises NewReads if a counter has changed. So it comes before anything is noted or warned of, as that would happen
     # twice; a trace that has warned already is not repeated.
     if call.on_outcome is not None and body.may_repeat and count_warnings() == warnings_before:
-        call.on_outcome(plan, call.layout, recording, outcome, outputs)
+        call.on_outcome(call, outcome, outputs)
     if options.replaces:
-        refuse_trace_effects(plan.name, recording, outcome, plan.signature.arguments(call.layout), leaves, outputs)
+        refuse_trace_effects(call, outcome, outputs)
     _note_trace(call, graph, equations_before, outcome, outputs)
     if not (call.by_value or table.warned_of_lost_sharing):
-        table.warned_of_lost_sharing = warn_of_lost_sharing(plan.name, recording, outcome, leaves, outputs)
-    plan.on_trace(table, changed if lost else [])
+        table.warned_of_lost_sharing = warn_of_lost_sharing(call, outcome, outputs)
+    call.plan.on_trace(table, changed if lost else [])
     if growth is not None and growth.is_used:
         raise TraceFinished(growth.finished(outcome, outputs))
     return outcome, outputs
@@ -336,7 +304,7 @@ def _note_trace(
     if have_errors() and any(map(raises_its_own, host_functions(equations_before, pure=True))):
         table.blocking_outcomes.add(id(outcome))
         silence_callback_logging()
-    _read_new_refs(call.plan.name, recording, outcome, call.leaves, outputs)
+    _read_new_refs(call, outcome, outputs)
     if call.plan.options.out_shardings is not None:
         outcome.ties = _ties(outcome, outputs)
     # `x += 1` changes a NumPy array, and makes a new JAX array. So the entry will not serve a call that has a NumPy
@@ -394,37 +362,25 @@ def run_trace(
         mutation: the option of `jit`: "error" raises for a change.
         by_value, forward, share, donated: how `Trace.finish` builds the Outcome.
         arrays: NumPy arrays that `call` makes are output leaves, not constants; with `numbers` symbols are, too.
-        graph: learns which trace `call` runs in.
+        graph, growth: learn which trace `call` runs in. `growth` gives it more roots meanwhile.
         keeps: as in Equinox. An `object()` that `call` makes is one object as long as the trace is used, a NumPy leaf
             of the result is a `jax.Array`, and a function in the result owns its captures.
-        growth: gives the trace more roots while it runs.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether the Outcome drops these changes).
     """
     tracing, in_context = _core.Trace(recording), context_of(recording)
-    running = enter_trace(tracing, recording, roots, leaves)
+    running = RunningTrace(tracing, recording, roots, leaves)
     if growth is not None:
         growth.running = running
     try:
-        # Rebuild the objects around the tracers, and run the function on them.
         values = in_context(tracing.rebuild, leaves)
         if graph is not None:
             graph.begin(tracing)
         equations_before = len(equations())
         try:
-            with refusing_uses(), watching_numpy(name, tracing.leaf_names, recording.leaves, leaves) as running.numpy:
-                result = in_context(_core.run_rebuilt, call, values)
-                running.numpy.end(values, recording.names, result)
-                if graph is not None:
-                    graph.changes_in_place = running.numpy.has_changes
-                elif mutation == "propagate":  # a transform, which hears of no reads: what is only set goes back
-                    refuse_left_out(name, tracing.left_out(), lambda field: False)
-            # A transform within this trace made copies, which it does not write back.
-            for changes in running.copies:
-                text = changes()
-                if text:
-                    raise MutationError(text)
+            run = functools.partial(in_context, _core.run_rebuilt, call, values)
+            result = _run_rebuilt(name, run, values, recording, leaves, running, graph, mutation)
             # Compare the objects with what was built: that is the Outcome.
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
@@ -433,38 +389,63 @@ def run_trace(
                 graph.leaves_ids = tracing.leaves_ids_of_copies(outcome)
             _refuse_kept_tracers(name, running.recording or recording, outcome, outputs, running)
             _see_to_hosts(name, graph, running.recording or recording, outcome, (roots, values), equations_before)
-        except GlobalAssigned as error:
-            assigned = ", ".join(error.args[0])
-            raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
         except Exception as error:
-            give_own_objects(error, tracing.original)
-            if is_unexpected(error):  # an ended transform left a tracer in the arguments
-                leak_error = ended_among(name, values, recording.names)
-                if leak_error is not None:
-                    raise leak_error from error
-            _name_leaves(error, tracing, running)
+            _explain_error(error, name, tracing, running, values, recording.names)
             raise
         finally:
             # Nodes that were handed over as themselves were changed in place: undo that, on success as well.
             tracing.restore()
         if mutation == "error" and changed:
             raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
-        # Now the caller's objects have to be as recorded. If not, a helper reached them by a path that is not a root.
-        # Below a registered class values are compared, and its flatten may compute. Neither belongs to the program.
-        with jax.ensure_compile_time_eval():
-            is_unchanged = tracing.verify(running.roots)
-        if not is_unchanged:
-            raise ConcurrentChangeError(
-                CHANGED_OUTSIDE.format(name=name, path="one of its arguments or captured objects")
-            )
+        _verify(name, tracing, running.roots)
         return outcome, outputs, changed, lost
     finally:
-        # A derivative rule runs later, and may still refer to the trace: from now on that holds nothing.
         clear_caches()
-        leave_trace(running)
+        running.end()
         if graph is not None:
             graph.end()
         tracing.close()
+
+
+def _verify(name: str, tracing: _core.Trace, roots: tuple[object, ...]) -> None:
+    """Raises if the caller's objects are not as recorded: a helper reached them by a path that is not a root."""
+    # Below a registered class values are compared, and its flatten may compute. Neither belongs to the program.
+    with jax.ensure_compile_time_eval():
+        is_unchanged = tracing.verify(roots)
+    if not is_unchanged:
+        path = "one of its arguments or captured objects"
+        raise ConcurrentChangeError(CHANGED_OUTSIDE.format(name=name, path=path))
+
+
+def _run_rebuilt(
+    name: str,
+    run: Callable[[], object],
+    values: list[Any],
+    recording: _core.Recording,
+    leaves: Sequence[object],
+    running: RunningTrace,
+    graph: Rebuilt | None,
+    mutation: str,
+) -> object:
+    """Calls `run`, and refuses what the function must not do to the rebuilt objects in `values`."""
+    tracing = running.trace
+    assert tracing is not None
+    with refusing_uses(), watching_numpy(name, tracing.leaf_names, recording.leaves, leaves) as running.numpy:
+        try:
+            result = run()
+        except GlobalAssigned as error:
+            assigned = ", ".join(error.args[0])
+            raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
+        running.numpy.end(values, recording.names, result)
+        if graph is not None:
+            graph.changes_in_place = running.numpy.has_changes
+        elif mutation == "propagate":  # a transform, which hears of no reads: what is only set goes back
+            refuse_left_out(name, tracing.left_out(), lambda field: False)
+    # A transform within this trace made copies, which it does not write back.
+    for changes in running.copies:
+        if text := changes():
+            raise MutationError(text)
+    return result
 
 
 def _refuse_kept_tracers(
@@ -478,8 +459,22 @@ def _refuse_kept_tracers(
     refuse_cached(name)
 
 
-def _name_leaves(error: Exception, tracing: _core.Trace, running: RunningTrace) -> None:
-    """Puts key paths into an error about tracers, in place of JAX's names of flat arguments and as notes."""
+def _explain_error(
+    error: Exception,
+    name: str,
+    tracing: _core.Trace,
+    running: RunningTrace,
+    values: list[Any],
+    names: tuple[str, ...],
+) -> None:
+    """Puts the caller's objects and key paths into an error, in place of copies and of JAX's names of flat arguments.
+
+    Raises:
+        GraftaxError: in place of JAX's error about a tracer of an ended transform, if the arguments have one.
+    """
+    give_own_objects(error, tracing.original)
+    if is_unexpected(error) and (leak_error := ended_among(name, values, names)) is not None:
+        raise leak_error from error
     # JAX's errors are of these classes. The text of any other one is made by the user's code.
     if isinstance(error, TypeError | ValueError | IndexError) and is_concretization_error(error):
         rename_leaves(error, tracing.leaf_names())
@@ -497,13 +492,9 @@ def _call(function: Callable[..., object], *args: object) -> Any:
     return function(*args)
 
 
-def _read_new_refs(
-    name: str, recording: _core.Recording, outcome: _core.Outcome, leaves: Sequence[object], outputs: list[Any]
-) -> None:
-    """Replaces each new `jax.Ref` in the outputs by its content: each call makes a new Ref of it.
-
-    JAX cannot return a Ref from a compiled function.
-    """
+def _read_new_refs(call: TracedCall, outcome: _core.Outcome, outputs: list[Any]) -> None:
+    """Replaces each new `jax.Ref` in the outputs by its content: each call makes a new Ref of it."""
+    # JAX cannot return a Ref from a compiled function.
     one_of_each = {(type(leaf), type(getattr(leaf, "aval", None))): leaf for leaf in outputs}  # outputs are many
     if not any(isinstance(leaf, ref_types) for leaf in one_of_each.values()):
         return
@@ -511,13 +502,13 @@ def _read_new_refs(
     refs: list[tuple[int, int]] = []
     for i, leaf in enumerate(outputs):
         if isinstance(leaf, ref_types):
-            if any(leaf is argument for argument in leaves):
-                raise ValueError(REF_KEPT.format(name=name, path=_path_of_output(recording, outcome, i)))
+            if any(leaf is argument for argument in call.leaves):
+                path = output_path(call.recording, outcome.inputs()[2], outcome.leaf_places()[i])
+                raise ValueError(REF_KEPT.format(name=call.plan.name, path=path))
             refs.append((i, first_output.setdefault(id(leaf), i)))
-    if refs:
-        outcome.refs = refs
-        for i, _ in refs:
-            outputs[i] = outputs[i][...]
+    outcome.refs = refs
+    for i, _ in refs:
+        outputs[i] = outputs[i][...]
 
 
 def _ties(outcome: _core.Outcome, outputs: Sequence[object]) -> list[tuple[int, int]]:
@@ -526,10 +517,6 @@ def _ties(outcome: _core.Outcome, outputs: Sequence[object]) -> list[tuple[int, 
     numbers = {leaf for leaf, _ in outcome.numbers}
     arrays = [i for i, leaf in enumerate(outputs) if isinstance(leaf, jax.Array) and i not in numbers]
     return [(i, first_output[id(outputs[i])]) for i in arrays if first_output.setdefault(id(outputs[i]), i) != i]
-
-
-def _path_of_output(recording: _core.Recording, outcome: _core.Outcome, leaf: int) -> str:
-    return output_path(recording, outcome.inputs()[2], outcome.leaf_places()[leaf])
 
 
 def restore_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:

@@ -30,7 +30,7 @@ from graftax._graph.array_aliases import AliasRecorder
 from graftax._jax.tracers import has_tracer
 from graftax._jax.traces import add_argument, can_grow, current_trace, is_of_trace, jaxpr_of, within_trace
 from graftax._jit.cache import FunctionTable
-from graftax._jit.call_plan import Layout, Plan
+from graftax._jit.call_plan import Plan, TracedCall
 from graftax._jit.requested_donation import donated_leaves
 from graftax._jit.running_trace import RunningTrace, running_traces
 
@@ -107,24 +107,14 @@ class Growth:
         aliases, running: of the trace, once it runs.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        table: FunctionTable,
-        roots: tuple[object, ...],
-        recording: _core.Recording,
-        layout: Layout,
-        leaves: Sequence[object],
-        donated: Sequence[bool],
-        shapes: bool,
-    ) -> None:
-        self.plan, self.roots, self.recording, self.leaves = plan, roots, recording, leaves
+    def __init__(self, call: TracedCall, table: FunctionTable, shapes: bool) -> None:
+        self.plan, self.roots, self.recording, self.leaves = call.plan, call.roots, call.recording, call.leaves
         self.is_used = False
         self.aliases: AliasRecorder | None = None
         self.running: RunningTrace | None = None
         self.rebuilt = Rebuilt()
         self.rebuilt.take_in = self.take_in
-        self._table, self._layout, self._donated, self._shapes = table, layout, list(donated), shapes
+        self._table, self._layout, self._donated, self._shapes = table, call.layout, list(call.donated), shapes
         self._jax_trace = current_trace()
 
     @staticmethod
