@@ -45,7 +45,8 @@ class ArraySignature(NamedTuple):
 
 
 def array_signatures(leaves: Sequence[Any]) -> tuple[ArraySignature, ...]:
-    """One signature a leaf. Equal ones share one object, because every variant keeps its signatures."""
+    """One signature a leaf."""
+    # Equal signatures share one object: every variant keeps one for each leaf, and most are equal.
     shared: dict[ArraySignature, ArraySignature] = {}
     are_tracers = {cls: issubclass(cls, jax.core.Tracer) for cls in _core.types_of(leaves)}
     return tuple(
@@ -96,6 +97,12 @@ def _dtype_text(signature: ArraySignature) -> str:
 
 def _commitment_text(committed: bool | None) -> str:
     return "put on its device" if committed else "on the default device"
+
+
+def type_text(leaf: Any, with_weak: bool = True) -> str:
+    """Dtype, shape and weak type of an array as a text. A NumPy dtype is canonicalized as JAX does it."""
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if isinstance(leaf, (np.ndarray, np.generic)) else leaf.dtype
+    return f"{dtype}{list(leaf.shape)}{', weakly typed' if with_weak and getattr(leaf, 'weak_type', False) else ''}"
 
 
 def sharding_text(sharding: Any) -> str:

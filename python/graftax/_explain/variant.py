@@ -260,13 +260,9 @@ def settings_texts(settings: dict[str, Any]) -> dict[str, str]:
 def settings_changes(previous: dict[str, Any], current: dict[str, Any]) -> Iterator[Cause]:
     for name, value in current.items():
         if name in previous and previous[name] is not value and previous[name] != value:
-            texts = plain_text(previous[name]), plain_text(value)
-            yield Cause("setting", setting_name(name), *texts)
-
-
-def setting_name(name: str) -> str:
-    """The name by which users know a setting."""
-    return "the mesh" if name.endswith("mesh_context_manager") else name
+            # Users know this one as what `jax.set_mesh` sets.
+            shown = "the mesh" if name.endswith("mesh_context_manager") else name
+            yield Cause("setting", shown, plain_text(previous[name]), plain_text(value))
 
 
 def nearest(candidates: Sequence[Variant], call: Variant) -> tuple[Variant | None, list[Cause]]:

@@ -32,13 +32,8 @@ _NAMES_WITHOUT_LOOPS = """
 _WITHOUT_LOOPS = frozenset(_NAMES_WITHOUT_LOOPS.split())
 
 
-def jit_of_part(flat: Callable[..., Any]) -> Any:
-    """The jitted function with which a part is traced."""
-    return own_jit(flat)
-
-
 def jit_of_calls(flat: Callable[..., Any], jaxpr: Any) -> Any:
-    """The jitted function that a trace calls for each of the parts that repeat, once `jit_of_part` has traced it."""
+    """The jitted function that a trace calls for each of the parts that repeat. `jaxpr`: what a trace of it gave."""
     is_loop_free = all(equation.primitive.name in _WITHOUT_LOOPS for equation in all_equations(jaxpr))
     return own_jit(flat, inline=_INLINE if is_loop_free else False)
 
@@ -61,6 +56,7 @@ def _callables(jaxpr: Any) -> Iterator[Any]:
             continue
         visited.add(id(value))
         if is_jaxpr(value):
+            # The policy of a checkpoint decides what is kept for the derivative, and not what is computed.
             todo += [x for equation in value.eqns for name, x in equation.params.items() if name != "policy"]
         elif isinstance(value, (list, tuple)):
             todo += value
@@ -70,6 +66,7 @@ def _callables(jaxpr: Any) -> Iterator[Any]:
             todo += [value.func, *value.args, *value.keywords.values()]
         elif isinstance(value, types.FunctionType):
             yield value
+            # A cell that is empty has no contents to look at: `cell_contents` would raise.
             todo += [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
         elif callable(value):
             yield value

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import types
@@ -24,7 +25,6 @@ from graftax._jit.branches_ahead import ProgramsAhead
 from graftax._jit.number_policy import SymbolicNumbers
 from graftax._jit.options import Options
 from graftax._jit.same_function import Sharing, entries_before_edit, leave, sharing_of
-from graftax._jit.slow_input_warnings import Advice
 
 IDENTITY_COLLECTED = "an object that was compared by identity no longer exists"
 CACHE_FULL = "there were more structures than cache_size={size}"
@@ -83,6 +83,17 @@ class LoadedPrograms(Protocol):
         ...
 
 
+@dataclasses.dataclass
+class Findings:
+    """What a trace has found besides its Outcome. Its entry is not known while it runs, and gets this afterwards."""
+
+    alike: list[list[list[int]]]  # leaves that the code found to be one array
+    repeated: list[str]  # which parts share a program, as texts
+    is_blocking: bool = False  # an error check of a library needs the result of a call
+    requested_ids: dict[int, int] = dataclasses.field(default_factory=dict[int, int])  # that user code read
+    numpy_leaves: list[bool] | None = None  # where the code changes arrays in place
+
+
 class FunctionTable(_core.Table):
     """The entries of one function under one set of options. The least recently used entry is dropped first."""
 
@@ -91,17 +102,16 @@ class FunctionTable(_core.Table):
         self.maxsize = options.cache_size
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.outgrown: list[_core.Entry] = []  # with fewer roots, until the next trace has been compared with them
-        self.advice = Advice()
         self.history = History()  # what was compiled and why, for `explain`
         self.ahead = ProgramsAhead()
         self.loaded: LoadedPrograms | None = None  # from `load_compiled`, or from the cache on disk
         self.frozen = False  # a call that would compile raises instead
         self.numpy_is_constant = False  # of captured arrays: the code asks for their values
         self.warned_of_lost_sharing = False
+        self.warned_of_captured: set[str] = set()  # the paths of big NumPy arrays
         self.has_warned = False  # a trace has warned about the code
         self.unrepeated = IdentitySet[types.CodeType]()  # of functions whose calls cannot share a program
         self.unrepeated_reasons: dict[str, str] = {}  # the reasons, by the names of the functions
-        self.repeated_parts: dict[int, list[str]] = {}  # what a trace has shared, by id(Outcome)
         self._make_read_set = read_set_factory(options)
         self._join(sharing_of(function, options, self._make_read_set))
         self.before_edit = entries_before_edit(function, options)
@@ -111,10 +121,7 @@ class FunctionTable(_core.Table):
         self.as_plain = options.captured and not options.shards and not names_arguments
         self.misses = self.slow_hits = self.traces = self.shared = self.disk = 0
         self.restarting: set[int] = set()  # threads whose call begins anew: it has been counted already
-        self.requested_ids: dict[int, dict[int, int]] = {}  # ids that user code read in a trace, by id(Outcome)
-        self.alike: dict[int, list[list[list[int]]]] = {}  # leaves that code found to be one array, by id(Outcome)
-        self.numpy_leaves: dict[int, list[bool]] = {}  # of traces that changed arrays in place, by id(Outcome)
-        self.blocking_outcomes: set[int] = set()  # id(Outcome): an error check of a library needs its result
+        self.findings: weakref.WeakKeyDictionary[_core.Outcome, Findings] = weakref.WeakKeyDictionary()
         self.original: weakref.ref[Any] | None = None  # the first live jitted function: unpickling returns it
         self._roots = self._known_roots()  # the origins that are roots now, and the number of hidden ones
 
@@ -202,16 +209,18 @@ class FunctionTable(_core.Table):
         return stored
 
     def note_traced(self, entry: _core.Entry) -> None:
-        """Hands an entry what its traces have left for it in this table, under the ids of their Outcomes."""
+        """Hands an entry what its traces have left for it in this table."""
         for outcome in entry.outcomes:
-            entry.waits = entry.waits or id(outcome) in self.blocking_outcomes
-            self.blocking_outcomes.discard(id(outcome))
-            entry.note_identities(self.requested_ids.pop(id(outcome), {}))
-            if id(outcome) in self.alike:
-                known_groups, new_groups = entry.alike, self.alike.pop(id(outcome))
-                entry.alike = [*known_groups, *(groups for groups in new_groups if groups not in known_groups)]
-            if id(outcome) in self.numpy_leaves:
-                entry.numpy_leaves = self.numpy_leaves.pop(id(outcome))
+            findings = self.findings.pop(outcome, None)
+            if findings is None:
+                continue
+            entry.waits = entry.waits or findings.is_blocking
+            entry.note_identities(findings.requested_ids)
+            # An entry serves calls of all its traces, so the guards of one hold for the others, too.
+            known_groups = entry.alike
+            entry.alike = [*known_groups, *(groups for groups in findings.alike if groups not in known_groups)]
+            if findings.numpy_leaves is not None:
+                entry.numpy_leaves = findings.numpy_leaves
 
     def find(self, recording: _core.Recording, context: object) -> tuple[_core.Entry | None, tuple[object, ...]]:
         """(entry, key): the entry that serves this recording, or None and the key to store a new one under."""
@@ -301,7 +310,8 @@ class FunctionTable(_core.Table):
         self.clear_entries()
         self.outgrown, self.before_edit = [], []
         self.stop_sharing()  # for a new read set, because the old one keeps classes and functions alive
-        self.advice, self.warned_of_lost_sharing, self.has_warned = Advice(), False, False
+        self.warned_of_captured.clear()
+        self.warned_of_lost_sharing = self.has_warned = False
         self.unrepeated = IdentitySet[types.CodeType]()
         self.unrepeated_reasons.clear()
         self.history = self.history.fresh()

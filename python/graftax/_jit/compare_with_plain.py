@@ -18,6 +18,7 @@ import numpy as np
 from graftax import _core
 from graftax._base.errors import CheckError, GraftaxError
 from graftax._capture.namespaces import Rebuilt
+from graftax._explain.array_signature import type_text
 from graftax._graph.object_diff import equal_numbers, numbers_of
 from graftax._graph.structure_diff import Difference, differences
 from graftax._jax.arrays import ref_types
@@ -202,7 +203,8 @@ def _array_difference(expected: Any, actual: Any) -> tuple[str, str] | None:
     if isinstance(expected, ref_types) and isinstance(actual, ref_types):
         expected, actual = expected[...], actual[...]
     both_jax = isinstance(expected, jax.Array) and isinstance(actual, jax.Array)
-    expected_type, actual_type = _type_text(expected, weak=both_jax), _type_text(actual, weak=both_jax)
+    # NumPy arrays have no weak type, and one run may return one where the other returns a JAX array.
+    expected_type, actual_type = type_text(expected, with_weak=both_jax), type_text(actual, with_weak=both_jax)
     if expected_type != actual_type:
         return expected_type, actual_type
     wanted, computed = numbers_of(expected), numbers_of(actual)
@@ -219,9 +221,3 @@ def _array_difference(expected: Any, actual: Any) -> tuple[str, str] | None:
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     position = f" at {list(index)}, and {int(wrong.sum())} of {wrong.size} numbers differ" if index else ""
     return str(wanted[index]), f"{computed[index]}{position}"
-
-
-def _type_text(x: Any, weak: bool) -> str:
-    """Dtype, shape and weak type as a text. A NumPy dtype is canonicalized as JAX does it."""
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype) if isinstance(x, (np.ndarray, np.generic)) else x.dtype
-    return f"{dtype}{list(x.shape)}{', weakly typed' if weak and getattr(x, 'weak_type', False) else ''}"

@@ -8,10 +8,12 @@ from collections.abc import Generator
 from typing import Any, ParamSpec, overload
 
 from graftax import _core
+from graftax._base.errors import GraftaxError
 from graftax._explain import CallExplanation, Explanation, Variant
 from graftax._explain.log import describe
 from graftax._jit.cache import FunctionTable
 from graftax._jit.jitted import Jitted
+from graftax._jit.symbolic_call import would_be_symbolic
 
 P = ParamSpec("P")
 
@@ -49,9 +51,7 @@ def explain(function: Any, /, *args: object, **kwargs: object) -> Explanation | 
         >>> print(graftax.explain(f, jnp.ones(4), "test").causes[0])
         x was shape (3,), is shape (4,)
     """
-    caller = function
-    if not hasattr(caller, "_plan"):
-        raise TypeError(NO_FUNCTION.format(name="explain", function=function))
+    caller = _jitted("explain", function)
     table = caller._table
     if not args and not kwargs:
         history = table.history
@@ -61,14 +61,24 @@ def explain(function: Any, /, *args: object, **kwargs: object) -> Explanation | 
     return _explain_call(caller, table, args, kwargs)
 
 
+def _jitted(name: str, function: object) -> Any:
+    if not hasattr(function, "_plan"):
+        raise TypeError(NO_FUNCTION.format(name=name, function=function))
+    return function
+
+
 def _explain_call(
     caller: Any, table: FunctionTable, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> CallExplanation:
+    call = caller._record_call(args, kwargs)
+    recordings = [call.recording]
+    numbers = would_be_symbolic(call.plan, table, caller._function, call.recording)
+    if numbers is not None:
+        # A number that is a key, too, cannot be a leaf: the call would be recorded with its value.
+        with contextlib.suppress(GraftaxError):
+            recordings.append(call.plan.record(call.roots, call.layout, symbolic=numbers.places.keys()))
     # A call may run a program for these numbers, or one for symbolic numbers: it hits if either is there.
-    recording, explanations = caller._record_call(args, kwargs).recording, []
-    for candidate in (recording, caller._record_call_with_symbols(args, kwargs)):
-        if candidate is not None:
-            explanations.append(_explain_recording(caller._plan.name, table, candidate))
+    explanations = [_explain_recording(caller._plan.name, table, recording) for recording in recordings]
     hits = [explanation for explanation in explanations if explanation.hit]
     return (hits or explanations[-1:])[0]
 
@@ -101,16 +111,13 @@ def assert_max_traces(function: Jitted[..., Any], limit: int) -> Generator[None]
         >>> with graftax.assert_max_traces(f, 1):
         ...     y = f(f(jnp.ones(3)))
     """
-    caller: Any = function
-    if not hasattr(caller, "_plan"):
-        raise TypeError(NO_FUNCTION.format(name="assert_max_traces", function=function))
+    caller = _jitted("assert_max_traces", function)
     table = caller._table
     traces_before, variants_before = table.traces, table.history.count
     yield
     count = table.traces - traces_before
     if count > limit:
-        variants = "\n".join(
-            describe(variant) for variant in table.history.variants if variant.number > variants_before
-        )
+        added = [variant for variant in table.history.variants if variant.number > variants_before]
+        variants = "\n".join(map(describe, added))
         name = caller._plan.name
         raise AssertionError(TOO_MANY_TRACES.format(name=name, count=count, limit=limit, variants=variants))

@@ -18,6 +18,7 @@ from graftax._graph.structure import RootPath, place_name, written_path
 from graftax._jax.arrays import ref_types
 from graftax._jax.tracebacks import caller_level
 from graftax._jit.call_plan import Plan
+from graftax._jit.leaf_names import output_places
 from graftax._jit.output_shardings import may_use_mesh
 
 COVERS_NOTHING = (
@@ -53,23 +54,25 @@ class FiniteCheck:
         floating = [*self._new_outputs(outcome, outputs), *self._written_refs()]
         checked = [value for place, value in floating if self._is_covered(place)]
         if not checked:
-            self._warn_of_unchecked([place for place, _ in floating])
+            if floating:
+                self._warn_of_unchecked([place for place, _ in floating])
             return ()
         # A reduction of each array would be a kernel each, which takes longer than the arithmetic on a small one.
         groups: dict[object, list[jax.Array]] = {}
         for i, x in enumerate(checked):
+            # Arrays of one shape can be combined element by element. On a mesh that would move those that lie
+            # otherwise.
             groups.setdefault(i if self._is_spread else x.shape, []).append(jnp.isfinite(x))
         conjunction = functools.partial(functools.reduce, jnp.logical_and)
         return (conjunction([conjunction(group).all() for group in groups.values()]),)
 
     def _warn_of_unchecked(self, places: list[RootPath]) -> None:
         """The patterns cover none of the results at these places."""
-        if places:
-            patterns = ", ".join(map(repr, self._plan.options.finite or ()))
-            paths = ", ".join([place_name(place, self._names) for place in places[:_MOST_PATHS]])
-            more = f" and {len(places) - _MOST_PATHS} more" if len(places) > _MOST_PATHS else ""
-            message = COVERS_NOTHING.format(name=self._plan.name, given=patterns, paths=paths + more)
-            warnings.warn(message, RecordedCallWarning, caller_level())
+        patterns = ", ".join(map(repr, self._plan.options.finite or ()))
+        paths = ", ".join([place_name(place, self._names) for place in places[:_MOST_PATHS]])
+        more = f" and {len(places) - _MOST_PATHS} more" if len(places) > _MOST_PATHS else ""
+        message = COVERS_NOTHING.format(name=self._plan.name, given=patterns, paths=paths + more)
+        warnings.warn(message, RecordedCallWarning, caller_level())
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -82,9 +85,7 @@ class FiniteCheck:
     def _new_outputs(self, outcome: _core.Outcome, outputs: Sequence[Any]) -> Iterator[tuple[RootPath, jax.Array]]:
         """The floating outputs that were computed, with their places. Root 0 is the result; the call's roots follow."""
         inputs, written = set(map(id, self._leaves)), outcome.inputs()[2]
-        numbers = {leaf for leaf, _ in outcome.numbers}
-        places = [place for i, place in enumerate(outcome.leaf_places()) if i not in numbers]
-        for (write, path), output in zip(places, outputs, strict=True):
+        for (write, path), output in zip(output_places(outcome), outputs, strict=True):
             if id(output) in inputs or not is_floating_dtype(getattr(output, "dtype", None)):
                 continue
             if write == 0:

@@ -73,18 +73,12 @@ def flat_function(
         check = FiniteCheck(plan, recording, leaves) if plan.options.finite is not None and not shapes else None
         warnings_before = count_warnings()
         with Restartable(caller._table):
-            # The trace before this one may have taken in more roots. Its equations then stand for the body, which must
-            # not run a second time.
-            finished = take_finished(caller._table, recording, leaves)
-            if finished is not None:
-                outcome, outputs = finished.outcome, finished.repeat(leaves)
-            else:
-                call = TracedCall(plan, caller, roots, recording, layout, leaves, donated, by_value)
-                outcome, outputs = _trace(call, outcomes, shapes, numbers, computed, grows)
+            call = TracedCall(plan, caller, roots, recording, layout, leaves, donated, by_value)
+            outcome, outputs = _trace(call, outcomes, shapes, numbers, computed, grows)
         caller._table.has_warned |= count_warnings() != warnings_before
         number = add_outcome(outcomes, outcome)
         if not shapes:
-            repeated = caller._table.repeated_parts.pop(id(outcome), [])
+            repeated = caller._table.findings[outcome].repeated
             changed = [] if numbers is None else numbers.family.take_changed()
             compile_events.record_trace(caller._table, plan.name, recording, outcomes, repeated, changed)
         # The host computes the symbolic numbers among the results: they are not outputs of the program.
@@ -107,6 +101,11 @@ def _trace(
 ) -> tuple[_core.Outcome, list[Any]]:
     """Traces a call, with the arguments of its flat function. `computed`: what the host has computed of the numbers."""
     plan, table = call.plan, call.caller._table
+    # The trace before this one may have taken in more roots. Its equations then stand for the body, which must not run
+    # a second time.
+    finished = take_finished(table, call.recording, call.leaves)
+    if finished is not None:
+        return finished.outcome, finished.repeat(call.leaves)
     # A counter that this trace changes would make the next call trace again. So the trace begins anew with symbols,
     # unless it runs within another one, or must not run twice.
     if not (shapes or plan.options.check or running_traces()):
@@ -126,7 +125,8 @@ def _trace(
 
 def add_outcome(outcomes: list[_core.Outcome], outcome: _core.Outcome) -> int:
     """Adds an Outcome to those of an entry. Returns its number."""
-    with _OUTCOME_LOCK:  # two threads may trace one entry at once
+    # Two threads may trace one entry at once, and each has to return the number of its own Outcome.
+    with _OUTCOME_LOCK:
         outcomes.append(outcome)
         return len(outcomes) - 1
 
@@ -148,6 +148,7 @@ def definition_of(function: types.FunctionType, tupled: bool = False) -> types.F
     def nothing_tupled(leaves: object) -> None:
         del leaves
 
+    # JAX takes the file and the line of the innermost function, so a decorator does not hide them.
     with contextlib.suppress(ValueError):  # a cycle of __wrapped__
         inner = inspect.unwrap(function)
         function = inner if isinstance(inner, types.FunctionType) else function

@@ -39,15 +39,16 @@ from graftax._jit.call_errors import explained_error
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.donation_report import DonationReport, report_of, warn_of_kept
 from graftax._jit.flat_function import definition_of
-from graftax._jit.miss import entry_of_miss, find_or_build_entry, restart_if_reads_changed, warn_of_slow_inputs
+from graftax._jit.miss import entry_of_miss, find_or_build_entry, restart_if_reads_changed
 from graftax._jit.options import DONATE, Options, split_patterns
 from graftax._jit.pytree_callable import is_pytree
 from graftax._jit.requested_donation import refuse_static_donation
 from graftax._jit.restarts import refuse_restart
 from graftax._jit.result_shapes import result_shapes
 from graftax._jit.same_function import keep
+from graftax._jit.slow_input_warnings import warn_of_slow_inputs
 from graftax._jit.stages import Lowered, Staging, Traced
-from graftax._jit.symbolic_call import with_symbols, would_be_symbolic
+from graftax._jit.symbolic_call import with_symbols
 from graftax._jit.warm import warm
 
 P = ParamSpec("P")
@@ -242,17 +243,6 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _with_symbols(self, call: RecordedCall, opened: _core.Opened, shapes: bool = False) -> RecordedCall:
         return with_symbols(call, self._table, self._function, opened, shapes)
-
-    def _record_call_with_symbols(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _core.Recording | None:
-        """Records the arguments of a call, without calling, with the symbolic numbers that the call would have."""
-        call = self._record_call(args, kwargs)
-        numbers = would_be_symbolic(call.plan, self._table, self._function, call.recording)
-        if numbers is None:
-            return None
-        try:
-            return call.plan.record(call.roots, call.layout, symbolic=numbers.places.keys())
-        except GraftaxError:  # such as for a number that is a key, too: it cannot be a leaf
-            return None
 
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
         """The reads that an entry which was just traced depends on. The core calls this after a trace."""

@@ -21,15 +21,20 @@ def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[st
     return graphdef._leaf_names(root_names)  # pyright: ignore[reportPrivateUsage]
 
 
+def output_places(outcome: _core.Outcome) -> list[RootPath]:
+    """The places of the outputs of a program: of the leaves of its Outcome, but for symbolic numbers."""
+    # Those are computed by the host.
+    numbers = {leaf for leaf, _ in outcome.numbers}
+    return [place for i, place in enumerate(outcome.leaf_places()) if i not in numbers]
+
+
 def output_names(staging: Staging, stage: Any) -> list[tuple[str, bool]]:
     """(key path, is it written back) of each output of a JAX stage, in the result or in what the call changes."""
     results, written, code = stage.out_info
     count = len(results) + len(written)
     outcome = staging.entry.outcomes[_core.decode(code)]
     nodes = outcome.inputs()[2]
-    names = [(output_path(staging, nodes, place), place[0] > 0) for place in outcome.leaf_places()]
-    of_host = {leaf for leaf, _ in outcome.numbers}  # the host computes symbolic numbers: they are not outputs
-    names = [name for i, name in enumerate(names) if i not in of_host]
+    names = [(output_path(staging, nodes, place), place[0] > 0) for place in output_places(outcome)]
     return names if len(names) == count else [(f"output {i}", i >= len(results)) for i in range(count)]
 
 
@@ -72,6 +77,7 @@ class LeafNames(inspect.Signature):
         return [f"{name} ({i})" for i, name in enumerate(names)] if has_duplicates else names
 
     def bind(self, *args: object, **kwargs: object) -> inspect.BoundArguments:
+        # JAX also binds arguments of another number, to say that they do not fit.
         (leaves,) = args if self._tupled and len(args) == 1 else (args,)
         bound = super().bind(*args, **kwargs)
         names = self.names

@@ -12,7 +12,6 @@ from graftax._capture.cache_layout import Cache
 from graftax._capture.retrace_signals import NewReads
 from graftax._explain import compile_events, frozen
 from graftax._jit import program_store
-from graftax._jit.cache import FunctionTable
 from graftax._jit.call_plan import Plan, RecordedCall
 from graftax._jit.compile_progress import report_stages
 from graftax._jit.slow_input_warnings import note_comparison
@@ -104,13 +103,6 @@ def find_or_build_entry(jitted: Jitted[..., Any], call: RecordedCall) -> _core.E
     if loaded is not None and entry.compiled.has_program(leaves):
         compile_events.record_ready(table, entry, name, recording, loaded.source)
     return entry
-
-
-def warn_of_slow_inputs(table: FunctionTable, call: RecordedCall) -> None:
-    """Warns about inputs that make this function slow, before another structure is compiled."""
-    recording = call.recording
-    table.history.warns = True
-    table.advice.captured(call.plan.name, recording.leaves, recording.graphdef, recording.names, call.arguments)
 
 
 def restart_if_reads_changed(jitted: Jitted[..., Any], recording: _core.Recording, plan: Plan) -> None:

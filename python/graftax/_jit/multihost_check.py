@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from graftax import _core
 from graftax._base.errors import type_name
-from graftax._explain.array_signature import sharding_text
+from graftax._explain.array_signature import sharding_text, type_text
 from graftax._graph.graphdef_methods import stable_text
 from graftax._graph.structure import Op, Structure, place_name
 from graftax._jax.arrays import without_key
@@ -33,14 +33,7 @@ _HOST_FUNCTION = re.compile(r'backend_config = "\d+"|index = \d+ : ui64')
 
 
 class CrossHostCheck:
-    """Wraps an entry's `jax.jit` object: compares the hosts before leaves of new shapes or shardings run.
-
-    Args:
-        compiled: the `jax.jit` object, or a wrapper with its interface.
-        plan, layout: of the function and of the call.
-        outcomes, numbers: of the entry.
-        tupled: it takes one tuple of leaves.
-    """
+    """Wraps an entry's `jax.jit` object: compares the hosts before leaves of new shapes or shardings run."""
 
     def __init__(
         self,
@@ -76,6 +69,7 @@ class CrossHostCheck:
             description = program()
             if description is not None:
                 self._compare(*description)
+            # Only now: if the hosts differ, the next call compares them again, and raises as this one does.
             self._checked.add(key)
 
     def _own_program(self, arguments: tuple[object, ...], leaves: Sequence[object]) -> tuple[str, str] | None:
@@ -141,20 +135,18 @@ def _signature_of(leaf: Any) -> tuple[object, ...]:
 
 def _array_text(leaf: Any) -> str:
     """Type and sharding of a leaf. The devices of an array on this host alone may differ between hosts."""
-    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-    if shape is None or dtype is None:
+    if getattr(leaf, "shape", None) is None or getattr(leaf, "dtype", None) is None:
         return type_name(leaf)
-    weakly = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
-    dtype_text = jax.dtypes.canonicalize_dtype(dtype) if isinstance(leaf, (np.ndarray, np.generic)) else dtype
-    text = f"{dtype_text}{list(shape)}{weakly}"
+    text = type_text(leaf)
     sharding = getattr(leaf, "sharding", None)
     if sharding is None or sharding.is_fully_addressable:
         return text
-    devices = ""
-    if isinstance(sharding, NamedSharding):
-        ids = sorted((device.id, str(index)) for device, index in sharding.devices_indices_map(leaf.shape).items())
-        devices = digest(repr(ids).encode())[:8]
-    return f"{text}, {sharding_text(sharding)} (order {devices})" if devices else f"{text}, {sharding_text(sharding)}"
+    text += f", {sharding_text(sharding)}"
+    if not isinstance(sharding, NamedSharding):
+        return text
+    # Meshes of one shape may have the devices in another order, and then the parts are elsewhere.
+    ids = sorted((device.id, str(index)) for device, index in sharding.devices_indices_map(leaf.shape).items())
+    return f"{text} (order {digest(repr(ids).encode())[:8]})"
 
 
 # ---- the public function
@@ -196,14 +188,10 @@ def check_hosts(obj: object, values: bool = True) -> None:
 def _value_text(leaf: object) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
         return ""
-    values = _numbers(leaf)
+    values = np.asarray(without_key(leaf))
     if values.size <= _MAX_SHOWN:
         return f" {values.tolist()}"
     return f" with values {digest(np.ascontiguousarray(values).tobytes())[:12]}"
-
-
-def _numbers(array: object) -> np.ndarray:
-    return np.asarray(without_key(array))
 
 
 def _is_shared(leaf: object) -> bool:

@@ -236,8 +236,17 @@ class Numbers:
     ) -> Family:
         """The family of a call. If no call had this structure before, it is new, and learns what is known already."""
         numbers = recording.graphdef.numbers()
-        values = tuple(value for _, value in numbers)
-        family, is_new = self._family(self._key(recording, context), values)
+        key, values = self._key(recording, context), tuple(value for _, value in numbers)
+        with _LOCK:  # keys compare objects of the user's, whose code may let another thread in
+            family = self._families.get(key)
+            is_new = family is None
+            if family is None:
+                family = self._families[key] = Family(values)
+                while len(self._families) > _MOST_FAMILIES:
+                    self._families.popitem(last=False)
+            self._families.move_to_end(key)
+            earlier = [recent for recent in self._recent if recent is not family]
+            self._recent = (*earlier[-_MOST_COMPARED:], family)
         if not is_new:
             return family
         structure = Structure(recording.graphdef)
@@ -272,20 +281,6 @@ class Numbers:
             if changes or not same(earlier_value, value):
                 changed.append(i)
         return changed
-
-    def _family(self, key: tuple[object, ...], values: tuple[Number, ...]) -> tuple[Family, bool]:
-        """The family of a key, and whether it is new."""
-        with _LOCK:  # keys compare objects of the user's, whose code may let another thread in
-            family = self._families.get(key)
-            is_new = family is None
-            if family is None:
-                family = self._families[key] = Family(values)
-                while len(self._families) > _MOST_FAMILIES:
-                    self._families.popitem(last=False)
-            self._families.move_to_end(key)
-            earlier = [recent for recent in self._recent if recent is not family]
-            self._recent = (*earlier[-_MOST_COMPARED:], family)
-            return family, is_new
 
     def settle(self) -> None:
         for family in self._recent[-1:]:

@@ -24,12 +24,15 @@ _ROWS = 10
 
 def note_largest(error: BaseException, name: str, recording: _core.Recording) -> None:
     """Adds the largest arrays of a call to its error, each with its path."""
+    # A call inside of this one has run out of memory, and has said so.
     if any(REMEDY in note for note in getattr(error, "__notes__", ())):
-        return  # a call inside of this one has run out of memory
+        return
     arrays: dict[int, tuple[int, str]] = {}
     for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
         if hasattr(leaf, "dtype"):
-            size = _bytes_on_a_device(leaf)
+            is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+            size = bytes_on_a_device(leaf, leaf.sharding if is_placed else None)
+            # One array at several paths is in memory once.
             arrays.setdefault(id(leaf), (size, f"  {path}: {leaf.dtype}{list(leaf.shape)}, {short_bytes(size)}"))
     ordered = sorted(arrays.values(), key=lambda array: -array[0])
     total = short_bytes(sum(size for size, _ in ordered))
@@ -39,7 +42,7 @@ def note_largest(error: BaseException, name: str, recording: _core.Recording) ->
         error.add_note(LARGEST.format(name=name, arrays=count, size=total, rows=rows, remedy=REMEDY))
 
 
-def _bytes_on_a_device(leaf: Any) -> int:
-    is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
-    shape = leaf.sharding.shard_shape(leaf.shape) if is_placed else leaf.shape
-    return math.prod(shape) * leaf.dtype.itemsize
+def bytes_on_a_device(array: Any, sharding: jax.sharding.Sharding | None) -> int:
+    """The bytes that one device holds of an array, or of what has its shape and dtype."""
+    shape = array.shape if sharding is None else sharding.shard_shape(tuple(array.shape))
+    return math.prod(shape) * array.dtype.itemsize

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Collection, Sequence
@@ -25,6 +26,7 @@ from graftax._jax.compilation import own_jit
 from graftax._jax.error_texts import is_output_error
 from graftax._jax.tracebacks import hide
 from graftax._jit.call_plan import Layout, Plan
+from graftax._jit.leaf_names import output_places
 from graftax._sharding.frozen_specs import FrozenDict, unwrapped
 from graftax._sharding.leaf_shardings import Shardings, has_parts
 
@@ -38,12 +40,6 @@ NO_ROOT = (
 def by_argument_spec(spec: object) -> dict[Any, Any] | None:
     """The dict `{"m": …, "return": …}` with one entry for each argument and for the result; None for any other spec."""
     return cast("dict[Any, Any]", spec) if isinstance(spec, dict) and RETURN in spec else None
-
-
-def result_spec(spec: object) -> Any:
-    """The part of `out_shardings` that is for the result."""
-    named = by_argument_spec(spec)
-    return spec if named is None else named[RETURN]
 
 
 class OutputPlacement:
@@ -82,10 +78,8 @@ class OutputPlacement:
         self._requested: dict[Any, tuple[Any, ...]] = {}  # by the `jax.jit` object, for each output
 
     def _begin(self) -> None:
-        """Starts over with a copy of the flat function.
-
-        JAX caches traces by function. After a trace that raised it would trace the same function twice.
-        """
+        """Starts over with a copy of the flat function."""
+        # JAX caches traces by function. After a trace that raised it would trace the same function twice.
         self._flat = _copy_function(self._flat)
         out_shardings: dict[str, Any] = (
             {} if self._spec is None or self._spec_has_parts else {"out_shardings": (self._spec, None, None)}
@@ -137,7 +131,7 @@ class OutputPlacement:
         """Puts the key paths of outputs into JAX's error about a sharding, which names outputs of the flat function."""
         if not self._outcomes or not isinstance(error, ValueError) or not is_output_error(error):
             return
-        paths = self._output_paths(self._outcomes[-1])
+        paths = output_places(self._outcomes[-1])
         results = [f"result{path_text(path)}" for root, path in paths if root == 0]
         names = self._plan.signature.root_names(self._layout)
         written = [place_name(path, names) for path in self._root_paths(self._outcomes[-1], paths[len(results) :])]
@@ -183,22 +177,24 @@ class OutputPlacement:
             self._begin()
             raise
         outcome = self._outcomes[_core.decode(code)]
-        paths = self._output_paths(outcome)
+        paths = output_places(outcome)
         assert len(paths) == len(result) + len(written)
         state: _StateAfterCall | None = None
         if self._spec_has_parts:
             state = _StateAfterCall(self._graphdef, outcome, (*result, *written), self._as_given(leaves))
-        of_writes = self._shardings_of_writes(outcome, paths[len(result) :], written, shardings, state)
+        graph = Structure(self._graphdef)
+        previous = {graph.root_path(row): shardings[row.leaf] for row in graph.leaves}
+        of_writes = self._shardings_of_writes(outcome, paths[len(result) :], written, previous, state)
         # One spec for the whole result, or none.
         if state is None:
-            requested = (
-                self._spec if self._spec is not None else self._shardings_of_shared_results(outcome, result, shardings)
-            )
+            of_shared = self._shardings_of_shared_results
+            requested = of_shared(outcome, result, previous) if self._spec is None else self._spec
             if not any(of_writes) and requested is self._spec:
                 return self._plain
             return self._jit_with_out_shardings(outcome, requested, of_writes, (*result, *written))
         # A spec with a part for each output of the result.
-        spec = result_spec(self._spec)
+        named = by_argument_spec(self._spec)
+        spec = self._spec if named is None else named[RETURN]
         if has_parts(spec):
             result_paths = [path for _, path in paths[: len(result)]]
             resolver = Shardings(self._plan.name, "out_shardings", spec, "the result", part=state.result)
@@ -215,11 +211,9 @@ class OutputPlacement:
     def _jit_with_out_shardings(
         self, outcome: _core.Outcome, spec: object, of_writes: list[Any], arrays: tuple[object, ...]
     ) -> Any:
-        """The `jax.jit` object with these `out_shardings`.
-
-        An array under several paths stays one array if all of them request one sharding or none; otherwise the paths
-        get separate arrays.
-        """
+        """The `jax.jit` object with these `out_shardings`."""
+        # An array under several paths stays one array if all of them request one sharding or none; otherwise the paths
+        # get separate arrays.
         if outcome.ties:
             count = len(arrays) - len(of_writes)
             requested = [*(spec if isinstance(spec, tuple) else [spec] * count), *of_writes]
@@ -242,11 +236,6 @@ class OutputPlacement:
                     error.args = (f"{location}: {error}",)
                     raise
 
-    @staticmethod
-    def _output_paths(outcome: _core.Outcome) -> list[RootPath]:
-        numbers = {leaf for leaf, _ in outcome.numbers}  # symbolic numbers are not outputs of the program
-        return [path for i, path in enumerate(outcome.leaf_places()) if i not in numbers]
-
     def _root_paths(self, outcome: _core.Outcome, paths: list[RootPath]) -> list[RootPath]:
         """The paths of written arrays, from the roots of the call."""
         nodes = outcome.inputs()[2]
@@ -255,40 +244,32 @@ class OutputPlacement:
     def _shardings_of_writes(
         self,
         outcome: _core.Outcome,
-        paths: list[tuple[int, tuple[Any, ...]]],
+        paths: list[RootPath],
         written: Sequence[object],
-        shardings: tuple[object, ...],
+        previous: dict[RootPath, Any],
         state: _StateAfterCall | None,
     ) -> list[Any]:
         """The sharding of each written array: as requested, or as the array had that it replaces, or None."""
-        structure, root_paths = Structure(self._graphdef), self._root_paths(outcome, paths)
-        leaf_at = {structure.root_path(row): row.leaf for row in structure.leaves}
-        requested = self._requested_for_writes(root_paths, state)
-        shardings_out: list[Any] = []
-        for path, array, sharding in zip(root_paths, written, requested, strict=True):
-            leaf = leaf_at.get(path)
-            previous = shardings[leaf] if leaf is not None else None
-            if sharding is None and previous is not None and _fits(previous, array):
-                sharding = previous
-            shardings_out.append(sharding)
-        return shardings_out
+        root_paths = self._root_paths(outcome, paths)
+        rows = zip(root_paths, written, self._requested_for_writes(root_paths, state), strict=True)
+        return [
+            _if_it_divides(previous.get(path), array) if sharding is None else sharding
+            for path, array, sharding in rows
+        ]
 
     def _shardings_of_shared_results(
-        self, outcome: _core.Outcome, result: Sequence[object], shardings: tuple[object, ...]
+        self, outcome: _core.Outcome, result: Sequence[object], previous: dict[RootPath, Any]
     ) -> tuple[Any, ...] | None:
         """The shardings of result arrays that are written to the caller's objects, too; None if there are none."""
-        structure, graph = Structure(outcome), Structure(self._graphdef)
+        structure = Structure(outcome)
         output_of = {leaf: i for leaf, i in _output_of_leaf(outcome).items() if i < len(result)}
-        leaf_at = {graph.root_path(row): row.leaf for row in graph.leaves}
-        result_shardings: list[Any] = [None] * len(result)
+        shardings: list[Any] = [None] * len(result)
         for row in structure.leaves:
-            if row.root == 0 or row.leaf not in output_of:
-                continue
-            leaf = leaf_at.get(self._root_paths(outcome, [structure.root_path(row)])[0])
-            previous = shardings[leaf] if leaf is not None else None
-            if previous is not None and _fits(previous, result[output_of[row.leaf]]):
-                result_shardings[output_of[row.leaf]] = previous
-        return tuple(result_shardings) if any(result_shardings) else None
+            if row.root > 0 and row.leaf in output_of:
+                (path,) = self._root_paths(outcome, [structure.root_path(row)])
+                i = output_of[row.leaf]
+                shardings[i] = _if_it_divides(previous.get(path), result[i]) or shardings[i]
+        return tuple(shardings) if any(shardings) else None
 
     def _requested_for_writes(self, paths: list[RootPath], state: _StateAfterCall | None) -> list[Any]:
         """The entries of `out_shardings={"m": …, "return": …}` for the written arrays; None for each without one."""
@@ -421,11 +402,9 @@ def _if_on_auto_mesh(sharding: object) -> Any:
 
 
 def _replicate_scalar(leaf: Any, mesh: Mesh) -> Any:
-    """Replicates an uncommitted scalar, such as an optimizer's count, over the mesh; returns other leaves unchanged.
-
-    The call would replicate it anyway. Its new value is on the mesh, so without this the next call would compile again.
-    Larger arrays are left alone, because XLA may shard them.
-    """
+    """Replicates an uncommitted scalar, such as an optimizer's count, over the mesh; returns other leaves unchanged."""
+    # The call would replicate it anyway. Its new value is on the mesh, so without this the next call would compile
+    # again. Larger arrays are left alone, because XLA may shard them.
     if type(leaf) is not array_class() or leaf.shape != () or leaf.committed:
         return leaf
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -435,9 +414,10 @@ def _replicate_scalar(leaf: Any, mesh: Mesh) -> Any:
     return jax.make_array_from_callback((), sharding, lambda part: number[part])
 
 
-def _fits(sharding: Any, array: Any) -> bool:
-    try:
-        sharding.shard_shape(tuple(array.shape))
-    except ValueError:
-        return False
-    return True
+def _if_it_divides(sharding: Any, array: Any) -> Any:
+    """The sharding, if there is one and arrays of this shape can have it; otherwise None."""
+    with contextlib.suppress(ValueError):
+        if sharding is not None:
+            sharding.shard_shape(tuple(array.shape))
+            return sharding
+    return None

@@ -29,9 +29,10 @@ from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import Source, merge_aliases, recording_aliases
 from graftax._jax.arrays import ref_types
+from graftax._jax.compilation import own_jit
 from graftax._jax.equations import count_equations
 from graftax._jax.nested_jit import tracing_part
-from graftax._jax.part_programs import jit_of_calls, jit_of_part, runs_foreign_code
+from graftax._jax.part_programs import jit_of_calls, runs_foreign_code
 from graftax._jax.traces import current_trace, equations, is_of_trace, trace_context
 from graftax._jit.cache import FunctionTable
 from graftax._jit.lost_sharing import has_alias_pairs
@@ -146,7 +147,7 @@ class _Part:
             return tuple(output for i, output in enumerate(outputs) if i not in self.outer)
 
         flat.__name__ = flat.__qualname__ = self.name
-        jaxpr = jit_of_part(flat).trace(*leaves).jaxpr
+        jaxpr = own_jit(flat).trace(*leaves).jaxpr
         self.program = jit_of_calls(flat, jaxpr)
         return jaxpr
 
@@ -280,7 +281,11 @@ class RepeatedParts:
         if self._observed >= _MOST_OBSERVED:
             return None
         if not part.can_be_shared():
-            return self._skip_if_often_unfit(part.function)
+            self._unfit[id(part.function)] += 1
+            if self._unfit[id(part.function)] < _MOST_MISSES:
+                return NotImplemented
+            self._skipped.add(part.function.__code__)
+            return None
         self._observed += 1
         outside = self._outside(self._keys_apart_from(part.recording.nodes), part.function)
         if outside is not None:
@@ -288,13 +293,6 @@ class RepeatedParts:
             part.observed = _Observation(outside, heard, self._size)
             parts.append(part)
         return NotImplemented
-
-    def _skip_if_often_unfit(self, function: types.FunctionType) -> Any:
-        self._unfit[id(function)] += 1
-        if self._unfit[id(function)] < _MOST_MISSES:
-            return NotImplemented
-        self._skipped.add(function.__code__)
-        return None
 
     def _pays(self, part: _Part) -> bool:
         """Did the first call of a part show that it is large enough to share, and that it has no other effects?"""

@@ -31,15 +31,11 @@ def with_symbols(
     if table.numbers.expects and table.loaded_for(call.recording, call.context, plan.name) is not None:
         return call
     # Roots that are known to change, and those that stay the caller's own in a trace: what caches have given out.
-    origins, reads = plan.signature.origins, table.reads
-    changing_globals = reads.names.changing if reads is not None else {}
-    cached = reads.cached.objects if reads is not None else None
-    fixed = {i for i, origin in enumerate(origins, len(roots) - len(origins)) if origin.holder is cached}
-    changing = {
-        i: changing_globals[origin.key]
-        for i, origin in enumerate(origins, len(roots) - len(origins))
-        if origin.key in changing_globals
-    }
+    origins = list(enumerate(plan.signature.origins, len(roots) - len(plan.signature.origins)))
+    assert table.reads is not None
+    known_to_change, cached = table.reads.names.changing, table.reads.cached.objects
+    fixed = {i for i, origin in origins if origin.holder is cached}
+    changing = {i: known_to_change[origin.key] for i, origin in origins if origin.key in known_to_change}
     rules, counting = plan.number_rules, _counting(plan, function)
     # A number may turn out not to be one that can be a leaf, such as one that is a key, too. Then try without it.
     hints = changing, fixed, rules, counting

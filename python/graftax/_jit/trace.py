@@ -43,6 +43,7 @@ from graftax._jax.inner_frames import inner_frames
 from graftax._jax.nested_jit import caches_of, private_caches
 from graftax._jax.traces import equations
 from graftax._jit import program_store
+from graftax._jit.cache import Findings
 from graftax._jit.call_plan import Plan, TracedCall
 from graftax._jit.jax_results import as_jax_returns
 from graftax._jit.leaf_names import output_path
@@ -160,11 +161,7 @@ def _trace_once(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
             raise NewReads
         if share:
             outcome.alike = alias_groups(aliases.sources(outputs))
-    # The entry is not known here, so findings wait for it in the table, under the id of the Outcome (`note_traced`).
-    if parts is not None:
-        table.repeated_parts[id(outcome)] = parts.end()
-    if aliases.alike:
-        table.alike[id(outcome)] = aliases.alike
+    table.findings[outcome] = Findings(aliases.alike, parts.end() if parts is not None else [])
     call = call.grown()
     # Raises NewReads if a counter has changed. So it comes before anything is noted or warned of, as that would happen
     # twice; a trace that has warned already is not repeated.
@@ -298,11 +295,11 @@ def _note_trace(
     call: TracedCall, graph: Rebuilt, equations_before: int, outcome: _core.Outcome, outputs: list[Any]
 ) -> None:
     """Records what a trace that succeeded found, besides its Outcome, and replaces new Refs in `outputs`."""
-    table, recording = call.caller._table, call.recording
+    findings, recording = call.caller._table.findings[outcome], call.recording
     # The computation may raise a library's error, such as equinox.error_if: the call has to wait for the result, so
     # that the error is raised here and not at a later use.
     if have_errors() and any(map(raises_its_own, host_functions(equations_before, pure=True))):
-        table.blocking_outcomes.add(id(outcome))
+        findings.is_blocking = True
         silence_callback_logging()
     _read_new_refs(call, outcome, outputs)
     if call.plan.options.out_shardings is not None:
@@ -310,11 +307,10 @@ def _note_trace(
     # `x += 1` changes a NumPy array, and makes a new JAX array. So the entry will not serve a call that has a NumPy
     # array where this call has none (`LeafGuards`).
     if graph.changes_in_place:
-        table.numpy_leaves[id(outcome)] = [isinstance(leaf, (np.ndarray, np.generic)) for leaf in recording.leaves]
+        findings.numpy_leaves = [isinstance(leaf, (np.ndarray, np.generic)) for leaf in recording.leaves]
     # Most ids that code reads serve one walk of a graph. They matter later only if an argument or a result holds them.
     requested_ids = graph.requested_ids if recording.holds_ids or outcome.holds_ids else {}
-    if requested_ids or graph.in_keys:
-        table.requested_ids[id(outcome)] = requested_ids | graph.in_keys
+    findings.requested_ids = requested_ids | graph.in_keys
 
 
 def _see_to_hosts(

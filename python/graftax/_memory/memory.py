@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from graftax._jit.api import jit
 from graftax._jit.call_plan import RecordedCall
 from graftax._jit.jitted import Jitted
 from graftax._jit.leaf_names import output_names
+from graftax._jit.out_of_memory import bytes_on_a_device
 from graftax._jit.stage_info import flat_arguments
 from graftax._jit.stages import Compiled, Staging
 from graftax._memory.report import ArrayMemory, MemoryReport
@@ -60,6 +60,7 @@ def memory(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory
     # Whatever jit has found out about the function's reads is among the roots by now.
     arguments, repeated_bytes = _arguments(compiled, jitted._record_call(args, kwargs))
     results = _results(compiled)
+    # XLA counts what lies in the memory of the host in fields of their own.
     host = [f"host_{kind}_size_in_bytes" for kind in ("argument", "output", "temp", "generated_code")]
     return MemoryReport(
         name=name,
@@ -85,11 +86,12 @@ def _arguments(compiled: Compiled[..., Any], call: RecordedCall) -> tuple[tuple[
     changes = {path for path, is_change in output_names(staging, stage) if is_change}
     rows: list[ArrayMemory] = []
     repeated_bytes = 0
-    # One array in several places is one row, and XLA counts it once for each input of the program that it is.
+    # One array in several places is one row, and XLA counts it once for each input of the program that it is. An input
+    # that the program does not read has no sharding: JAX drops it, so XLA does not count it at all.
     for leaves in _leaves_by_array(call.recording.leaves):
-        used = [i for i in leaves if shardings[i] is not None]  # None: the program does not read it
+        used = [i for i in leaves if shardings[i] is not None]
         info, sharding = infos[(used or leaves)[0]], shardings[(used or leaves)[0]]
-        size = _bytes_on_a_device(info, sharding)
+        size = bytes_on_a_device(info, sharding)
         repeated_bytes += size * max(0, len(used) - 1)
         roots = [place for i in leaves for place in places[i]]
         paths = tuple(dict.fromkeys(path for _, path in roots))
@@ -119,7 +121,8 @@ def _leaf_places(staging: Staging) -> list[list[tuple[int, str]]]:
 
 
 def _leaves_by_array(leaves: Sequence[object]) -> list[list[int]]:
-    """The numbers of the leaves, those that are one array together. A NumPy array is copied for each of its places."""
+    """The numbers of the leaves, those that are one array together."""
+    # A NumPy array is copied to the device for each of its places.
     groups: dict[int, list[int]] = {}
     for i, leaf in enumerate(leaves):
         is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
@@ -133,7 +136,7 @@ def _results(compiled: Compiled[..., Any]) -> tuple[ArrayMemory, ...]:
     names = output_names(compiled._staging, stage)
     infos, shardings = _outputs(stage.out_info), _outputs(stage.output_shardings)
     for (path, is_change), info, sharding in zip(names, infos, shardings, strict=True):
-        kind, size = "change" if is_change else "result", _bytes_on_a_device(info, sharding)
+        kind, size = "change" if is_change else "result", bytes_on_a_device(info, sharding)
         rows.append(ArrayMemory(path, kind, tuple(info.shape), info.dtype, size, (path,)))
     return tuple(rows)
 
@@ -141,11 +144,6 @@ def _results(compiled: Compiled[..., Any]) -> tuple[ArrayMemory, ...]:
 def _outputs(flat: Any) -> list[Any]:
     results, written, _ = flat
     return [*results, *written]
-
-
-def _bytes_on_a_device(info: Any, sharding: jax.sharding.Sharding | None) -> int:
-    shape = info.shape if sharding is None else sharding.shard_shape(tuple(info.shape))
-    return math.prod(shape) * info.dtype.itemsize
 
 
 def _device_count(compiled: Compiled[..., Any]) -> int:
