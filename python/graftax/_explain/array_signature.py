@@ -65,10 +65,12 @@ def _tracer_signature(leaf: Any) -> ArraySignature:
 
 
 def _array_signature(leaf: Any) -> ArraySignature:
+    # Almost all leaves are of this class, whose fields need no `getattr`.
     if type(leaf) is _ARRAY:
         aval = leaf.aval
         return ArraySignature(aval.shape, aval.dtype, aval.weak_type, leaf.sharding, leaf.committed)
-    if type(leaf) in (int, float):  # a traced number: its own value may be too big for JAX
+    # A traced number: its own value may be too big for JAX.
+    if type(leaf) in (int, float):
         leaf = type(leaf)()
     aval: Any = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
     weak = bool(getattr(aval, "weak_type", False))
@@ -78,6 +80,7 @@ def _array_signature(leaf: Any) -> ArraySignature:
         return ArraySignature(aval.shape, aval.dtype, weak, leaf.sharding, bool(getattr(leaf, "committed", False)))
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
     dtype = aval.dtype
+    # A `ShapeDtypeStruct` keeps the dtype that it was given, which JAX narrows where x64 is off.
     if isinstance(leaf, jax.ShapeDtypeStruct) and isinstance(dtype, np.dtype):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     return ArraySignature(tuple(aval.shape), dtype, weak, sharding, sharding is not None)

@@ -37,7 +37,8 @@ class Cause(NamedTuple):
 
     @property
     def recurrence_key(self) -> tuple[str, str]:
-        """Equal for causes that count as one recurring cause. Indices are left out: list elements count together."""
+        """Equal for causes that count as one recurring cause."""
+        # Without indices: a list that grows would have another cause for each of its elements.
         return self.kind, re.sub(r"\[\d+\]", "[*]", self.path)
 
     @property
@@ -163,8 +164,10 @@ def cause_from_difference(difference: Difference[str]) -> Cause:
     """The cause that a difference between two structures is."""
     kind = difference.kind
     before, after = without_addresses(difference.one), without_addresses(difference.other)
+    # An array where there was another value is a cause of its own, with another remedy than a value of another type.
     if kind in ("type", "added", "removed") and "an array" in (before, after) and "nothing" not in (before, after):
         kind = "array"
+    # They differ in what a short text leaves out: in their address, or past its end.
     if before == after:
         after = f"another {after}"
     return Cause(kind, difference.path, before, after)

@@ -15,7 +15,7 @@ from graftax._explain import frozen
 from graftax._explain.history import History
 from graftax._explain.variant import Variant
 from graftax._jax.cache_of_jax import note_keys
-from graftax._jax.compilation import compile_stage, is_cache_retrieval, on_compile_stages
+from graftax._jax.compilation import compile_stage, is_cache_retrieval, listen_to_compile_stages
 
 
 class Entries(Protocol):
@@ -52,7 +52,7 @@ _thread = _Thread()
 def listen() -> None:
     """Registers for JAX's compilation events, once for the process."""
     note_keys()
-    on_compile_stages(_on_stage)
+    listen_to_compile_stages(_on_stage)
 
 
 def record_trace(
@@ -60,14 +60,12 @@ def record_trace(
     name: str,
     recording: _core.Recording,
     outcomes: list[_core.Outcome],
-    repeated: Sequence[str] = (),
-    changed: Sequence[str] = (),
+    repeated: Sequence[str],
+    changed: Sequence[str],
 ) -> None:
     """Records that the function was traced for the call that this thread is in.
 
-    Args:
-        repeated: which parts of it were shared.
-        changed: numbers for which it was traced again.
+    `repeated` says which parts of it were shared, `changed` for which numbers it was traced again.
     """
     entry = table.entry_of(outcomes)
     variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
@@ -159,8 +157,10 @@ def _on_stage(event: str, seconds: float, **metadata: Any) -> None:
     if stage == "compiled":
         pending.variant.was_retrieved = was_retrieved
         _add(pending)
+        # After a trace the core calls `_reads`, and with it `finish_trace`, which warns at the end of the trace.
         if "traced" not in seconds_of and pending.table is not None:
             pending.table.history.warn()
+    # A call of a frozen function may have got past its table: JAX has the trace, and compiles it for other shardings.
     elif pending.is_new and pending.table is not None and pending.table.frozen:
         _thread.pending = None
         frozen.refuse_variant(pending.table.history, pending.variant)

@@ -70,6 +70,8 @@ class History:
         self.count += 1
         variant.number = self.count
         for previous in self.variants:
+            # So that `jax.clear_caches()` in a loop does not fill the history: such variants may be dropped though
+            # their entry lives.
             previous.is_replaced = previous.is_replaced or variant.replaces(previous)
         self.variants.append(variant)
         # Some variants without an entry are kept, so that an eviction can be named as the cause.
@@ -125,7 +127,8 @@ class History:
             variant.dropped = variant.dropped or reason
 
     def fresh(self) -> History:
-        """An empty history for a cleared cache. The old one is not reused because it keeps user classes alive."""
+        """An empty history for a cleared cache."""
+        # Not this one, emptied: its variants keep classes of the user's alive.
         history = History()
         if self.variants:
             history._first_cause = Cause("cleared", "clear_cache() was called")
@@ -153,6 +156,7 @@ class History:
             if max(self._counts[key], self._streak[key] * in_a_row) >= _MAX_COMPILATIONS and key not in self._warned:
                 causes_to_report.append(cause)
         if causes_to_report:
+            # One warning is enough for causes that came together.
             self._warned |= causes_by_key.keys()
             self._pending_warnings.append(self._warning(variant, causes_to_report))
 

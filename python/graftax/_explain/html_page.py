@@ -64,6 +64,7 @@ def _cause_rows(lines: list[Line]) -> Iterable[str]:
     """Each kind of cause, with the seconds of the programs that have it; one with several counts for each."""
     kinds: dict[str, tuple[int, float]] = {}
     for line in lines:
+        # A set: the seconds of a program with two causes of a kind count once.
         for kind in {cause["kind"] for cause in line["causes"]}:
             number, seconds = kinds.get(kind, (0, 0.0))
             kinds[kind] = number + 1, seconds + _seconds(line)
@@ -85,7 +86,7 @@ def _function(name: str, lines: list[Line], total: float, has_processes: bool) -
 
 
 def _escaped(value: object) -> str:
-    """A number in the logs of graftax. It is escaped as well, since a log may come from anywhere."""
+    # Also of a number, which is one in the logs of graftax: a log may come from anywhere.
     return html.escape(str(value))
 
 
@@ -100,9 +101,9 @@ def _variant(line: Line, has_processes: bool) -> str:
         f"<br><code class=dim>{place}</code>"
     ]
     for cause in line["causes"]:
-        elements.append(
-            f"<div class=c><span class=k>{html.escape(cause['kind'])}</span> {html.escape(cause['text'])}</div>"
-        )
+        kind, text = html.escape(cause["kind"]), html.escape(cause["text"])
+        elements.append(f"<div class=c><span class=k>{kind}</span> {text}</div>")
+    # Several causes of one kind have the same remedy.
     for remedy in dict.fromkeys(cause["remedy"] for cause in line["causes"] if cause["remedy"]):
         elements.append(f"<div class=r>→ {html.escape(remedy)}</div>")
     return "".join([*elements, "</div>"])

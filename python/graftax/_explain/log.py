@@ -49,7 +49,7 @@ class RecompileLog:
             print(describe(variant), file=self._file or sys.stderr, flush=True)
 
     def _append(self, line: bytes) -> None:
-        """One appending write for each line, so that several processes can share the file."""
+        # One appending write for each line, so that several processes can share the file.
         assert isinstance(self._file, (str, os.PathLike))
         handle = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -89,6 +89,7 @@ def log_recompiles(file: TextIO | str | os.PathLike[str] | None = None) -> Recom
 
 def compiled(variant: Variant) -> None:
     _from_environment()
+    # Another thread may end a log meanwhile.
     for log in list(_logs):
         log.write(variant)
 

@@ -100,6 +100,7 @@ def _with_defaults(names: tuple[str, ...], defaults: tuple[Any, ...]) -> Iterato
 
 
 def _holder(holder_ref: Any) -> Any:
+    # A binding of a global holds a function of its module weakly, in place of the dict, which cannot be.
     if type(holder_ref) is not weakref.ref:
         return holder_ref
     function = holder_ref()
@@ -110,8 +111,10 @@ def _read_value(value: object) -> tuple[str, object]:
     if value is MISSING:
         return "nothing", None
     if isinstance(value, _CONSTANTS):
+        # 1 and True are equal, but their texts differ; a subclass of `int` may have the text of one.
         return short_text(value), type(value)
     if isinstance(value, types.FunctionType):
+        # The code of a function may have been replaced.
         return function_text(value), (id(value), id(value.__code__))
     if isinstance(value, _NAMED):
         return plain_text(value), id(value)

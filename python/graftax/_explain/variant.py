@@ -128,6 +128,7 @@ class Variant:
         return list(dict.fromkeys(causes.values()))[:_MAX_CAUSES]
 
     def _differences_to(self, call: Variant) -> Iterator[Cause]:
+        # Only between equal structures do leaves have equal numbers.
         if self.graphdef == call.graphdef and self.names == call.names:
             yield from self._array_differences(call, enumerate(call.signatures), None)
             yield from self._guard_differences(call)
@@ -166,6 +167,7 @@ class Variant:
 
     def as_symbol_cause(self, cause: Cause) -> Cause:
         """The cause as it is, or of the kind "symbol" if a number that was static before is symbolic in this call."""
+        # To the structure a symbolic number is an array where a static one was, so its type has changed.
         value = self._number(cause.path) if cause.kind == "type" else None
         return cause if value is None else Cause("symbol", cause.path, cause.before, repr(value))
 
@@ -229,10 +231,12 @@ class Variant:
 def _packed_and_functions(
     graphdef: _core.GraphDef, names: tuple[str, ...]
 ) -> tuple[dict[str, _core.GraphDef], dict[str, tuple[str, int]]]:
-    """(structures of packed state, functions) by key path. They are kept, as both may be gone by the next call."""
+    """(structures of packed state, functions) by key path."""
+    # The structure of the variant holds both weakly, and they may be gone by the next call.
     packed: dict[str, _core.GraphDef] = {}
     functions: dict[str, tuple[str, int]] = {}
     nodes, statics = graphdef._types()  # pyright: ignore[reportPrivateUsage]
+    # Most structures have neither, and opening their rows takes longer than the rest.
     if types.FunctionType not in nodes and not any(issubclass(cls, HandleLayout) for cls in statics):
         return packed, functions
     structure = Structure(graphdef)
@@ -266,11 +270,9 @@ def settings_changes(previous: dict[str, Any], current: dict[str, Any]) -> Itera
 
 
 def nearest(candidates: Sequence[Variant], call: Variant) -> tuple[Variant | None, list[Cause]]:
-    """(the variant with the fewest differences to a call, these differences). Of equally near ones the first counts.
-
-    Comparing two structures node by node is slow. So variants with an equal structure come first, then those that
-    differ in one static value, and the search ends when no other variant can be nearer.
-    """
+    """(the variant with the fewest differences to a call, these differences). Of equally near ones the first counts."""
+    # Comparing two structures node by node is slow. So variants with an equal structure come first, then those that
+    # differ in one static value, and the search ends when no other variant can be nearer.
     best: Variant | None = None
     causes: list[Cause] = []
     nodes_left = _MAX_NODES

@@ -30,17 +30,15 @@ _turned_on: str | None = None  # the folder that the cache was given here
 
 
 def turn_on(folder: str) -> None:
-    """From now on JAX keeps in this folder what it compiles, unless the user has chosen one, or has turned that off.
-
-    Also what was compiled in a short time: outside of jitted functions each operation is a small program of its own.
-    """
+    """From now on JAX keeps in this folder what it compiles, unless the user has chosen one, or has turned that off."""
     global _turned_on
     turn_off()
     if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
         return
     _turned_on = folder
     jax.config.update(_FOLDER, folder)
-    # Another value is the user's own choice.
+    # Outside of jitted functions each operation is a small program of its own, which takes less time than JAX asks for.
+    # Another value than its default is the user's own choice.
     if jax.config.jax_persistent_cache_min_compile_time_secs == _SECONDS_BY_DEFAULT:
         jax.config.update(_SECONDS, 0.0)
     compilation_cache.reset_cache()  # JAX asks at its first compilation whether there is one

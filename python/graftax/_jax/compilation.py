@@ -25,17 +25,21 @@ _STAGES = {
 }
 
 
-_listeners: list[Callable[..., None]] = []
+def on_compile_stages(listener: Callable[..., None]) -> None:
+    """Registers `listener(event, seconds, **metadata)`, called at the end of each stage of a compilation."""
+    jax.monitoring.register_event_duration_secs_listener(listener)
+
+
+_LISTENERS: list[Callable[..., None]] = []
 _LISTENERS_LOCK = threading.Lock()
 
 
-def on_compile_stages(listener: Callable[..., None]) -> None:
-    """Registers `listener(event, seconds, **metadata)`, once, for the end of each stage of a compilation."""
-    # JAX calls a listener as many times as it was registered.
+def listen_to_compile_stages(listener: Callable[..., None]) -> None:
+    """Registers a listener that stays, once for the process: JAX would call it as many times as it was registered."""
     with _LISTENERS_LOCK:
-        if listener not in _listeners:
-            _listeners.append(listener)
-            jax.monitoring.register_event_duration_secs_listener(listener)
+        if listener not in _LISTENERS:
+            _LISTENERS.append(listener)
+            on_compile_stages(listener)
 
 
 def compile_stage(event: str, about: dict[str, object]) -> tuple[str, str] | None:
@@ -69,11 +73,9 @@ _AVAL_LOCK = threading.RLock()
 
 @contextlib.contextmanager
 def pickling_avals() -> Generator[None]:
-    """While entered, the types of arrays are pickled by what they are made of.
-
-    Newer versions of JAX compare them, and a mark in them, by identity. A pickle of an executable holds copies, so
-    functions that get the results of a loaded executable would be traced again.
-    """
+    """While entered, the types of arrays are pickled by what they are made of."""
+    # Newer versions of JAX compare them, and a mark in them, by identity. A pickle of an executable holds copies, so
+    # functions that get the results of a loaded executable would be traced again.
     cls: Any = _jax_core.ShapedArray
     # `_create` is where those versions look for an equal type that is there already.
     if not hasattr(cls, "_create"):
@@ -101,10 +103,7 @@ def is_cache_retrieval(event: str) -> bool:
 
 
 def same_executable(first: object, second: object) -> bool:
-    """Have two traces (`jit(...).trace(...)`) for equal arguments one executable, if no constant was changed in place?
-
-    False if that is uncertain.
-    """
+    """Have two traces for equal arguments one executable, if no constant was changed in place? False if uncertain."""
     # The parameters of a `jit` equation: the Jaxpr, and the shardings, donation and options that it is compiled with.
     params = [getattr(traced, "_params", None) for traced in (first, second)]
     return all(isinstance(param, dict) for param in params) and run_the_same(*params)

@@ -17,11 +17,9 @@ _IDENTITIES = ("convert_element_type", "copy", "copy_p", "reshape", "broadcast_i
 
 
 def same_step(new_x: object, new_y: object, x: object, y: object) -> bool:
-    """Were the tracers `x` and `y` updated to `new_x` and `new_y` in the same way?
-
-    True for a step of gradients (whatever is added) and for one function applied to each array, as tree functions do.
-    False for a moving average beside its model, although both may start from the same arrays.
-    """
+    """Were the tracers `x` and `y` updated to `new_x` and `new_y` in the same way?"""
+    # True for a step of gradients (whatever is added) and for one function applied to each array, as tree functions do.
+    # False for a moving average beside its model, although both may start from the same arrays.
     return _Program({}).same_step(new_x, new_y, x, y)
 
 

@@ -193,11 +193,7 @@ def _capture_executable(
 
 
 def capture_donating(stage: Any, leaves: tuple[Any, ...], number: int, inputs: int) -> tuple[Any, ...] | None:
-    """Captures a compiled stage that takes these leaves one by one, as `capture` does.
-
-    Args:
-        number: of the Outcome that its results are for.
-    """
+    """Captures a compiled stage that takes these leaves one by one, as `capture` does. `number` is its Outcome's."""
     return _parts_of_stage(stage, leaves, number, inputs) if _passes_self_test() else None
 
 
@@ -380,10 +376,8 @@ def _samples() -> list[Any]:
 
 
 def _self_test() -> None:
-    """Runs a small program both ways: results, types, placement, weak types and forwarding have to be the same.
-
-    The second call of a process waits for it: it compiles this one program, and nothing on the way there.
-    """
+    """Runs a small program both ways: results, types, placement, weak types and forwarding have to be the same."""
+    # The second call of a process waits for it: it compiles this one program, and nothing on the way there.
 
     def program(x: Any, unused: Any, key: Any, i: Any, host: Any) -> tuple[Any, Any, Any]:
         # Each result is a copy: the part of XLA that compiles arithmetic takes 8 MB when it is first used.

@@ -64,12 +64,10 @@ def inner_frames() -> _core.InnerFrames | None:
 
 
 def add_class_of_tracers(cls: type) -> None:
-    """A class of tracers made later, whose methods run no code of users: JAX's frames may be given those, too.
-
-    JAX finds the type of a value by its class, or after a search by a base.
-    """
+    """A class of tracers made later, whose methods run no code of users: JAX's frames may be given those, too."""
     if (frames := _inner_frames()) is not None:
         frames.add_leaf(cls)
+    # JAX finds the type of a value by its class, or after a search by a base.
     types_of_values: dict[type, Any] = getattr(_jax_core, "pytype_aval_mappings", {})
     base = next((base for base in cls.__mro__ if base in types_of_values), None)
     if base is not None:

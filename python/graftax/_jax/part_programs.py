@@ -39,10 +39,8 @@ def jit_of_calls(flat: Callable[..., Any], jaxpr: Any) -> Any:
 
 
 def runs_foreign_code(jaxpr: Any) -> bool:
-    """Does it have effects, or may code that is not JAX's run where it is transformed or executed?
-
-    The rule of a derivative or a function on the host may have closed over the objects of one call.
-    """
+    """Does it have effects, or may code that is not JAX's run where it is transformed or executed?"""
+    # The rule of a derivative or a function on the host may have closed over the objects of one call.
     return bool(jaxpr.effects) or any(map(_is_foreign, _callables(jaxpr)))
 
 

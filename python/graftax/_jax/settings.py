@@ -75,23 +75,19 @@ def setting_readers() -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any]]
 
 
 def required_off(shown: bool) -> list[tuple[Any, Any, Any]]:
-    """Readers of the settings that have to be off, in the trace context (`shown`) or outside of it.
-
-    Those in the trace context are read once: afterwards comparing the context covers them.
-    """
+    """Readers of the settings that have to be off, in the trace context (`shown`) or outside of it."""
+    # Those in the trace context are read once: afterwards comparing the context covers them.
     states = (_setting_objects().get(name) for name in MUST_BE_OFF if (name in _trace_context_names()) is shown)
     return [(*reader_of(state), False) for state in states if state is not None]
 
 
 def settings_of_traces() -> dict[str, Any]:
-    """JAX's settings that a compiled program depends on, in force in this thread. No public reader has them all.
-
-    Before JAX 0.11 the names of the trace context are not told: then those that are known are read one by one.
-    """
+    """JAX's settings that a compiled program depends on, in force in this thread. No public reader has them all."""
     from jax._src import config
 
     holders = _setting_objects()
     settings = {name: holders[name].value for name in _IN_KEY if name in holders}
+    # Before JAX 0.11 the names of the trace context are not told: then those that are known are read one by one.
     with contextlib.suppress(AttributeError, NotImplementedError):
         names: Any = config.trace_context_names()  # pyright: ignore[reportAttributeAccessIssue]
         shown = zip(names, config.trace_context(), strict=False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -121,17 +117,14 @@ def _trace_context_names() -> set[str]:
 
 
 def follow_settings() -> bool:
-    """Hooks into JAX's settings, so that the core hears of changes. Returns whether a test of the hooks succeeds.
-
-    Each setting has two hooks that JAX calls after a change, for the process and for one thread. Hooks that were there
-    before are called first.
-    """
+    """Hooks into JAX's settings, so that the core hears of changes. Returns whether a test of the hooks succeeds."""
     holders = _setting_objects()
     names = ("jax_default_prng_impl", "jax_enable_custom_prng", *MUST_BE_OFF, *IN_JITS_KEY)
     states = [holders[name] for name in names if name in holders and name not in _trace_context_names()]
     try:
         states.append(holders["jax_disable_jit"])  # shown or not: it is asked for before anything else
         for state in states:
+            # JAX calls the first one after a change for the process, the other one after a change for one thread.
             for hook in ("_update_global_hook", "_update_thread_local_hook"):
                 setattr(state, hook, _notify_after(getattr(state, hook)))
         # The core counts each hook that runs, and these calls, too. A `with` block of a setting is two changes.

@@ -65,14 +65,12 @@ def copy_of_tracer(tracer: object) -> Any:
 
 
 def is_ended(leaf: object, live: list[Any]) -> bool:
-    """Is this a leaked tracer, one of a trace that has ended? `live` are the running traces.
-
-    JAX invalidates only some kinds of traces. Those that make a program drop their equations when they end.
-    """
+    """Is this a leaked tracer, one of a trace that has ended? `live` are the running traces."""
     trace = trace_of(leaf)
     # Without any live trace, this JAX hides them, and nothing is known.
     if trace is None or not live or any(live_trace is trace for live_trace in live):
         return False
+    # JAX invalidates only some kinds of traces. Those that make a program drop their equations when they end.
     return not (hasattr(trace, "frame") and trace.frame.tracing_eqns) or not trace.is_valid()
 
 

@@ -28,10 +28,8 @@ def in_same_trace(x: object, tracer: object) -> bool:
 
 
 def equations() -> list[Any]:
-    """The equations of the current trace so far. There is no public way to ask.
-
-    JAX holds equations without effects weakly; 0.8 has the others behind a function of no arguments.
-    """
+    """The equations of the current trace so far. There is no public way to ask."""
+    # JAX holds equations without effects weakly; 0.8 has the others behind a function of no arguments.
     trace: Any = current_trace()
     # The traces of transforms such as `jax.vmap` hand their equations on to the one around them.
     while trace is not None and not hasattr(trace, "frame"):

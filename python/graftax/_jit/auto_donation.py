@@ -91,6 +91,7 @@ class Donor:
 
     def _results(self, leaves: tuple[Any, ...]) -> tuple[int, list[tuple[object, object]]]:
         """(number of the Outcome, types of the results) of a call."""
+        # A program of another process knows its results, so nothing is traced for them.
         if self.loaded is not None and (program := self.loaded.program_of(leaves, None)) is not None:
             stage, number = program
             return number, list(map(_type_of, jax.tree.leaves(stage.out_info)))
@@ -102,17 +103,20 @@ class Donor:
         if self.loaded is not None and (program := self.loaded.program_of(leaves, tuple(donated))) is not None:
             stage, number = program
             return capture_donating(stage, leaves, number, inputs)
-        # The program is made from the Jaxpr that the entry's calls use, so the function does not run again.
+        # The program is made from the Jaxpr that the entry's calls use, so the function does not run again. It is a
+        # second one, since XLA fixes at compilation what is donated, and what is held differs from call to call.
         traced = self._trace(leaves)
         run = jax.extend.core.jaxpr_as_fun(traced.jaxpr)
 
         def flat(*leaves: object) -> Any:
             return run(*leaves)
 
+        # Profiles and the events of JAX name the program so.
         flat.__name__ = flat.__qualname__ = self._name
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # XLA need not find a use for each of them
+                # XLA need not find a use for each of them, and the user has not named any.
+                warnings.simplefilter("ignore")
                 donating = own_jit(flat, donate_argnums=tuple(donated), **self._options_for(leaves)).trace(*leaves)
                 if _types(donating.jaxpr) != _types(traced.jaxpr):
                     return None  # the call would get results of other types
@@ -149,7 +153,9 @@ def _types(jaxpr: Any) -> list[str]:
 
 
 def _are_together(leaves: Sequence[Any]) -> bool:
-    """Are all arrays on the same devices? Otherwise no direct call takes them."""
+    """Are all arrays on the same devices?"""
+    # Otherwise the call goes through `jax.jit`. Only direct calls donate: Python code would run between the count of
+    # who holds an array and the launch of the program.
     places = [leaf.sharding.device_set for leaf in leaves if hasattr(leaf, "sharding")]
     return all(place == places[0] for place in places)
 

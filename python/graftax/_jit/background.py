@@ -40,7 +40,7 @@ class _Compilation:
         self.is_used = self.has_raised = False
 
     def start(self, name: str, lowered: jax.stages.Lowered) -> None:
-        """Starts the thread. Python waits for it at its end; if Python is ending already, the call compiles."""
+        """Starts the thread, for which Python waits at its end."""
         # These belong to the thread of the call: events of JAX in the other thread are to count for this call.
         variant, report = compile_events.take_pending(), take_report(name)
 
@@ -49,7 +49,8 @@ class _Compilation:
                 with compile_events.compiling(variant):
                     hand_over_report(report)
                     lowered.compile()
-            except BaseException as error:  # the next call raises it
+            except BaseException as error:
+                # The next call raises it, with a traceback of its own: that of this thread would keep its frames alive.
                 self.error = error.with_traceback(None)
             finally:
                 if variant is not None:
@@ -58,18 +59,12 @@ class _Compilation:
 
         try:
             threading.Thread(target=run, name=f"graftax compiles {name}").start()
-        except RuntimeError:
+        except RuntimeError:  # Python is ending already, and starts no more threads: the call compiles
             run()
 
 
 class Background:
-    """The `jax.jit` object of an entry, which evaluates the equations of a trace until they are compiled.
-
-    Args:
-        name: of the function.
-        compiled: the `jax.jit` object. `Background` has its interface.
-        tupled: it takes its leaves as one tuple.
-    """
+    """The `jax.jit` object of an entry, which evaluates the equations of a trace until they are compiled."""
 
     def __init__(self, name: str, compiled: jax.stages.Wrapped, tupled: bool) -> None:
         self._name, self._compiled, self._tupled = name, compiled, tupled
@@ -154,14 +149,12 @@ class Background:
 
 
 def evaluate(jaxpr: Any, leaves: Sequence[Any], is_compiled: Callable[[], bool]) -> list[Any] | None:
-    """The outputs of a closed Jaxpr, equation by equation as JAX runs it outside of `jit`; None once it is compiled.
-
-    They are on the devices where a compiled call would put them, and share no memory with its inputs.
-    """
+    """The outputs of a closed Jaxpr, equation by equation as JAX runs it outside of `jit`; None once it is compiled."""
     outputs = _evaluate(jaxpr.jaxpr, jaxpr.consts, leaves, is_compiled)
     if outputs is None:
         return None
-    # The next call has to find the signature that the program's results would have given it.
+    # The next call has to find the signature that the program's results would have given it: the device, the dtype and
+    # the weak type. Nor may it donate an array that is also an input of this one.
     place = next((leaf.sharding for leaf in leaves if getattr(leaf, "committed", False)), None)
     owned, results = {id(leaf) for leaf in leaves}, list[Any]()
     for output, aval in zip(outputs, jaxpr.out_avals, strict=True):
@@ -207,6 +200,7 @@ def _evaluate(
 
 def _are_on_one_device(leaves: Sequence[object]) -> bool:
     """Are all arrays on one device, in the memory that computations use, and none of them tracers or on a mesh?"""
+    # Shardings are obeyed by a program alone: equations that run one by one leave their results where they are.
     devices = set[Any]()
     for leaf in leaves:
         if isinstance(leaf, jax.core.Tracer):

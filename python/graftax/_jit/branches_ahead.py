@@ -92,12 +92,14 @@ def trace_branches(caller: Jitted[..., Any], args: tuple[object, ...], kwargs: d
             caller._table.restarting.discard(threading.get_ident())  # the next call is counted
         program_count += branch.is_new
         waiting += branch.alternatives
+    # The call returns now. One that needs a program waits for it in `ProgramsAhead.use`.
     pool.shutdown(wait=False)
 
 
 @contextlib.contextmanager
 def _no_collections() -> Generator[None]:
     """While entered, the garbage collector is off: a finalizer that runs in the trace would seem to be a part of it."""
+    # The trace hears all calls of its thread, and the collector runs in whichever thread allocates.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

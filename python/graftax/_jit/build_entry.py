@@ -32,7 +32,6 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
     """Makes the cache entry of one structure, with its `jax.jit` object. Nothing is traced yet.
 
     Args:
-        call: the call that needs the entry.
         staged: the entry will be lowered or traced and never called.
         earlier: entries whose executable this one runs, where its program turns out to be the same.
     """
@@ -42,8 +41,8 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(call)
     donation_warnings = None if staged else _donation_warnings(call)
-    # The function that JAX traces. JAX traces one tuple of a thousand leaves twice as fast as a thousand arguments.
-    # Options for single leaves (donation, shardings) need separate arguments.
+    # JAX traces one tuple of a thousand leaves twice as fast as a thousand arguments. Options for single leaves
+    # (donation, shardings) need separate arguments.
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged, numbers)
     tupled = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
     if donation_warnings is not None:
@@ -52,10 +51,6 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
     # The entry lives in a table on the function: strong references to identity statics would keep them alive.
     weak = _core.weaken(recording.graphdef)
     flat_program.__signature__ = LeafNames(weak, recording.names, tupled)
-    if numbers is not None and "in_shardings" in jit_options:
-        indexed = enumerate(jit_options["in_shardings"])
-        leaf_shardings = [None if leaf in numbers.leaves else sharding for leaf, sharding in indexed]
-        jit_options["in_shardings"] = (*leaf_shardings, None, None)  # the last two are computed by the host
     # Its `jax.jit` object, or what picks one for the shardings of each call.
     is_placed = options.in_shardings is not None or may_use_mesh(recording)
     places_outputs = options.out_shardings is not None or (is_placed and not options.by_value)
@@ -67,20 +62,21 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
         compiled = own_jit(flat_program, **jit_options)
     donor = None
     if not staged:
-        out_shardings = compiled.out_shardings if places_outputs else _xla_chooses
+        out_shardings = compiled.out_shardings if places_outputs else lambda *_: None  # XLA chooses them
         # Wrappers with its interface, for what a call does besides running it.
         compares = compares_hosts()
-        if options.background and not (donation_warnings is not None or compares):
+        # All hosts have to run the same programs, and each would go over from the equations at another call.
+        if options.background and donation_warnings is None and not compares:
             compiled = Background(plan.name, compiled, tupled)
-        if not (places_outputs or options.donates_proven or donation_warnings is not None or compares):
+        if not (places_outputs or options.donates_proven or compares) and donation_warnings is None:
             compiled = reusing(plan.name, compiled, earlier, weak, tupled)
         if donation_warnings is not None:
             compiled = donation_warnings.run(compiled)
-        asks_for_shardings = options.in_shardings is not None or options.out_shardings is not None
-        if options.donates_proven and not (call.donates or asks_for_shardings or compares):
+        if options.donates_proven and not (call.donates or compares):
             donor = Donor(plan.name, compiled, tupled, jit_options, out_shardings)
         if compares:
             compiled = CrossHostCheck(compiled, plan, layout, outcomes, numbers, tupled)
+        # The outermost one: it runs loaded programs in place of all that is inside, but asks a `CrossHostCheck` there.
         if (store := program_store.current()) is not None:
             compiled = store.extensible(compiled, tupled)
     entry = _core.Entry(weak, call.context, compiled, outcomes, call.arguments, tupled)
@@ -95,17 +91,11 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
 
 
 def _donation_warnings(call: RecordedCall) -> DonationWarnings | None:
-    """What silences JAX about buffers that it could not reuse; None if there is nothing to silence.
-
-    Who donates everything, or a handle, does not claim that each single buffer can be reused.
-    """
+    """What silences JAX about buffers that it could not reuse; None if there is nothing to silence."""
+    # Who donates everything, or a handle, does not claim that each single buffer can be reused.
     word = call.plan.options.donate_word
     donates_handles = any(call.handles) and word not in ("warn", "warn-except-first")
     return DonationWarnings() if donates_handles or word in ("all", "all-except-first") else None
-
-
-def _xla_chooses(*_: object) -> None:
-    """The `out_shardings` of a program without any."""
 
 
 def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[object, ...]], Flat]:
@@ -164,14 +154,16 @@ def _in_shardings(call: RecordedCall, names: tuple[str, ...]) -> tuple[Any, ...]
     argument_names = {i: names[root] for i, root in root_of_argument.items() if i is not None}
     shardings.check_arguments([argument_names[i] for i in sorted(argument_names)])
     shardings.check()
-    return of_leaves
+    if call.numbers is None:
+        return of_leaves
+    # The host computes with symbolic numbers: its results are two vectors, which follow the leaves.
+    symbols = call.numbers.leaves
+    return *(None if leaf in symbols else sharding for leaf, sharding in enumerate(of_leaves)), None, None
 
 
 def argument_numbers(plan: Plan, layout: Layout, roots: list[int]) -> list[int | None]:
-    """For each root, its index in `in_shardings`, where static arguments do not count (as in JAX).
-
-    None for what the function captures and for the `self` of a bound method: `in_shardings` has no entry for them.
-    """
+    """For each root, its index in `in_shardings`, where static arguments do not count (as in JAX); None without one."""
+    # `in_shardings` has no entry for what the function captures, nor for the `self` of a bound method.
     skip, arguments = plan.signature.skip, plan.signature.arguments(layout)
     static = plan.signature.flags(layout, plan.options.static)
     return [None if root < skip or root >= arguments else sum(not s for s in static[skip:root]) for root in roots]

@@ -175,6 +175,7 @@ class FunctionTable(_core.Table):
     def begins_call(self) -> bool:
         """Is this the first attempt of a call that looks for an entry, and not one that has to begin anew?"""
         thread = threading.get_ident()
+        # A trace that runs ahead is no call of the user's, so it is not counted either.
         begins = thread not in self.restarting and not is_ahead()
         self.restarting.discard(thread)
         return begins
@@ -281,9 +282,7 @@ class FunctionTable(_core.Table):
     def make_numpy_constant(self, recording: _core.Recording, arguments: Set[int]) -> bool:
         """From now on captured NumPy arrays, and defaults, are constants. False if they are already, or there are none.
 
-        Args:
-            recording: of the call.
-            arguments: the roots that the caller passed: neither defaults nor what a bound method is bound to.
+        `arguments` are the roots that the caller passed: neither defaults nor what a bound method is bound to.
         """
         if self.numpy_is_constant or not _has_numpy(recording, set(range(len(recording.names))) - arguments):
             return False
@@ -302,6 +301,7 @@ class FunctionTable(_core.Table):
 
     def replace_code(self) -> None:
         """Drops all entries, because the function's `__code__` was replaced."""
+        # The core binds a call again whose binding has an older generation, before and after it has found an entry.
         self.generation += 1
         self.clear_entries(CODE_REPLACED)
         self.stop_sharing()
@@ -337,10 +337,7 @@ def read_set_factory(options: Options) -> Callable[[], ReadSet | None]:
 
 
 class _Tables:
-    """The tables of a function, kept in its `__dict__`.
-
-    `functools.update_wrapper` copies that dict to wrappers: `owner` tells the original from such a copy.
-    """
+    """The tables of a function, kept in its `__dict__`. `owner` is that function."""
 
     def __init__(self, owner: types.FunctionType) -> None:
         self.owner = weakref.ref(owner)
@@ -387,6 +384,7 @@ def record_transform_of(function: types.FunctionType, source: object, *transform
 
 
 def _tables_of(function: types.FunctionType) -> _Tables:
+    # `functools.update_wrapper` copies the dict: such a copy has the tables of the function that it wraps.
     tables = function.__dict__.get(_TABLES)
     if not isinstance(tables, _Tables) or tables.owner() is not function:
         tables = function.__dict__[_TABLES] = _Tables(function)

@@ -31,11 +31,7 @@ DELETED = (
 def explained_error(
     error: BaseException, plan: Plan, roots: tuple[object, ...], layout: tuple[object, ...], traced: _core.Entry | None
 ) -> BaseException:
-    """The exception to raise for a failed call, with key paths where JAX names flat leaves or a deleted array.
-
-    An error that a library such as Equinox raised inside the computation is returned as that library's own. If a
-    program with symbolic numbers cannot be compiled, the call is retried with static numbers.
-    """
+    """The exception to raise for a failed call, with key paths where JAX names flat leaves or a deleted array."""
     # A library's own error, such as that of equinox.error_if, which JAX has wrapped.
     library_error = own_error(error)
     if library_error is not None:
@@ -45,6 +41,7 @@ def explained_error(
     has_run = isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
     if traced is not None and traced.host is not None and isinstance(error, Exception) and not has_run:
         traced.host.give_up(error)
+    # JAX says that a tracer of an ended transform was used, but not where it came from: an argument may hold it.
     if is_unexpected(error):
         return ended_among(plan.name, roots, plan.signature.root_names(layout)) or error
     # The arguments are recorded once more, in the cases that need it: a call that succeeds needs no names of leaves.

@@ -63,11 +63,9 @@ class Plan:
         self._defaults: frozenset[int] | None = None  # fixed for all calls: see `without_objects`
 
     def without_objects(self, roots: tuple[object, ...], layout: Layout) -> Plan:
-        """The plan for a program that other functions run too: it does not hold what this one captures.
-
-        Without the defaults it cannot tell which roots have their default. Those of `roots` that have it now count as
-        defaults in each of its calls.
-        """
+        """The plan for a program that other functions run too: it does not hold what this one captures."""
+        # Without the defaults it cannot tell which roots have their default. Those of `roots` that have it now count as
+        # defaults in each of its calls.
         signature = dataclasses.replace(self.signature, binding=Signature.nothing().binding, defaults=(), code=None)
         return self.with_signature(signature, self.defaults_among(roots, layout))
 
@@ -88,14 +86,14 @@ class Plan:
         opened: _core.Opened | None = None,
         symbolic: Collection[RootPath] = (),
     ) -> _core.Recording:
-        """The roots of a call, recorded.
+        """The roots of a call, as `Binding.bind` returns them, recorded.
 
         Args:
-            roots, layout: as `Binding.bind` returns them.
             shapes: `jax.ShapeDtypeStruct` counts as an array.
             opened: what the registered classes were flattened to earlier in this call: they are not called again.
             symbolic: paths of Python numbers to record as leaves although no option asks for it.
         """
+        # The test of numbers records, too. What one recording has opened, the other one does not flatten again.
         opened = opened or _core.Opened()
         names, flags = self._names_and_flags(roots, layout)
         ignored = self.ignoring.test(names)
@@ -120,6 +118,7 @@ class Plan:
                 for i in range(self.signature.skip):
                     flags[i] |= _core.RootFlag.target
             names_and_flags = self.signature.root_names(layout), flags
+            # A function of `*args` has a layout for each number of arguments.
             if len(self._layouts) < _MAX_LAYOUTS:
                 self._layouts[layout, defaults] = names_and_flags
         return names_and_flags
@@ -214,11 +213,9 @@ def number_test(
     opened: _core.Opened | None = None,
     ignored: IgnoreTest | None = None,
 ) -> Callable[[RootPath], bool] | None:
-    """A predicate of paths: do the patterns cover the Python number there? None if they cannot cover any.
-
-    A recording tests a number under the first path that leads to it. In a graph with shared objects a pattern may name
-    another path to the same number, so all of its paths are expanded beforehand.
-    """
+    """A predicate of paths: do the patterns cover the Python number there? None if they cannot cover any."""
+    # A recording tests a number under the first path that leads to it. In a graph with shared objects a pattern may
+    # name another path to the same number, so all of its paths are expanded beforehand.
     test = coverage_test(patterns, names)
     if test is None:
         return None
@@ -260,10 +257,8 @@ def covered_leaves(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
 
 
 def refuse_unmatched_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
-    """Raises where a pattern of `ignore=` or `numbers=` names an argument and matches nothing, not even a None.
-
-    Other patterns are not checked: they may match a capture that is found only when a helper is traced.
-    """
+    """Raises where a pattern of `ignore=` or `numbers=` names an argument and matches nothing, not even a None."""
+    # Other patterns are not checked: they may match a capture that is found only when a helper is traced.
     options = [("ignore=", pattern) for pattern in plan.ignoring.patterns]
     options += [("numbers=", pattern) for pattern, _ in plan.number_rules]
     options = [(option, pattern) for option, pattern in options if pattern.root in names]

@@ -15,10 +15,8 @@ from graftax._jit.call_plan import TracedCall
 def changed_numbers(
     call: TracedCall, outcome: _core.Outcome, outputs: Sequence[object]
 ) -> tuple[set[RootPath], list[int | float]]:
-    """(the places of the numbers of a call that its trace has changed, all numbers among its results).
-
-    Most likely the next call will have the new ones.
-    """
+    """(the places of the numbers of a call that its trace has changed, all numbers among its results)."""
+    # Most likely the next call will have the new ones.
     recording = call.recording
     comparison = _Comparison(Structure(recording.graphdef), Structure(outcome), outputs)
     before, after = comparison.before, comparison.after

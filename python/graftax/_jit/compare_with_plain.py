@@ -91,6 +91,7 @@ class Checked(Jitted[P, R]):
         leaves, graphdef = recording.leaves, recording.graphdef
         if has_tracer(leaves):
             return None, (), roots, layout
+        # The plain function changes what it is given, and the compiled call has to find the objects as they were.
         copies = _core.unflatten_roots(graphdef, [_copy_leaf(x) for x in leaves])
         # The run looks like a trace to the code: helpers see the copies, under the names of the caller's objects.
         graph, signature = Rebuilt(), self._plan.signature

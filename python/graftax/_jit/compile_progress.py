@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from graftax._jax.compilation import compile_stage, on_compile_stages
+from graftax._jax.compilation import compile_stage, listen_to_compile_stages
 
 ProgressCallback = Callable[[str, float], Any]  # (stage that has finished, seconds)
 
@@ -30,7 +30,7 @@ def report_stages(name: str, progress: object, recorded: float) -> None:
 
     JAX announces when it has traced, lowered and compiled a function in this thread.
     """
-    on_compile_stages(_stage)
+    listen_to_compile_stages(_stage)
     report = _Report(name, progress if callable(progress) else _PrintProgress(name))
     _thread.reports.append(report)
     # Calls that JAX did not compile after all, such as those within another trace, leave their reports behind.

@@ -158,7 +158,8 @@ def holders_of(array: object) -> tuple[str, ...]:
 
 def _in_frame(frame: types.FrameType, array: object) -> list[str]:
     code = frame.f_code
-    # The locals of a module are its dict, which is among the referrers itself.
+    # The functions of this report have the array as well. The locals of a module are its dict, which is among the
+    # referrers itself.
     if code.co_filename == holders_of.__code__.co_filename or code.co_name == "<module>":
         return []
     line = code_line(code.co_filename, frame.f_lineno)
@@ -170,6 +171,7 @@ def _in_object(referrer: object, array: object) -> str:
         key = next((key for key, value in list(referrer.items()) if value is array), None)
         if "__name__" in referrer and "__builtins__" in referrer:
             return f"the global {key} of {referrer['__name__']}"
+        # It may be the attributes of an object, which would say more to the reader than a dict.
         owner = next((o for o in gc.get_referrers(referrer) if getattr(o, "__dict__", None) is referrer), None)
         return f"a dict under {key!r}" if owner is None else f".{key} of {_an_instance(owner)}"
     if isinstance(referrer, list | tuple):
@@ -187,6 +189,5 @@ def _in_object(referrer: object, array: object) -> str:
 
 
 def _an_instance(value: object) -> str:
-    return (
-        f"the class {value.__qualname__}" if isinstance(value, type) else f"an instance of {type(value).__qualname__}"
-    )
+    is_class = isinstance(value, type)
+    return f"the class {value.__qualname__}" if is_class else f"an instance of {type(value).__qualname__}"

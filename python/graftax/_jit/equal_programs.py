@@ -37,11 +37,7 @@ class _Reused(NamedTuple):
 class Reusing:
     """The `jax.jit` object of an entry, which runs an executable of `earlier` entries if its trace is equal to theirs.
 
-    Args:
-        name: of the function.
-        compiled: the `jax.jit` object. `Reusing` has its interface.
-        earlier: the entries, the likeliest first; held weakly.
-        tupled: it takes its leaves as one tuple.
+    They are held weakly, the likeliest first.
     """
 
     def __init__(self, name: str, compiled: jax.stages.Wrapped, earlier: Iterable[_core.Entry], tupled: bool) -> None:

@@ -136,12 +136,9 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     @boundary
     def _rebind(self) -> None:
-        """Reads the function's signature again: its code or defaults were replaced, or there are new roots.
-
-        Raises:
-            MutationError: for new roots, where a trace with them would do twice what it has done.
-        """
+        """Reads the function's signature again: its code or defaults were replaced, or there are new roots."""
         self._read_signature()
+        # For new roots the function is traced again, which must not do twice what may be done only once.
         refuse_restart()
 
     def _read_signature(self) -> None:
@@ -223,11 +220,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         opened: _core.Opened,
         binding: _core.Binding,
     ) -> tuple[_core.Entry, _core.Recording]:
-        """The entry and the recording for a call that no recent entry fits. The core calls this on a miss.
-
-        Raises:
-            NewReads: the roots are out of date, so the core binds them again and retries.
-        """
+        """The entry and the recording for a call that no recent entry fits. The core calls this on a miss."""
         return entry_of_miss(self, roots, layout, context, opened, binding)
 
     def _find_or_build_entry(self, call: RecordedCall) -> _core.Entry:
@@ -381,6 +374,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             leaves = call.numbers.inputs_for(leaves)
         flat_arguments = (tuple(leaves),) if entry.tupled else leaves
         staged = _core.run_active(self, call.roots, entry.outcomes, call.recording, run, *flat_arguments)
+        # After a call that has traced the core asks for the reads itself; here it made none.
         if entry.untold:
             entry.tell(self._reads(entry))
         return staged

@@ -54,6 +54,7 @@ class LeafGuards(NamedTuple):
             if not was_numpy and isinstance(leaves[i], np.ndarray | np.generic):
                 return [i], "no NumPy array", "a NumPy array, and the code changes arrays in place"
         for groups in self.alike:
+            # Leaves of a group have to be one array, and those of two groups have to be two.
             first_leaf: dict[int, int] = {}
             for group in groups:
                 array = leaves[group[0]]

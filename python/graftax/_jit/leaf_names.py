@@ -41,11 +41,9 @@ def output_names(staging: Staging, stage: Any) -> list[tuple[str, bool]]:
 def output_path(recorded: _core.Recording | Staging, nodes: Sequence[int], place: RootPath) -> str:
     """The key path of an output leaf as a text: in the result, or below the argument that is written.
 
-    Args:
-        recorded: the arguments.
-        nodes: the nodes that the Outcome writes, by index.
-        place: the place of the leaf in the Outcome, whose root 0 is the result.
+    `nodes` are those that the Outcome writes, and `place` is the place of the leaf in it.
     """
+    # Root 0 of an Outcome is the result, the others are written nodes.
     if place[0] == 0:
         return f"result{keystr(place[1])}"
     return place_name(written_path(recorded.graphdef, nodes, place), recorded.names)

@@ -139,6 +139,7 @@ def _alias_pairs(recording: _core.Recording) -> Iterator[AliasPair]:
                     yield AliasPair((i, j), (paths[i], paths[j]), False)
     # One object at two paths.
     if graphdef._shares:  # pyright: ignore[reportPrivateUsage]
+        # Their arrays have one leaf each: it is the object that is reached by several paths.
         for leaf, aliases in _shared_objects(leaves, Structure(graphdef)):
             for pair in itertools.combinations(aliases, 2):
                 yield AliasPair((leaf, leaf), pair, True)

@@ -92,6 +92,7 @@ def status() -> str:
 
 def pack_description(lines: list[Line], program: str) -> bytes:
     """A compressed description, shortened to the size that one message of the store can have."""
+    # What explains most is kept longest: the structure says where to look, and the program only that it differs.
     for content in ([lines, program.splitlines()], [lines, []], [lines[:10_000], []]):
         data = zlib.compress(json.dumps(content).encode())
         if len(data) <= _DETAIL:
@@ -126,6 +127,7 @@ class HostComparison:
         Raises:
             StructureError: on every host, if two hosts differ.
         """
+        # Host 0 compares the bytes, so parts have to be in the same order on all hosts.
         mine = json.dumps(parts).encode()
 
         def judge(parts_of_hosts: list[bytes]) -> dict[str, Any]:

@@ -122,6 +122,7 @@ class Family:
 
     def forgetting(self) -> Callable[[], None]:
         """A function that forgets all that is learnt from now on."""
+        # A trace that runs ahead has assumed its numbers: what goes wrong with them says nothing of real calls.
         before = copy.deepcopy(vars(self))
         return lambda: vars(self).update(before)
 
@@ -173,6 +174,7 @@ class Numbers:
         key = self._key(recording, None)
         with _LOCK:  # of any trace context: the second part of the key
             families = [family for other, family in self._families.items() if other[::2] == key[::2]]
+        # What a family learns changes it, so the question is put to a copy.
         scratch = Numbers()
         scratch._expected = self._expected
         if families:
@@ -455,7 +457,8 @@ class SymbolicNumbers:
         arrays = None if computed is None else {int: computed[0], float: computed[1]}
         assumed = self.assumed if is_ahead() else frozenset[int]()
         symbols = SymbolTrace(self.program, values, vectors, arrays, reads, assumed)
-        while symbols.roots:  # nothing here holds one when the trace ends
+        # They are taken out one by one, so that nothing here holds one when the trace ends.
+        while symbols.roots:
             symbol = symbols.roots.pop()
             inputs[self.leaves[len(symbols.roots)]] = symbol
             del symbol
@@ -472,6 +475,7 @@ class SymbolicNumbers:
                 if is_symbol(value)
             ]
             outputs = [value for value in outputs if not is_symbol(value)]
+            # `close` finds out which objects still hold a symbol: this list is none of the user's.
             inputs.clear()
             self._retry_without(symbols.close())
         except NewReads:

@@ -48,6 +48,7 @@ class PytreeFunction:
     __slots__ = ("__weakref__", "_applied", "_part", "_transform_call")
 
     def __init__(self, part: Any, transform_call: TransformCall) -> None:
+        # `__wrapped__` of the transform is the one without this wrapping: `preserves_pytree` has put itself in front.
         self._part, self._transform_call = part, transform_call
         self._applied = transform_call.transform.__wrapped__(part, **transform_call.options) if callable(part) else part
 

@@ -63,6 +63,7 @@ def _in_callers_terms(value: Any, original: Callable[[Any], object], depth: int 
     if type(value) not in (tuple, list, dict) or not depth or len(value) > _MOST:
         return value
     if type(value) is tuple:
+        # A tuple cannot be changed, so a new one takes its place.
         items = tuple(_in_callers_terms(item, original, depth - 1) for item in value)
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     for key, item in list(value.items() if type(value) is dict else enumerate(value)):

@@ -401,11 +401,9 @@ class RepeatedParts:
         return True
 
     def _note_codes(self, part: _Part, noted: list[Any] | None = None) -> None:
-        """Adds the code of a part to that of the part around it, which reads what this one reads.
-
-        `noted` is the list of the part around it; None for that of the part that runs now.
-        """
-        if noted is None:  # the core returns the present list only when it gets another one
+        """Adds the code of a part to that of the part around it (`noted`, or that which runs now)."""
+        # What this one reads, the other one reads as well. The core returns the present list only when it gets another.
+        if noted is None:
             noted = _core.note_codes(None)
             _core.note_codes(noted)
         if noted is not None:

@@ -33,19 +33,12 @@ STATIC_AND_DONATED = (
 def refuse_static_donation(
     name: str, signature: Signature, static: Sequence[int | str], donated: Sequence[int | str]
 ) -> None:
-    """Raises where an argument is named as static and as donated.
-
-    Raises:
-        ValueError: with the argument's name.
-    """
+    """Raises a ValueError where an argument is named as static and as donated."""
 
     def parameters(arguments: Sequence[int | str]) -> set[int | str]:
         """The index of each argument among the parameters, or its name if it is an extra keyword argument."""
-        index_of, count, skip = (
-            {name: i for i, name in enumerate(signature.names)},
-            signature.positional,
-            signature.skip,
-        )
+        index_of = {name: i for i, name in enumerate(signature.names)}
+        count, skip = signature.positional, signature.skip
         return {index_of.get(a, a) if isinstance(a, str) else a + (count if a < 0 else skip) for a in arguments}
 
     for common in parameters(static) & parameters(donated):
@@ -89,11 +82,10 @@ def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
 
 
 class DonationWarnings:
-    """Silences JAX's warning about donated buffers that it could not reuse, from a trace until its call has returned.
+    """Silences JAX's warning about donated buffers without a use, from a trace until its call has returned."""
 
-    JAX warns when it compiles, which it does only after a trace. So the filter is installed in the trace, and calls of
-    compiled code do not pay for it.
-    """
+    # JAX warns when it compiles, which it does only after a trace. So the filter is installed in the trace, and calls
+    # of compiled code do not pay for it.
 
     def __init__(self) -> None:
         self._local = threading.local()  # .stacks: the filters of the traces in this thread whose calls still run
@@ -109,6 +101,7 @@ class DonationWarnings:
             self._local.__dict__.setdefault("stacks", []).append(stack)
             return flat(*leaves)
 
+        # `functools.wraps` has put `flat` there, and JAX shows the file and line of what is there.
         traced.__wrapped__ = flat.__wrapped__  # type: ignore[attr-defined]
         return traced
 
@@ -128,6 +121,7 @@ class DonationWarnings:
             try:
                 return function(*leaves)
             finally:
+                # JAX may have traced more than once in this call, each time with a filter of its own.
                 while len(stacks) > depth:
                     stacks.pop().close()
 

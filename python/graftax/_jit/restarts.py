@@ -16,10 +16,10 @@ from graftax._jit.trace_growth import TraceFinished
 class Restartable:
     """The block traces a call. If the trace has to begin anew, the table learns that, and what it has done is kept.
 
-    `refuse_restart` asks for what it has done. This is no generator, because frames of `contextlib` would stand in the
-    traceback of an error in the trace.
+    `refuse_restart` asks for what it has done.
     """
 
+    # This is no generator, because frames of `contextlib` would stand in the traceback of an error in the trace.
     def __init__(self, table: FunctionTable) -> None:
         self._table = table
 

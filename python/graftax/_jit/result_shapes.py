@@ -25,10 +25,8 @@ def result_shapes(jitted: Jitted[..., Any], call: RecordedCall) -> Any:
 
 
 def _from_entry(jitted: Jitted[..., Any], call: RecordedCall) -> tuple[Any] | None:
-    """(the result,) from the trace that a call uses, applied to a copy of the graph.
-
-    None if the function may not be traced now (frozen), or changes an object that cannot be copied.
-    """
+    """(the result,) from the trace that a call uses, applied to a copy of the graph; None if that cannot be done."""
+    # A frozen function must not be traced for its calls.
     if jitted._table.frozen:
         return None
     entry, recording = jitted._find_or_build_entry(call), call.recording

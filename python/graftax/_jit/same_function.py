@@ -60,11 +60,9 @@ _MEANINGS: weakref.WeakKeyDictionary[types.CodeType, dict[str, tuple[object, ...
 
 
 def meaning_of(code: types.CodeType) -> tuple[object, ...]:
-    """What code does: equal for code that differs only in its file, its lines and its docstring.
-
-    Code that may look at these itself has them in its meaning.
-    """
-    by_file = _MEANINGS.setdefault(code, {})  # code of two files may be equal
+    """What code does: equal for code that differs only in its file, its lines and its docstring."""
+    # Code of two files may be equal, and one of them may look at its file.
+    by_file = _MEANINGS.setdefault(code, {})
     meaning = by_file.get(code.co_filename)
     if meaning is None:
         meaning = by_file[code.co_filename] = _read_meaning(code)
@@ -72,6 +70,7 @@ def meaning_of(code: types.CodeType) -> tuple[object, ...]:
 
 
 def _read_meaning(code: types.CodeType) -> tuple[object, ...]:
+    # Code that may look at its file, its lines or its docstring has them in its meaning.
     sees_itself = any(not _SEES_ITSELF.isdisjoint(nested.co_names) for nested in nested_codes(code))
     constants, flags = code.co_consts, code.co_flags
     location = (code.co_filename, code.co_firstlineno, tuple(code.co_positions()), constants) if sees_itself else ()
@@ -118,10 +117,8 @@ def _key_of(function: object, options: Options) -> tuple[object, ...] | None:
 
 
 def _has_plain_closure(function: types.FunctionType, scope: dict[str, object], depth: int = 0) -> bool:
-    """Is all that a closure holds data, or code of the same module?
-
-    A read set knows code by its text: it does not look again at equal code of another module, with other globals.
-    """
+    """Is all that a closure holds data, or code of the same module?"""
+    # A read set knows code by its text: it does not look again at equal code of another module, with other globals.
     return function.__globals__ is scope and all(
         not is_empty(cell) and _is_plain(cell.cell_contents, scope, depth) for cell in function.__closure__ or ()
     )
@@ -144,10 +141,9 @@ def _is_plain(value: Any, scope: dict[str, object], depth: int) -> bool:
 
 
 class Sharing:
-    """What the tables of equal functions have in common. The tables own it.
+    """What the tables of equal functions have in common. The tables own it."""
 
-    A weak collection cannot be gone over while another thread adds to it, so both are done under the lock.
-    """
+    # A weak collection cannot be gone over while another thread adds to it, so both are done under the lock.
 
     def __init__(self, make_read_set: Callable[[], ReadSet | None]) -> None:
         self.reads = make_read_set()
@@ -158,7 +154,8 @@ class Sharing:
 
     @property
     def is_shareable(self) -> bool:
-        """May several functions share? Variables that only host functions read are compared for one function alone."""
+        """May several functions share?"""
+        # The contents of variables that only host functions read are compared for one function alone.
         return self.reads is not None and not self.reads.names.hidden
 
     def join(self, table: FunctionTable) -> tuple[list[FunctionTable], list[_core.Entry]]:
@@ -260,10 +257,8 @@ def leave(sharing: Sharing) -> None:
 
 
 def keep(sharing: Sharing, entry: _core.Entry, reads: object) -> None:
-    """Keeps an entry that was just traced for equal functions to come, if it holds no object of the user's.
-
-    A function or a class that a module has under its own name may be held, for as long as the module has it.
-    """
+    """Keeps an entry that was just traced for equal functions to come, if it holds no object of the user's."""
+    # A function or a class that a module has under its own name may be held, for as long as the module has it.
     with _LOCK:
         if not any(joined is sharing for joined in _SHARINGS.values()):
             return
@@ -331,10 +326,7 @@ class _Held:
         )
 
     def add(self, roots: Iterable[object], scopes: set[int], besides: type = types.NoneType) -> bool:
-        """Adds what these objects hold, in modules with these dicts. False if they hold anything else of the user's.
-
-        Objects of the class `besides` are not looked into.
-        """
+        """Adds what these objects hold, in modules with these dicts. False if they hold anything else of the user's."""
         visited, todo = self._visited, list(roots)
         while todo:  # some hundred objects for each function that is compiled
             value = todo.pop()

@@ -47,10 +47,8 @@ def flat_arguments(staging: Staging, arguments: Any) -> list[Any]:
 
 
 def _of_arguments(staging: Staging, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) as they were given, with these leaves and None in place of static values.
-
-    As in JAX, arguments that are declared static are left out.
-    """
+    """(args, kwargs) as they were given, with these leaves and None in place of static values."""
+    # As in JAX, arguments that are declared static are left out.
     roots = _core.unflatten_roots(staging.graphdef, leaves, True)
     positional, named = staging.spelling
     names, static = staging.plan.signature.root_names(staging.layout), staging.static

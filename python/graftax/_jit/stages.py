@@ -44,9 +44,8 @@ class Matched(NamedTuple):
 
     roots: tuple[object, ...]
     layout: tuple[object, ...]
-    captures: list[
-        tuple[Origin, types.CellType, object]
-    ]  # the assigned names among the roots, with their cells and what they held
+    # The names among the roots that the code assigns, with their cells and what these held.
+    captures: list[tuple[Origin, types.CellType, object]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

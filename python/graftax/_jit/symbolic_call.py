@@ -108,8 +108,6 @@ def _takes_symbols(plan: Plan, table: FunctionTable) -> bool:
 
 
 def _counting(plan: Plan, function: types.FunctionType) -> types.FunctionType | None:
-    """The function, if its counters are symbolic from the first call on; otherwise None.
-
-    They are not where the user has named parts that repeat: a call that is given a symbol is traced by itself.
-    """
+    """The function, if its counters are symbolic from the first call on; otherwise None."""
+    # They are not where the user has named parts that repeat: a call that is given a symbol is traced by itself.
     return None if plan.options.repeated not in ((), "auto") else function

@@ -199,12 +199,7 @@ class _Body:
         self._defaults = call.plan.defaults_among(call.roots, call.layout)
 
     def run(self, values: list[Any]) -> Any:
-        """Calls the function with these rebuilt roots.
-
-        Raises:
-            NewReads: the trace has to be repeated, with more roots or with constants.
-            MutationError: the function has changed something that a compiled call cannot change.
-        """
+        """Calls the function with these rebuilt roots. Raises NewReads if the trace has to be repeated."""
         call, graph, options = self._call, self._graph, self._call.plan.options
         reads, equations_before = call.caller._table.reads, len(equations())
         signals_before = 0 if reads is None else reads.signals.count
@@ -266,10 +261,9 @@ class _Body:
             return result
 
     def _make_numpy_constant(self) -> bool:
-        """Makes NumPy arrays that the caller did not pass constants of the program. False if there are none to make so.
-
-        Code may ask these for values, as those of a captured table. The arguments of a call change, so they are traced.
-        """
+        """Makes NumPy arrays that the caller did not pass constants of the program. False if there are none left."""
+        # Code may ask these for values, as those of a captured table. The arguments of a call change, so they are
+        # traced.
         call, defaults = self._call, self._defaults
         table, signature = call.caller._table, call.plan.signature
         passed = {*range(signature.skip, signature.arguments(call.layout))} - defaults
@@ -321,10 +315,8 @@ def _see_to_hosts(
     trace: tuple[tuple[Any, ...], list[Any]],
     start: int,
 ) -> None:
-    """Gives host functions, which outlive the trace, the caller's objects as captures again.
-
-    Warns of those that seem to change what the trace reads.
-    """
+    """Gives host functions the caller's objects as captures again. Warns of those that change what the trace reads."""
+    # They outlive the trace, and run in each call.
     roots = set[tuple[int, str | None]]()
     if graph is not None and (graph.cells or graph.scopes):
         written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
@@ -375,8 +367,7 @@ def run_trace(
             graph.begin(tracing)
         equations_before = len(equations())
         try:
-            run = functools.partial(in_context, _core.run_rebuilt, call, values)
-            result = _run_rebuilt(name, run, values, recording, leaves, running, graph, mutation)
+            result = _run_rebuilt(name, call, in_context, values, recording, leaves, running, graph, mutation)
             # Compare the objects with what was built: that is the Outcome.
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
@@ -396,11 +387,15 @@ def run_trace(
         _verify(name, tracing, running.roots)
         return outcome, outputs, changed, lost
     finally:
-        clear_caches()
-        running.end()
-        if graph is not None:
-            graph.end()
-        tracing.close()
+        _end(tracing, running, graph)
+
+
+def _end(tracing: _core.Trace, running: RunningTrace, graph: Rebuilt | None) -> None:
+    clear_caches()
+    running.end()
+    if graph is not None:
+        graph.end()
+    tracing.close()
 
 
 def _verify(name: str, tracing: _core.Trace, roots: tuple[object, ...]) -> None:
@@ -415,7 +410,8 @@ def _verify(name: str, tracing: _core.Trace, roots: tuple[object, ...]) -> None:
 
 def _run_rebuilt(
     name: str,
-    run: Callable[[], object],
+    call: Callable[[list[Any]], object],
+    in_context: Callable[..., Any],
     values: list[Any],
     recording: _core.Recording,
     leaves: Sequence[object],
@@ -423,12 +419,12 @@ def _run_rebuilt(
     graph: Rebuilt | None,
     mutation: str,
 ) -> object:
-    """Calls `run`, and refuses what the function must not do to the rebuilt objects in `values`."""
+    """Runs `call`, and refuses what the function must not do to the rebuilt objects in `values`."""
     tracing = running.trace
     assert tracing is not None
     with refusing_uses(), watching_numpy(name, tracing.leaf_names, recording.leaves, leaves) as running.numpy:
         try:
-            result = run()
+            result = in_context(_core.run_rebuilt, call, values)
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
             raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
@@ -463,12 +459,9 @@ def _explain_error(
     values: list[Any],
     names: tuple[str, ...],
 ) -> None:
-    """Puts the caller's objects and key paths into an error, in place of copies and of JAX's names of flat arguments.
-
-    Raises:
-        GraftaxError: in place of JAX's error about a tracer of an ended transform, if the arguments have one.
-    """
+    """Puts the caller's objects and key paths into an error, in place of copies and of JAX's names of arguments."""
     give_own_objects(error, tracing.original)
+    # An ended transform left a tracer in the arguments: JAX's error does not say where.
     if is_unexpected(error) and (leak_error := ended_among(name, values, names)) is not None:
         raise leak_error from error
     # JAX's errors are of these classes. The text of any other one is made by the user's code.
@@ -481,11 +474,7 @@ def context_of(recording: _core.Recording) -> Callable[..., Any]:
     """`run(function, *args)` in a context of the trace: what it sets in context variables does not reach the caller."""
     if contextvars.ContextVar in recording.named:
         return contextvars.copy_context().run
-    return _call
-
-
-def _call(function: Callable[..., object], *args: object) -> Any:
-    return function(*args)
+    return lambda function, *args: function(*args)
 
 
 def _read_new_refs(call: TracedCall, outcome: _core.Outcome, outputs: list[Any]) -> None:
@@ -516,10 +505,8 @@ def _ties(outcome: _core.Outcome, outputs: Sequence[object]) -> list[tuple[int, 
 
 
 def restore_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:
-    """Resets the attributes of a jitted function to those before its trace. Did the function change them?
-
-    `_plan` is excepted: a call in another thread may have replaced it.
-    """
+    """Resets the attributes of a jitted function to those before its trace. Did the function change them?"""
+    # `_plan` is excepted: a call in another thread may have replaced it.
     current = vars(caller)
     if current.keys() == attributes.keys() and all(current[k] is v for k, v in attributes.items() if k != "_plan"):
         return False

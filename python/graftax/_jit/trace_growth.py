@@ -212,6 +212,8 @@ class Growth:
         """The trace as the next one repeats it, which cannot use its tracers."""
         trace = self._jax_trace
         traced = [output for output in outputs if is_of_trace(output, trace)]
+        # What is no tracer of this trace is a constant, or a tracer of a trace around it, which the next one can
+        # return.
         fixed_outputs = [None if is_of_trace(output, trace) else output for output in outputs]
         types = [jax.typeof(leaf) for leaf in self.leaves]
         table, graphdef = weakref.ref(self._table), self.recording.graphdef

@@ -35,6 +35,7 @@ def warm(
     start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
         with expected():
+            # The threads begin with the first program while the others are still traced.
             waiting = [pool.submit(lower(*args, **kwargs).compile) for args, kwargs in arguments]
         for count, future in enumerate(concurrent.futures.as_completed(waiting), 1):
             future.result()

@@ -149,4 +149,5 @@ def _outputs(flat: Any) -> list[Any]:
 def _device_count(compiled: Compiled[..., Any]) -> int:
     stage = compiled._stage
     shardings = [*flat_arguments(compiled._staging, stage.input_shardings), *_outputs(stage.output_shardings)]
+    # Without any sharding nothing is read or returned, and one device runs it.
     return max((len(sharding.device_set) for sharding in shardings if sharding is not None), default=1)

@@ -85,6 +85,7 @@ class MemoryReport:
     @property
     def total_bytes(self) -> int:
         """What one device holds at the peak of a call: everything above, reused memory once."""
+        # Results that lie in donated arguments are in both numbers.
         arrays = self.argument_bytes + self.result_bytes - self.reused_bytes
         return arrays + self.temporary_bytes + self.code_bytes
 

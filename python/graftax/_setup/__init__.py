@@ -34,23 +34,24 @@ def setup() -> None:
     gc.callbacks.append(_core.let_go_of_kept)
     fast_dispatch.setup()
     tracebacks.setup()
-    vars(sys.modules["graftax"])["__getattr__"] = _shell_hook  # where type checkers see it, every name would be there
+    # Where type checkers see a `__getattr__`, every name would be there.
+    vars(sys.modules["graftax"])["__getattr__"] = _shell_hook
 
 
 def publish_classes() -> None:
-    """Classes of private modules say the public module that has them, so that it is read in tracebacks and `help`.
-
-    `inspect` then finds the source of their methods, but not of the classes: it reads the file of the module that a
-    class names, and tracebacks, `help` and pickles read that same name. A `str` that `sys.modules` finds as another
-    could tell them apart, but it would get into pickles, and would not equal what it prints. Since Python 3.13
-    `inspect` takes the first line from the class: without one it says that there is no source, and shows no other.
-    """
+    """Classes of private modules say the public module that has them, so that it is read in tracebacks and `help`."""
+    # `inspect` then finds the source of their methods, but not of the classes: it reads the file of the module that a
+    # class names, and tracebacks, `help` and pickles read that same name. A `str` that `sys.modules` finds as another
+    # could tell them apart, but it would get into pickles, and would not equal what it prints.
     graftax = sys.modules["graftax"]
-    of_results = graftax.types  # the others are read as attributes of `graftax`: a traceback shows `graftax.LoadError`
+    # All but the classes of results are read as attributes of `graftax`: a traceback shows `graftax.LoadError`.
+    of_results = graftax.types
     for module in (graftax.errors, of_results, graftax):
         for value in map(vars(module).get, module.__all__):
             if isinstance(value, type) and "._" in value.__module__:
                 value.__module__ = (of_results if module is of_results else graftax).__name__
+                # Since Python 3.13 `inspect` takes the first line from the class: without one it says that there is no
+                # source, and shows no other.
                 if "__firstlineno__" in vars(value):
                     del value.__firstlineno__  # type: ignore[attr-defined]
 
