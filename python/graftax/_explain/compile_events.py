@@ -68,17 +68,15 @@ def record_trace(
     `repeated` says which parts of it were shared, `changed` for which numbers it was traced again.
     """
     entry = table.entry_of(outcomes)
-    variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
-    variant.repeated, variant.changed = tuple(repeated), tuple(changed)
     if entry is not None:
-        variant.set_entry(entry)
+        variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
+        variant.repeated, variant.changed = tuple(repeated), tuple(changed)
         _thread.pending = _Pending(table, variant)
 
 
 def record_ready(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording, cause: str) -> None:
     """Records that the program of a call was there: `loaded` from a file, `shared` with an equal function, `disk`."""
     variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
-    variant.set_entry(entry)
     table.history.add_ready(variant, cause)
 
 

@@ -46,8 +46,7 @@ class Explanation:
             lines += [f"    {line}" for line in variant.notes]
         return "\n".join([*lines, *filter(None, [self.donation])])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,5 +68,4 @@ class CallExplanation:
             return f"{self.name}: a hit, program #{self.number} runs"
         return "\n".join([f"{self.name}: a miss, this call compiles", *cause_lines(self.number, self.causes, "  ")])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__

@@ -115,7 +115,10 @@ class Variant:
         numbers = {i: leaf for i, leaf in enumerate(leaves) if type(leaf) in (int, float)}
         packed, functions = _packed_and_functions(graphdef, names)
         signatures, values = array_signatures(leaves), read_values(reads)
-        return cls(name, weak, names, packed, functions, signatures, numbers, settings, values, call_site())
+        variant = cls(name, weak, names, packed, functions, signatures, numbers, settings, values, call_site())
+        if entry is not None:
+            variant.set_entry(entry)
+        return variant
 
     def differences_to(self, call: Variant) -> list[Cause]:
         """All causes why this program does not serve `call`; empty if it would."""

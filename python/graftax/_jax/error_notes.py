@@ -137,8 +137,8 @@ def _remedy(error: BaseException, leaves: Sequence[Any]) -> str:
     mapped = _mapped_leaf(error)
     if mapped is not None:
         return NOT_OPENED_BY_TREE_MAP.format(cls=type(mapped).__qualname__)
-    lacks_method = isinstance(error, AttributeError) and isinstance(error.obj, jax.core.Tracer)
-    if is_item_assignment(error) or (lacks_method and error.name in _WRITING_METHODS):
+    is_of_tracer = isinstance(error, AttributeError) and isinstance(error.obj, jax.core.Tracer)
+    if is_item_assignment(error) or (is_of_tracer and getattr(error, "name", None) in _WRITING_METHODS):
         return WRITTEN_IN_PLACE
     if is_of_explicit_axes(error, leaves):
         return OF_EXPLICIT_AXES

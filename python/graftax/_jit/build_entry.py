@@ -62,7 +62,7 @@ def build_entry(call: RecordedCall, staged: bool = False, earlier: Iterable[_cor
         compiled = own_jit(flat_program, **jit_options)
     donor = None
     if not staged:
-        out_shardings = compiled.out_shardings if places_outputs else lambda *_: None  # XLA chooses them
+        out_shardings = compiled.out_shardings if places_outputs else _xla_chooses
         # Wrappers with its interface, for what a call does besides running it.
         compares = compares_hosts()
         # All hosts have to run the same programs, and each would go over from the equations at another call.
@@ -96,6 +96,10 @@ def _donation_warnings(call: RecordedCall) -> DonationWarnings | None:
     word = call.plan.options.donate_word
     donates_handles = any(call.handles) and word not in ("warn", "warn-except-first")
     return DonationWarnings() if donates_handles or word in ("all", "all-except-first") else None
+
+
+def _xla_chooses(*_: object) -> None:
+    """The `out_shardings` of a program without any."""
 
 
 def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[object, ...]], Flat]:

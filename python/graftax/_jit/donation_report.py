@@ -85,8 +85,7 @@ class DonationReport:
         ]
         return "\n".join([*lines, *rows_of(self.kept, "kept "), *rows_of(self.donated, "donated ")])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 def rows_of(arrays: tuple[ReplacedArray, ...], prefix: str = "") -> list[str]:
@@ -105,9 +104,8 @@ def report_of(name: str, is_auto: bool, table: FunctionTable) -> DonationReport:
         text = NO_CALL if counts_buffer_users() else NO_COUNTS
         return DonationReport(name, reason=text.format(name=name))
     entry, calls_donated, calls_kept, has_donated, candidates = donations
-    variants = [variant for variant in table.history.variants if variant.entry() is entry]
-    names = variants[-1].names if variants else ()
-    paths = leaf_names(entry.graphdef, names)
+    variant = table.history.latest_variant(entry)
+    paths = leaf_names(entry.graphdef, variant.names if variant is not None else ())
     donated: list[ReplacedArray] = []
     kept: list[ReplacedArray] = []
     for leaf, size, is_donated, holder, reference in candidates:

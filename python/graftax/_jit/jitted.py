@@ -211,20 +211,8 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _begin_trace(self) -> None:
         """Called before each trace. A recorder notes the random states here, and a replay restores them."""
 
-    @boundary
-    def _entry(
-        self,
-        roots: tuple[object, ...],
-        layout: tuple[object, ...],
-        context: object,
-        opened: _core.Opened,
-        binding: _core.Binding,
-    ) -> tuple[_core.Entry, _core.Recording]:
-        """The entry and the recording for a call that no recent entry fits. The core calls this on a miss."""
-        return entry_of_miss(self, roots, layout, context, opened, binding)
-
-    def _find_or_build_entry(self, call: RecordedCall) -> _core.Entry:
-        return find_or_build_entry(self, call)
+    _entry = boundary(entry_of_miss)  # the core calls it
+    _find_or_build_entry = find_or_build_entry
 
     # Loops outside of traces have functions of their own for these two.
 

@@ -30,7 +30,7 @@ def entry_of_miss(
     opened: _core.Opened,
     binding: _core.Binding,
 ) -> tuple[_core.Entry, _core.Recording]:
-    """The entry and the recording of a call that the core has found no entry for. The arguments are the core's.
+    """The entry and the recording for a call that no recent entry fits. The arguments are the core's.
 
     Raises:
         NewReads: the roots are out of date, so the core binds them again and retries.

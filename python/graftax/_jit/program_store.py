@@ -29,11 +29,7 @@ class ProgramStore(Protocol):
         ...
 
 
-def _no_store() -> ProgramStore | None:
-    return None
-
-
-_find_store: Callable[[], ProgramStore | None] = _no_store
+_find_store: Callable[[], ProgramStore | None] = lambda: None
 
 
 def use(find_store: Callable[[], ProgramStore | None]) -> None:

@@ -23,9 +23,8 @@ from graftax._base.errors import GraftaxError
 from graftax._capture.bytecode import names_of
 from graftax._capture.code_by_identity import IdentitySet
 from graftax._capture.code_owner import HEAP_TYPE
-from graftax._capture.namespaces import Rebuilt
+from graftax._capture.namespaces import Rebuilt, Views
 from graftax._capture.numbers.symbols import ScalarSymbol, Symbol
-from graftax._capture.origin import Origin
 from graftax._capture.retrace_signals import NewReads
 from graftax._graph.array_aliases import Source, merge_aliases, recording_aliases
 from graftax._jax.arrays import ref_types
@@ -366,6 +365,11 @@ class RepeatedParts:
         return is_same and self._reads.impure.count_heard() == heard
 
     @property
+    def _views(self) -> Views:
+        assert self._graph.views is not None  # the trace runs
+        return self._graph.views
+
+    @property
     def _size(self) -> int:
         """How many equations the running trace has, those of the parts included."""
         return len(equations()) + self._size_of_parts
@@ -385,8 +389,7 @@ class RepeatedParts:
 
     def _take_in(self, take_in: Callable[[], bool]) -> bool:
         """The trace takes in more roots, of which the parts that run know nothing yet."""
-        views = self._graph.views
-        count = len(views.origins) if views is not None else 0
+        count = len(self._views.origins)
         if not take_in():
             return False
         if self._selection.is_auto:  # there may be more classes with several objects now
@@ -394,8 +397,7 @@ class RepeatedParts:
         if not self._running:
             return True
         # What they hold now counts as their state before each part that runs.
-        added = {origin.key for origin in views.origins[count:]} if views is not None else set[tuple[int, str | None]]()
-        outside = self._outside(added, None)
+        outside = self._outside({origin.key for origin in self._views.origins[count:]}, None)
         for befores in self._running:
             befores += [outside] if outside is not None else []
         return True
@@ -433,17 +435,15 @@ class RepeatedParts:
 
     def _keys_read_by(self, codes: Sequence[types.CodeType]) -> set[tuple[int, str | None]]:
         """The keys of the origins that such code may read: all but globals that it does not name."""
-        views = self._graph.views
         names = {name for code in codes for name in (*code.co_names, *names_of(code).texts)}
         computes = any(names_of(code).computes for code in codes)
-        origins = views.origins if views is not None else []
+        origins = self._views.origins
         return {o.key for o in origins if computes or not isinstance(o.holder, dict) or o.name in names}
 
     def _keys_apart_from(self, nodes: Sequence[object]) -> set[tuple[int, str | None]]:
         """The keys of the origins that do not lead to these objects, which a call may change."""
-        views, ids = self._graph.views, set(map(id, nodes))
-        apart = set[tuple[int, str | None]]()
-        for origin, value in views.values_now() if views is not None else ():
+        ids, apart = set(map(id, nodes)), set[tuple[int, str | None]]()
+        for origin, value in self._views.values_now():
             with contextlib.suppress(GraftaxError):
                 if ids.isdisjoint(map(id, _core.Recording((value,), (origin.text(),), ()).nodes)):
                     apart.add(origin.key)
@@ -460,8 +460,7 @@ class RepeatedParts:
 
         Without `keys` all origins.
         """
-        views = self._graph.views
-        held: list[tuple[Origin, Any]] = views.values_now(keys) if views is not None else []
+        held = self._views.values_now(keys)
         values, names = (function, *(value for _, value in held)), ("", *(origin.text() for origin, _ in held))
         try:
             recording = _core.Recording(values, names, ())

@@ -52,7 +52,7 @@ def donated_leaves(plan: Plan, roots: tuple[object, ...], layout: Layout, graphd
     Raises:
         StructureError: if an array is donated under one of its paths and not under another.
     """
-    root_flags, handles = donated_roots(plan, layout), plan.handles(roots, layout)
+    root_flags, handles = _donated_roots(plan, layout), plan.handles(roots, layout)
     names = plan.signature.root_names(layout)
     structure = Structure(graphdef)
     leaf_rows = structure.leaves
@@ -70,7 +70,7 @@ def donated_leaves(plan: Plan, roots: tuple[object, ...], layout: Layout, graphd
     return [donated[i][0] for i in range(len(donated))]
 
 
-def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
+def _donated_roots(plan: Plan, layout: Layout) -> list[bool]:
     """One flag for each root: are all of its arrays donated?"""
     signature, options = plan.signature, plan.options
     flags = signature.flags(layout, plan.donate)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 from collections.abc import Callable, Sequence
@@ -74,10 +75,8 @@ class Staging:
             for i in sorted(i for i in self.static if isinstance(i, int)):
                 with_static.insert(i, self.static[i])
             named = {name: value for name, value in self.static.items() if isinstance(name, str)}
-            try:
+            with contextlib.suppress(StructureError, TypeError):
                 return self._match(tuple(with_static), {**kwargs, **named})
-            except (StructureError, TypeError):
-                pass
             raise
 
     def _match(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[list[Any], list[Any], Matched]:

@@ -131,9 +131,8 @@ def _trace_once(call: TracedCall) -> tuple[_core.Outcome, list[Any]]:
     # A forwarded input would keep its sharding whatever the options say, and each output may request another one.
     share = options.out_shardings is None
     forward = share and options.in_shardings is None
-    packages = (table.reads or table.impure_calls_only).impure.keeping_packages(
-        call.plan.name, options.warns_impure and not options.check
-    )
+    impure = (table.reads or table.impure_calls_only).impure
+    packages = impure.keeping_packages(call.plan.name, options.warns_impure)
     # It ends after the trace: only when the objects are put back does it see what else was changed, in packages.
     with packages, recording_aliases(call.recording.leaves, call.leaves) as aliases:
         if growth is not None:
@@ -367,7 +366,7 @@ def run_trace(
             graph.begin(tracing)
         equations_before = len(equations())
         try:
-            result = _run_rebuilt(name, call, in_context, values, recording, leaves, running, graph, mutation)
+            result = _run_rebuilt(name, call, in_context, values, recording, running, graph, mutation)
             # Compare the objects with what was built: that is the Outcome.
             with allow_new_objects(keeps):
                 finish_options = by_value, forward, donated, arrays, numbers, share, not keeps
@@ -414,7 +413,6 @@ def _run_rebuilt(
     in_context: Callable[..., Any],
     values: list[Any],
     recording: _core.Recording,
-    leaves: Sequence[object],
     running: RunningTrace,
     graph: Rebuilt | None,
     mutation: str,
@@ -422,7 +420,7 @@ def _run_rebuilt(
     """Runs `call`, and refuses what the function must not do to the rebuilt objects in `values`."""
     tracing = running.trace
     assert tracing is not None
-    with refusing_uses(), watching_numpy(name, tracing.leaf_names, recording.leaves, leaves) as running.numpy:
+    with refusing_uses(), watching_numpy(name, tracing.leaf_names, recording.leaves, running.leaves) as running.numpy:
         try:
             result = in_context(_core.run_rebuilt, call, values)
         except GlobalAssigned as error:
@@ -474,7 +472,11 @@ def context_of(recording: _core.Recording) -> Callable[..., Any]:
     """`run(function, *args)` in a context of the trace: what it sets in context variables does not reach the caller."""
     if contextvars.ContextVar in recording.named:
         return contextvars.copy_context().run
-    return lambda function, *args: function(*args)
+    return _call
+
+
+def _call(function: Callable[..., object], *args: object) -> Any:
+    return function(*args)
 
 
 def _read_new_refs(call: TracedCall, outcome: _core.Outcome, outputs: list[Any]) -> None:
