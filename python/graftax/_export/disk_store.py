@@ -183,7 +183,7 @@ def _donating(
     """The programs of an entry that donate, which were compiled in place of the one that does not."""
     tokens = list(map(signature_token, variant.signatures))
     programs: list[Program] = []
-    for donating in entry.donor.made if entry.donor is not None else ():
+    for donating in entry.donor.programs if entry.donor is not None else ():
         signatures = tuple(map(signature_token, donating.signatures))
         same_arrays = entry.host is not None or list(signatures) == tokens
         if same_arrays and None not in signatures and settings_texts(donating.settings) == settings:

@@ -88,15 +88,12 @@ def closed(jaxpr: Any) -> Any:
 
 
 def scan_parts(params: dict[str, Any], count: int) -> tuple[int, int]:
-    """(how many of the operands of a scan are constants, how many are carried). JAX 0.12 says it with trees.
-
-    Args:
-        params: of the equation.
-        count: how many operands it has.
+    """(how many of the operands of a scan are constants, how many are carried), of this many operands.
 
     Raises:
         KeyError, AttributeError: if this JAX says it otherwise.
     """
+    # JAX 0.12 says it with trees.
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = params["ft_in"].update(list(range(count))).unpack()

@@ -94,12 +94,7 @@ _WRITING_METHODS = {"byteswap", "fill", "itemset", "partition", "put", "resize",
 def clarify(error: BaseException, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
     """Adds notes to an error of a JAX function: the key paths of operands, and what to write instead.
 
-    Of a long list of arguments in its message, the first ten remain.
-
-    Args:
-        error: raised by the traced function.
-        leaves: the tracers that it was traced with.
-        names: gives their key paths.
+    `leaves` are the tracers of the trace, and `names` gives their key paths.
     """
     if FULL or isinstance(error, GraftaxError) or getattr(error, "_has_notes", False):
         return

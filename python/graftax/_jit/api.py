@@ -30,7 +30,7 @@ from graftax._sharding.frozen_specs import freeze
 if TYPE_CHECKING:
     from graftax._record.recorder import Recorder
 
-NO_RECORD_OPTIONS = "record={given!r}: expected True, or a dict of the options of graftax.record: record={{'last': 5}}"
+NO_RECORD_OPTIONS = "record={record!r}: expected True, or a dict of the options of graftax.record: record={{'last': 5}}"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +49,7 @@ def _recorded(wrap: Callable[[Any], Any], record: Literal[True] | RecordOptions)
     from graftax._record.recorder import record as with_recorder  # circular: it imports this module
 
     if record is not True and not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(NO_RECORD_OPTIONS.format(given=record))
+        raise TypeError(NO_RECORD_OPTIONS.format(record=record))
     keep = with_recorder(**({} if record is True else record))
     return lambda function: keep(wrap(function))
 

@@ -21,7 +21,7 @@ from graftax._jax.arrays import array_class, is_deleted, is_in_default_memory
 from graftax._jax.compilation import own_jit
 from graftax._jax.fast_dispatch import capture_donating, counts_buffer_users, counts_buffer_users_on_meshes
 from graftax._jax.settings import settings_of_traces
-from graftax._jit.leaf_names import leaf_names
+from graftax._jit.leaf_names import named_leaves
 
 GONE = (
     "{name} failed when the device had already taken the arrays that donate='auto' gave it. They are deleted, and "
@@ -64,7 +64,7 @@ class Donor:
     ) -> None:
         self._name, self._compiled, self._tupled, self._jit_options = name, compiled, tupled, jit_options
         self._out_shardings = out_shardings
-        self.made: list[Donating] = []
+        self.programs: list[Donating] = []
 
     def candidates(
         self, entry: _core.Entry, leaves: tuple[Any, ...]
@@ -122,7 +122,7 @@ class Donor:
                     return None  # the call would get results of other types
                 stage = donating.lower().compile()
             number, settings = _number(traced), settings_of_traces()
-            self.made.append(Donating(array_signatures(leaves), settings, tuple(donated), number, stage))
+            self.programs.append(Donating(array_signatures(leaves), settings, tuple(donated), number, stage))
             return capture_donating(stage, leaves, number, inputs)
         except Exception:  # a call that cannot be compiled with donation runs without
             return None
@@ -174,7 +174,6 @@ def _can_donate(leaf: Any) -> bool:
 
 def note_gone(error: BaseException, name: str, recording: _core.Recording) -> None:
     """Adds to the error of a call with `donate="auto"` which arrays the device has taken before it failed."""
-    paths = leaf_names(recording.graphdef, recording.names)
-    gone = [path for leaf, path in zip(recording.leaves, paths, strict=True) if is_deleted(leaf)]
+    gone = [path for leaf, path in named_leaves(recording) if is_deleted(leaf)]
     if gone:
         error.add_note(GONE.format(name=name, paths=some(gone)))

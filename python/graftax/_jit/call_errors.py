@@ -18,7 +18,7 @@ from graftax._jax.error_texts import (
 )
 from graftax._jit.auto_donation import note_gone
 from graftax._jit.call_plan import Plan
-from graftax._jit.leaf_names import leaf_names
+from graftax._jit.leaf_names import named_leaves
 from graftax._jit.out_of_memory import note_largest
 from graftax.interop import own_error
 
@@ -46,7 +46,7 @@ def explained_error(
         return ended_among(plan.name, roots, plan.signature.root_names(layout)) or error
     # The arguments are recorded once more, in the cases that need it: a call that succeeds needs no names of leaves.
     if is_deleted_array_error(error):
-        for leaf, path in _named_leaves(plan, roots, layout):
+        for leaf, path in named_leaves(plan.record(roots, layout)):
             if is_deleted(leaf):
                 error.args = (DELETED.format(path=path, name=plan.name, error=error),)
                 break
@@ -55,14 +55,9 @@ def explained_error(
     elif plan.options.donates_proven:
         note_gone(error, plan.name, plan.record(roots, layout))
     elif is_placement_error(error):
-        rename_leaves(error, [path for _, path in _named_leaves(plan, roots, layout)])
+        rename_leaves(error, [path for _, path in named_leaves(plan.record(roots, layout))])
     elif is_sharding_mismatch(error):
-        named_leaves = _named_leaves(plan, roots, layout)
-        if paths := [path for leaf, path in named_leaves if is_mismatched_leaf(error, leaf)]:
+        leaves = named_leaves(plan.record(roots, layout))
+        if paths := [path for leaf, path in leaves if is_mismatched_leaf(error, leaf)]:
             error.args = (f"{error} (of {plan.name} that is {' or '.join(paths)})",)
     return error
-
-
-def _named_leaves(plan: Plan, roots: tuple[object, ...], layout: tuple[object, ...]) -> list[tuple[object, str]]:
-    recording = plan.record(roots, layout)
-    return list(zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True))

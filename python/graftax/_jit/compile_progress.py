@@ -26,10 +26,8 @@ _thread = _Thread()
 
 
 def report_stages(name: str, progress: object, recorded: float) -> None:
-    """Reports the stages of a call whose recording took `recorded` seconds, and which now compiles.
-
-    JAX announces when it has traced, lowered and compiled a function in this thread.
-    """
+    """Reports the stages of a call whose recording took `recorded` seconds, and which now compiles."""
+    # JAX announces when it has traced, lowered and compiled a function in this thread.
     listen_to_compile_stages(_stage)
     report = _Report(name, progress if callable(progress) else _PrintProgress(name))
     _thread.reports.append(report)

@@ -53,8 +53,8 @@ class ReplacedArray:
     holders: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        held = f", held by {'; '.join(self.holders)}" if self.holders else ""
-        return f"{self.path}: {short_bytes(self.bytes)}{held}"
+        holders = f", held by {'; '.join(self.holders)}" if self.holders else ""
+        return f"{self.path}: {short_bytes(self.bytes)}{holders}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +117,9 @@ def report_of(name: str, is_auto: bool, table: FunctionTable) -> DonationReport:
 
 
 def warn_of_kept(report: DonationReport) -> None:
-    held = tuple(array for array in report.kept if array.holders)
-    size = short_bytes(sum(array.bytes for array in held))
-    text = KEPT.format(name=report.name, size=size, rows="\n".join(rows_of(held)))
+    arrays = tuple(array for array in report.kept if array.holders)
+    size = short_bytes(sum(array.bytes for array in arrays))
+    text = KEPT.format(name=report.name, size=size, rows="\n".join(rows_of(arrays)))
     warnings.warn(text, MissedDonationWarning, caller_level())
 
 

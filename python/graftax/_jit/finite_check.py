@@ -22,8 +22,8 @@ from graftax._jit.leaf_names import output_places
 from graftax._jit.output_shardings import may_use_mesh
 
 COVERS_NOTHING = (
-    "{name} is recorded with nonfinite={given}, which covers no floating result, so nothing is checked. Name some of "
-    "{paths}, or leave nonfinite= out to check them all."
+    "{name} is recorded with nonfinite={patterns}, which covers no floating result, so nothing is checked. Name some "
+    "of {paths}, or leave nonfinite= out to check them all."
 )
 _MOST_PATHS = 8  # that the message lists
 
@@ -34,13 +34,7 @@ def is_floating_dtype(dtype: Any) -> bool:
 
 
 class FiniteCheck:
-    """The check of one trace.
-
-    Args:
-        plan: of the function, with the patterns of the results that are checked; without any, all are.
-        recording: of the call that is traced.
-        leaves: its tracers.
-    """
+    """The check of one trace, with these tracers as leaves. Without patterns in the plan, all results are checked."""
 
     def __init__(self, plan: Plan, recording: _core.Recording, leaves: Sequence[Any]) -> None:
         self._plan, self._recording, self._leaves = plan, recording, leaves
@@ -71,7 +65,7 @@ class FiniteCheck:
         patterns = ", ".join(map(repr, self._plan.options.finite or ()))
         paths = ", ".join([place_name(place, self._names) for place in places[:_MOST_PATHS]])
         more = f" and {len(places) - _MOST_PATHS} more" if len(places) > _MOST_PATHS else ""
-        message = COVERS_NOTHING.format(name=self._plan.name, given=patterns, paths=paths + more)
+        message = COVERS_NOTHING.format(name=self._plan.name, patterns=patterns, paths=paths + more)
         warnings.warn(message, RecordedCallWarning, caller_level())
 
     @property

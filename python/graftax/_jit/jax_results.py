@@ -19,16 +19,13 @@ _RETURNED_AS_ARRAYS = (int, float, complex, np.ndarray, np.generic)
 def as_jax_returns(result: object, inputs: Iterable[object] = ()) -> Any:
     """The result with JAX arrays in place of numbers and NumPy arrays, and with a copy of each array that has an owner.
 
-    A program may donate a result and go on using the argument, or another result: so no two of them share an array.
-
-    Args:
-        result: what the function has returned.
-        inputs: the arrays of its arguments and captures, which own themselves.
+    `inputs` are the arrays of the arguments and captures, which own themselves.
     """
     try:
         leaves, treedef = jax.tree.flatten(result)
     except Exception:  # keys that cannot be sorted, a flatten that raises: `jax.jit` would not take the result
         return result
+    # A program may donate a result and go on using the argument, or another result: so no two of them share an array.
     owned = set(map(id, inputs))
     arrays = [_as_array(leaf, owned) for leaf in leaves]
     return jax.tree.unflatten(treedef, arrays)

@@ -61,6 +61,6 @@ class LeafGuards(NamedTuple):
                 separate = next((i for i in group if leaves[i] is not array), None)
                 if separate is not None:
                     return [group[0], separate], ARRAYS[True], ARRAYS[False]
-                if (same := first_leaf.setdefault(id(array), group[0])) != group[0]:
-                    return [same, group[0]], ARRAYS[False], ARRAYS[True]
+                if (first := first_leaf.setdefault(id(array), group[0])) != group[0]:
+                    return [first, group[0]], ARRAYS[False], ARRAYS[True]
         return None

@@ -21,6 +21,11 @@ def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[st
     return graphdef._leaf_names(root_names)  # pyright: ignore[reportPrivateUsage]
 
 
+def named_leaves(recording: _core.Recording) -> list[tuple[Any, str]]:
+    """(leaf, its name) of each leaf of a call."""
+    return list(zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True))
+
+
 def output_places(outcome: _core.Outcome) -> list[RootPath]:
     """The places of the outputs of a program: of the leaves of its Outcome, but for symbolic numbers."""
     # Those are computed by the host.

@@ -22,15 +22,16 @@ HOSTS_DIFFER = (
     "{what}: the hosts differ. {difference}\nEvery host has to call the same functions in the "
     "same order, with the same structures. Broadcast what differs (jax.experimental.multihost_utils), or make it equal."
 )
-DIFFERENT_ENTRY = "{place} is {mine} on host 0, and {its} on host {host}."
-DIFFERENT_PATH = "Host 0 has {place} ({mine}), where host {host} has {other} ({its})."
-DIFFERENT_LENGTH = "Host {host} has {its} entries, and host 0 has {mine}."
+DIFFERENT_ENTRY = "{place} is {first} on host 0, and {other} on host {host}."
+DIFFERENT_PATH = "Host 0 has {place} ({first}), where host {host} has {other_place} ({other})."
+DIFFERENT_LENGTH = "Host {host} has {other} entries, and host 0 has {first}."
 DIFFERENT_PROGRAM = (
-    "The structures are equal, but the programs are not. In line {line} host 0 has\n  {mine}\nand host {host}\n  {its}"
+    "The structures are equal, but the programs are not. In line {line} host 0 has\n  {first}\nand host {host}\n"
+    "  {other}"
 )
 UNKNOWN_DIFFERENCE = "Host 0 and host {host} differ in {parts}."
 DIFFERENT_VALUES = "{place} has other values on host {host} than on host {first}."
-HOST_LATE = "{what}: {hosts} not reached comparison {number} after {seconds:.0f} s. This host (host {here}) waits."
+HOST_LATE = "{what}: {hosts} not reached comparison {number} after {seconds:.0f} s. This host (host {host}) waits."
 HOST_MISSING = (
     "{what}: {hosts} not reached comparison {number} within {seconds:.0f} s. Every host has to make the same calls: a "
     "host that has failed, has run this structure before, or skips the call does not get there. "
@@ -103,11 +104,8 @@ def pack_description(lines: list[Line], program: str) -> bytes:
 class HostComparison:
     """One comparison. All hosts make the same comparisons in the same order, so a counter identifies each.
 
-    Host 0 collects what the others publish, judges, and publishes its verdict, for which they wait.
-
-    Args:
-        store: the key-value store.
-        subject: the name of what is compared, for messages.
+    Host 0 collects what the others publish, judges, and publishes its verdict, for which they wait. Messages name the
+    `subject` of the comparison.
     """
 
     def __init__(self, store: processes.Coordinator, subject: str) -> None:
@@ -128,16 +126,16 @@ class HostComparison:
             StructureError: on every host, if two hosts differ.
         """
         # Host 0 compares the bytes, so parts have to be in the same order on all hosts.
-        mine = json.dumps(parts).encode()
+        own_parts = json.dumps(parts).encode()
 
         def judge(parts_of_hosts: list[bytes]) -> dict[str, Any]:
-            different = [host for host, its in enumerate(parts_of_hosts) if its != mine]
+            different = [host for host, other_parts in enumerate(parts_of_hosts) if other_parts != own_parts]
             if different:
                 self._publish("description", describe())
             return {"different": different[0]} if different else {}
 
         with _state.lock:
-            verdict = self._verdict(mine, judge)
+            verdict = self._verdict(own_parts, judge)
             text = self._difference(verdict["different"], describe) if verdict else ""
         if text:
             raise StructureError(HOSTS_DIFFER.format(what=self._subject, difference=text))
@@ -146,7 +144,7 @@ class HostComparison:
         """Compares digests of array shards, each with those of the other hosts that hold the same shard."""
 
         def judge(copies_of_hosts: list[bytes]) -> dict[str, Any]:
-            text = self._unequal_copy([json.loads(zlib.decompress(its)) for its in copies_of_hosts])
+            text = self._unequal_copy([json.loads(zlib.decompress(copies)) for copies in copies_of_hosts])
             return {"text": text} if text else {}
 
         with _state.lock:
@@ -154,11 +152,11 @@ class HostComparison:
         if verdict:
             raise StructureError(HOSTS_DIFFER.format(what=self._subject, difference=verdict["text"]))
 
-    def _verdict(self, mine: bytes, judge: Callable[[list[bytes]], dict[str, Any]]) -> dict[str, Any]:
-        """Sends `mine` to host 0, where `judge` compares. Returns its verdict: empty if everything is equal."""
+    def _verdict(self, message: bytes, judge: Callable[[list[bytes]], dict[str, Any]]) -> dict[str, Any]:
+        """Sends `message` to host 0, where `judge` compares. Returns its verdict: empty if everything is equal."""
         hosts = range(1, self._coordinator.processes)
         if self._coordinator.process:
-            self._publish(f"from/{self._coordinator.process}", mine)
+            self._publish(f"from/{self._coordinator.process}", message)
             try:
                 verdict: dict[str, Any] = json.loads(self._wait_for("verdict", [0]))
             except StructureError:  # tell host 0: if it came later, it would run alone and hang in a collective
@@ -166,7 +164,7 @@ class HostComparison:
                 raise
         else:
             try:
-                verdict = judge([mine, *(self._wait_for(f"from/{host}", list(hosts)) for host in hosts)])
+                verdict = judge([message, *(self._wait_for(f"from/{host}", list(hosts)) for host in hosts)])
             except Exception as error:  # published, so that the others do not wait for the full time as well
                 self._publish("verdict", json.dumps({"away": str(error)}).encode())
                 raise
@@ -193,8 +191,8 @@ class HostComparison:
         """The text of the difference. The host that differs from host 0 finds it and publishes it for all."""
         if self._coordinator.process == host:
             host0 = json.loads(zlib.decompress(self._wait_for("description", [0])))
-            mine = json.loads(zlib.decompress(describe()))
-            self._publish("difference", _first_difference(host, host0, mine).encode())
+            own = json.loads(zlib.decompress(describe()))
+            self._publish("difference", _first_difference(host, host0, own).encode())
         return self._wait_for("difference", [host]).decode()
 
     def _key(self, name: str) -> str:
@@ -218,7 +216,7 @@ class HostComparison:
                 return value
             details: dict[str, object] = {"what": self._subject, "number": self._number, "hosts": self._missing(hosts)}
             if seconds == _WARN and limit > _WARN:
-                text = HOST_LATE.format(**details, seconds=_WARN, here=self._coordinator.process)
+                text = HOST_LATE.format(**details, seconds=_WARN, host=self._coordinator.process)
                 warnings.warn(text, RuntimeWarning, caller_level())
         raise StructureError(HOST_MISSING.format(**details, seconds=limit))
 
@@ -231,16 +229,16 @@ class HostComparison:
 
 
 def _first_difference(host: int, host0_lines: list[Any], own_lines: list[Any]) -> str:
-    for (path, mine), (other_path, its) in zip(host0_lines[0], own_lines[0], strict=False):
+    for (path, first), (other_path, other) in zip(host0_lines[0], own_lines[0], strict=False):
         if path != other_path:
-            return DIFFERENT_PATH.format(place=path, mine=mine, host=host, other=other_path, its=its)
-        if mine != its:
-            return DIFFERENT_ENTRY.format(place=path, mine=mine, its=its, host=host)
+            return DIFFERENT_PATH.format(place=path, first=first, host=host, other_place=other_path, other=other)
+        if first != other:
+            return DIFFERENT_ENTRY.format(place=path, first=first, other=other, host=host)
     if len(host0_lines[0]) != len(own_lines[0]):
-        return DIFFERENT_LENGTH.format(host=host, its=len(own_lines[0]), mine=len(host0_lines[0]))
-    for line, (mine, its) in enumerate(zip(host0_lines[1], own_lines[1], strict=False), 1):
-        if mine != its:
-            return DIFFERENT_PROGRAM.format(line=line, mine=mine.strip(), its=its.strip(), host=host)
+        return DIFFERENT_LENGTH.format(host=host, other=len(own_lines[0]), first=len(host0_lines[0]))
+    for line, (first, other) in enumerate(zip(host0_lines[1], own_lines[1], strict=False), 1):
+        if first != other:
+            return DIFFERENT_PROGRAM.format(line=line, first=first.strip(), other=other.strip(), host=host)
     return UNKNOWN_DIFFERENCE.format(
         host=host, parts="the lowered program" if own_lines[1] else "the structure or the lowered program"
     )

@@ -59,7 +59,9 @@ MUTATION = ("propagate", "error", "discard")
 NUMBERS = ("symbolic", "static")
 DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none", "auto")  # Equinox's words, and our "auto"
 
-NOT_A_NUMBER_POLICY = "numbers={given}: expected 'symbolic' or 'static', or a dict from patterns of key paths to these"
+NOT_A_NUMBER_POLICY = (
+    "numbers={numbers!r}: expected 'symbolic' or 'static', or a dict from patterns of key paths to these"
+)
 
 AUTO_BY_VALUE = (
     "donate='auto' donates the arrays that a call replaces in the caller's objects, and with mutation={mutation!r} (as "
@@ -187,7 +189,7 @@ def number_options(numbers: object) -> dict[str, Any]:
     patterns: tuple[tuple[Any, Any], ...] = tuple(numbers.items()) if by_pattern else ()
     word = "symbolic" if by_pattern else numbers
     if word not in NUMBERS or not all(isinstance(p, str) and policy in NUMBERS for p, policy in patterns):
-        raise ValueError(NOT_A_NUMBER_POLICY.format(given=repr(numbers)))
+        raise ValueError(NOT_A_NUMBER_POLICY.format(numbers=numbers))
     return {"numbers": word, "number_patterns": patterns}
 
 

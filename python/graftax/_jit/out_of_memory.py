@@ -11,7 +11,7 @@ import jax.core
 
 from graftax import _core
 from graftax._base.size_text import count_text, short_bytes
-from graftax._jit.leaf_names import leaf_names
+from graftax._jit.leaf_names import named_leaves
 
 LARGEST = "{name} takes {arrays} of {size} on a device. The largest:\n{rows}\n{remedy}"
 REMEDY = (
@@ -28,7 +28,7 @@ def note_largest(error: BaseException, name: str, recording: _core.Recording) ->
     if any(REMEDY in note for note in getattr(error, "__notes__", ())):
         return
     arrays: dict[int, tuple[int, str]] = {}
-    for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
+    for leaf, path in named_leaves(recording):
         if hasattr(leaf, "dtype"):
             is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
             size = bytes_on_a_device(leaf, leaf.sharding if is_placed else None)

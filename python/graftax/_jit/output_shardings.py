@@ -32,8 +32,8 @@ from graftax._sharding.leaf_shardings import Shardings, has_parts
 
 RETURN = "return"
 NO_ROOT = (
-    "{name}: out_shardings has an entry for {keys}, and {name} is given {known}. The entry 'return' is for the result; "
-    "entries for written arrays are names of arguments or patterns of key paths."
+    "{name}: out_shardings has an entry for {keys}, and {name} is given {arguments}. The entry 'return' is for the "
+    "result; entries for written arrays are names of arguments or patterns of key paths."
 )
 
 
@@ -50,11 +50,8 @@ class OutputPlacement:
     `in_shardings`. Otherwise XLA would choose one, and the next call would compile again or be refused.
 
     Args:
-        plan: of the function.
-        layout, graphdef: of the call.
         flat: the flat function, which takes leaves or, if `tupled`, one tuple of them.
         options: keyword arguments of `jax.jit`, without `out_shardings`.
-        outcomes: of the entry.
         symbols: the leaves that are symbolic numbers.
     """
 
@@ -67,7 +64,7 @@ class OutputPlacement:
         options: dict[str, Any],
         outcomes: list[_core.Outcome],
         tupled: bool,
-        symbols: Collection[int] = (),
+        symbols: Collection[int],
     ) -> None:
         self._plan, self._layout, self._graphdef, self._symbols = plan, layout, graphdef, symbols
         self._flat, self._options, self._outcomes, self._tupled = flat, options, outcomes, tupled
@@ -283,7 +280,7 @@ class OutputPlacement:
             key for key in parts if isinstance(key, str) and key.isidentifier() and key not in argument_names
         ]:
             raise ValueError(
-                NO_ROOT.format(name=self._plan.name, keys=some(unknown), known=some(sorted(argument_names)))
+                NO_ROOT.format(name=self._plan.name, keys=some(unknown), arguments=some(sorted(argument_names)))
             )
         description = self._plan.name, "out_shardings", FrozenDict(parts.items()), "what is written"
         resolver = Shardings(*description, part=state.root, by_argument=True)

@@ -29,7 +29,7 @@ class ProgramStore(Protocol):
         ...
 
 
-_find_store: Callable[[], ProgramStore | None] = lambda: None
+_find_store: Callable[[], ProgramStore | None] | None = None
 
 
 def use(find_store: Callable[[], ProgramStore | None]) -> None:
@@ -40,4 +40,4 @@ def use(find_store: Callable[[], ProgramStore | None]) -> None:
 
 def current() -> ProgramStore | None:
     """The store that is in use, if there is one."""
-    return _find_store()
+    return None if _find_store is None else _find_store()

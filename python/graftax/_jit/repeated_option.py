@@ -11,11 +11,11 @@ from typing import Any
 from graftax._capture.code_owner import is_users_code
 
 NOT_CALLED = (
-    "repeated={given!r}: objects of {given.__qualname__} are not called. Name the method that repeats, as in "
-    "repeated={given.__name__}.{method}."
+    "repeated={item!r}: objects of {item.__qualname__} are not called. Name the method that repeats, as in "
+    "repeated={item.__name__}.{method}."
 )
 NO_FUNCTION = (
-    "repeated={given!r} is not a Python class, method or function. Give the class of the parts that repeat "
+    "repeated={item!r} is not a Python class, method or function. Give the class of the parts that repeat "
     '(repeated=Block), a method or a function (repeated=Block.forward), several of them, True for all, or "auto".'
 )
 
@@ -41,12 +41,12 @@ class Selection:
                 if _function(getattr(item, "__call__", None)) is None:  # noqa: B004  (the function itself is wanted)
                     members = vars(item).items()
                     method = next((n for n, v in members if isinstance(v, types.FunctionType)), "forward")
-                    raise TypeError(NOT_CALLED.format(given=item, method=method))
+                    raise TypeError(NOT_CALLED.format(item=item, method=method))
                 self._classes.append(item)
             elif (function := _function(item)) is not None:
                 self._functions.append(function)
             else:
-                raise TypeError(NO_FUNCTION.format(given=item))
+                raise TypeError(NO_FUNCTION.format(item=item))
         self._codes = {id(function.__code__) for function in self._functions}
 
     def codes(self, instances: Collection[type]) -> list[types.CodeType]:

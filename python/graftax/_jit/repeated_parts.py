@@ -460,14 +460,14 @@ class RepeatedParts:
 
         Without `keys` all origins.
         """
-        held = self._views.values_now(keys)
-        values, names = (function, *(value for _, value in held)), ("", *(origin.text() for origin, _ in held))
+        origins = self._views.values_now(keys)
+        values, names = (function, *(value for _, value in origins)), ("", *(origin.text() for origin, _ in origins))
         try:
             recording = _core.Recording(values, names, ())
         except GraftaxError:
             return None
-        held_keys = {origin.key for origin, _ in held}
-        return _Outside(function, recording.graphdef, recording.leaves, recording.nodes, held_keys)
+        origin_keys = {origin.key for origin, _ in origins}
+        return _Outside(function, recording.graphdef, recording.leaves, recording.nodes, origin_keys)
 
 
 def _overlap(rebuilt: Sequence[int], nodes: Sequence[object], outside: _Outside) -> bool:

@@ -24,7 +24,7 @@ from graftax._jit.leaf_names import leaf_names
 from graftax._jit.stage_info import NAMES, info
 
 COMPILED_FOR_OTHERS = (
-    "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
+    "{name} was {verb} for other arguments:\n{differences}\n{remedy}, or call the jitted function, which compiles for "
     "any arguments."
 )
 LOWER_AGAIN = "Lower it again for these"
@@ -225,7 +225,7 @@ def match_structure(
         numbers = (d.path for d in differences(graphdef, recorded, names) if _is_number(d.one) and _is_number(d.other))
         if (path := next(numbers, None)) is not None:
             remedy = ANY_NUMBER.format(path=path, otherwise=remedy[0].lower() + remedy[1:])
-    raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=verb, differences=text, again=remedy))
+    raise StructureError(COMPILED_FOR_OTHERS.format(name=name, verb=verb, differences=text, remedy=remedy))
 
 
 def refuse_unguarded(
@@ -241,7 +241,7 @@ def refuse_unguarded(
     if (broken := guards.broken(leaves)) is not None:
         paths = leaf_names(graphdef, names)
         text = f"  {Difference(' and '.join(paths[leaf] for leaf in broken[0]), *broken[1:]).line()}"
-        raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=verb, differences=text, again=remedy))
+        raise StructureError(COMPILED_FOR_OTHERS.format(name=name, verb=verb, differences=text, remedy=remedy))
 
 
 def _is_number(text: str) -> bool:

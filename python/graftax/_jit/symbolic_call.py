@@ -56,13 +56,7 @@ def check_of_counters(
     """A function to call after the first trace of a structure, if all that it did may be done twice.
 
     It raises NewReads if the trace has changed numbers that were not symbolic, since the next call would trace again.
-
-    Args:
-        outcomes: of the entry.
-        numbers: those of the trace that are symbolic.
-
-    Returns:
-        the function, or None if the trace must not begin anew for that.
+    None if the trace must not begin anew for that.
     """
     plan, recording, table = call.plan, call.recording, cast("Any", call.caller)._table
     function, key = _counting(plan, cast("Any", call.caller)._function), table.key_of(outcomes)
