@@ -100,7 +100,7 @@ def _with_defaults(names: tuple[str, ...], defaults: tuple[Any, ...]) -> Iterato
 
 
 def _holder(holder_ref: Any) -> Any:
-    # A binding of a global holds a function of its module weakly, in place of the dict, which cannot be.
+    # Globals that belong to no module are held weakly, by a function that has them: a dict takes no weak references.
     if type(holder_ref) is not weakref.ref:
         return holder_ref
     function = holder_ref()
@@ -111,7 +111,7 @@ def _read_value(value: object) -> tuple[str, object]:
     if value is MISSING:
         return "nothing", None
     if isinstance(value, _CONSTANTS):
-        # 1 and True are equal, but their texts differ; a subclass of `int` may have the text of one.
+        # The type tells values of equal texts apart: that of a subclass of `str` may be the text of a plain one.
         return short_text(value), type(value)
     if isinstance(value, types.FunctionType):
         # The code of a function may have been replaced.

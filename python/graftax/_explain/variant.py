@@ -239,7 +239,7 @@ def _packed_and_functions(
     packed: dict[str, _core.GraphDef] = {}
     functions: dict[str, tuple[str, int]] = {}
     nodes, statics = graphdef._types()  # pyright: ignore[reportPrivateUsage]
-    # Most structures have neither, and opening their rows takes longer than the rest.
+    # Most structures have neither, as their types tell without a look at each row.
     if types.FunctionType not in nodes and not any(issubclass(cls, HandleLayout) for cls in statics):
         return packed, functions
     structure = Structure(graphdef)
