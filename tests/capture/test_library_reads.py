@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import types
 
 import jax.numpy as jnp
@@ -332,6 +333,67 @@ def test_subclasses():
         m.Two = type("Two", (m.Plugin,), {"rate": 5.0})
 
     beside(Program(source, change))
+
+
+# What a counter's trace makes is made anew each time it begins anew: it is no reason to do so again.
+MADE_ANEW = {
+    "a signature": ("def g(x: int): return x", "str(inspect.signature(g))"),
+    "functions that are registered": (
+        "@functools.singledispatch\n"
+        "def g(x): return x\n"
+        "@g.register\n"
+        "def _(x: int): return 2 * x\n"
+        "@g.register\n"
+        "def _(x: str): return x",
+        "(g(3), g('a'), g(2.0))",
+    ),
+    "a dataclass": ("@dataclasses.dataclass\nclass C:\n    k: int", "(C(3).k, len(dataclasses.fields(C)))"),
+    "make_dataclass": ("C = dataclasses.make_dataclass('C', [('k', int)])", "dataclasses.replace(C(3), k=4).k"),
+    "annotations": ("class C(typing.NamedTuple):\n    k: int", "sorted(typing.get_type_hints(C))"),
+    "a dispatching method": (
+        "class C:\n"
+        "    @functools.singledispatchmethod\n"
+        "    def g(self, k): return k\n"
+        "    @g.register\n"
+        "    def _(self, k: int): return 2 * k",
+        "(C().g(3), C().g(2.0))",
+    ),
+}
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("name", MADE_ANEW)
+def test_what_the_function_makes_itself(name, monkeypatch):
+    monkeypatch.setattr("graftax._jit.jitted.MOST_RESTARTS", 20)
+    made, asks = MADE_ANEW[name]
+    body = textwrap.indent(made, " " * 4)
+    source = f"""
+import dataclasses, inspect, typing
+class Calls:
+    n = 0
+def older(x: int): pass
+def f(x):
+    Calls.n += 1
+{body}
+    return x * Calls.n, {asks}, sorted(typing.get_type_hints(older))
+"""
+    beside(Program(source, lambda m: m.older.__annotations__.update(more=int), ("Calls.n",)))
+
+
+def test_functions_of_one_name_are_told_from_those_that_a_trace_makes():
+    source = """
+        import inspect
+        class Calls:
+            n = 0
+        def make():
+            def g(x: int): return x
+            return g
+        first, second = make(), make()
+        def f(x):
+            Calls.n += 1
+            return x * Calls.n, [sorted(inspect.get_annotations(g)) for g in (first, second, make())]
+    """
+    beside(Program(source, lambda m: m.second.__annotations__.update(more=int), ("Calls.n",)))
 
 
 def test_a_copier_that_is_registered_for_a_class():

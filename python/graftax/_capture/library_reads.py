@@ -246,20 +246,47 @@ class LibraryState:
 
     def __init__(self) -> None:
         self.held: dict[str, Held] = {}
+        # By name, what was held in this run of a body, and in its earlier ones, where this run has not come to it yet.
+        self._held_now: dict[str, list[object]] = {}
+        self._expected: dict[str, list[object]] = {}
+        self._made_anew: set[str] = set()  # names of what each trace makes for itself
         self._to_import: list[str] = []
         self._were_imported: set[str] = set()
         self._importing: list[tuple[types.CodeType, dict[str, Any], Callable[[], Any]]] = []
         self._watched = {id(sys.modules): ("sys.modules", sys.modules)}
 
     def hold(self, name: str, value: object) -> Origin | None:
-        """Gives the origin of an object that was not held yet, if it can be a root."""
+        """Gives the origin of an object that was not held yet, if it can be a root, and is older than the trace."""
         held = Held(value)
-        # Nothing rebuilds a held object, so an array in it would be no input of the program.
-        if any(other.value is value for other in self.held.values()) or not can_be_root(held):
+        if any(other.value is value for other in self.held.values()):
+            self._come_to(name, value)
             return None
+        # No watcher tells which classes a trace makes. But a body that runs again comes to the same object again, or
+        # to another one of that name if it has made it.
+        if name in self._expected:
+            self._made_anew.add(name)
+        # And nothing rebuilds a held object, so an array in it would be no input of the program.
+        if name in self._made_anew or not can_be_root(held):
+            return None
+        self._held_now.setdefault(name, []).append(value)
         name = f"{name} ({len(self.held)})" if name in self.held else name
         self.held[name] = held
         return Origin(self.held, name)
+
+    def _come_to(self, name: str, value: object) -> None:
+        expected = [other for other in self._expected.pop(name, ()) if other is not value]
+        if expected:
+            self._expected[name] = expected
+
+    def begin_body(self) -> None:
+        """The body of a call runs, perhaps again."""
+        for name, values in self._held_now.items():
+            self._expected.setdefault(name, []).extend(values)
+        self._held_now = {}
+
+    def end_body(self) -> None:
+        """The body of this call does not run again."""
+        self._held_now, self._expected = {}, {}
 
     def imports(self, code: types.CodeType, scope: dict[str, Any]) -> bool:
         """Does the import of a module begin with this code? Its arrays would be tracers, so plain Python imports it."""

@@ -73,6 +73,7 @@ class ReadSet(CodeReads):
         """
         outer_locks, self.thread.locks = self.thread.locks, locks
         self.abstract_classes.begin()
+        self.library.begin_body()
         try:
             # Code that is known is not announced again, so what earlier traces have met counts from the start.
             for lock in list(self._locks.values()):

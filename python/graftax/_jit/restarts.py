@@ -37,6 +37,8 @@ class Restartable:
         # What a finished trace has computed is repeated, not its body.
         if not isinstance(error, NewReads) or isinstance(error, TraceFinished):
             take_done_once()
+            if self._table.reads is not None:
+                self._table.reads.library.end_body()
 
 
 def refuse_restart() -> None:
