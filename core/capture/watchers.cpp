@@ -273,7 +273,18 @@ bool is_of_names(const Read& b) {
   return PyType_Check(b.holder) ? b.name == name : b.name == of_keys();
 }
 
-// The names that a class has, but for those that Python gives it, or the keys of a dict, but for Python's own and ours.
+// Where names of a class are looked up, in this order, by address. `isinstance` and `super()` go by it, and a class that
+// gets another base may have all the names that it had.
+Owned order_of_classes(PyTypeObject* cls) {
+  Py_ssize_t count = PyTuple_GET_SIZE(cls->tp_mro);
+  Owned out = own(PyTuple_New(count));
+  for (Py_ssize_t i = 0; i < count; ++i)
+    PyTuple_SET_ITEM(out.get(), i, own(PyLong_FromVoidPtr(PyTuple_GET_ITEM(cls->tp_mro, i))).release());
+  return out;
+}
+
+// The names that a class has, but for those that Python gives it, with the order of the classes above it; or the keys
+// of a dict, but for Python's own and ours.
 Owned names_now(const Read& b) {
   Owned out = own(PyFrozenSet_New(nullptr));
   bool is_class = PyType_Check(b.holder);
@@ -283,6 +294,7 @@ Owned names_now(const Read& b) {
     if (PyUnicode_Check(key) && (is_class ? !is_of_python(key) : !is_dunder(key) && key != runtime.tables))
       check(PySet_Add(out.get(), key));
   }
+  if (is_class) check(PySet_Add(out.get(), order_of_classes(reinterpret_cast<PyTypeObject*>(b.holder)).get()));
   return out;
 }
 

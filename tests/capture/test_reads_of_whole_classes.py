@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
-from programs import Program, beside
+from programs import Program, beside, module
 
 CLASSES = """import abc, dataclasses, inspect, operator, typing
 class Base:
@@ -105,6 +105,66 @@ CHANGES = {
 def test_a_class_that_changes_is_read_anew(read: str, change: str):
     source = CLASSES + MATCHED + f"def f(x): return {READS[read]}\n"
     beside(Program(source, CHANGES[change], ("B.n", "Base.n", "Base.k")))
+
+
+ABOVE = """
+class Base:
+    rate = 2.0
+    def go(self, x): return x * self.rate
+class Other:
+    def go(self, x): return x * 3
+class Mid(Base): pass
+class C(Mid): pass
+class S(Mid):
+    def go(self, x): return super().go(x) + 1
+c, s = C(), S()
+"""
+ASKED_ABOVE = {
+    "isinstance": "x * (5 if isinstance(c, Other) else 7)",
+    "isinstance, and a method": "c.go(x) * (5 if isinstance(c, Other) else 7)",
+    "issubclass": "x * (5 if issubclass(C, Other) else 7)",
+    "super": "s.go(x)",
+    "the order": "(x, [cls.__name__ for cls in S.__mro__])",
+    "the bases": "(x, [cls.__name__ for cls in Mid.__bases__])",
+    "a pattern": "matched(c, x)",
+}
+OTHER_BASES = {
+    "one more": lambda m: setattr(m.Mid, "__bases__", (m.Base, m.Other)),
+    "one more, in front": lambda m: setattr(m.Mid, "__bases__", (m.Other, m.Base)),
+    "another one": lambda m: setattr(m.Mid, "__bases__", (m.Other,)),
+    "one more for the class itself": lambda m: setattr(m.C, "__bases__", (m.Mid, m.Other)),
+}
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("change", OTHER_BASES)
+@pytest.mark.parametrize("read", ASKED_ABOVE)
+def test_a_class_that_gets_other_bases_is_read_anew(read: str, change: str):
+    matched = MATCHED.replace("Base(n=1.0)", "Other()").replace("Base(n=5.0)", "Base()")
+    source = ABOVE + matched + f"def f(x): return {ASKED_ABOVE[read]}\n"
+    beside(Program(source, OTHER_BASES[change]))
+
+
+def test_what_a_new_base_holds_is_read_anew():
+    source = ABOVE + "def f(x): return c.go(x), isinstance(c, Other)\n"
+    m = module(source)
+    f = graftax.jit(m.f)
+    for rate in (3, 4, 5):
+        if rate == 4:
+            m.Mid.__bases__ = (m.Other,)
+        m.Other.go = lambda self, x, rate=rate: x * rate
+        for _ in range(2):
+            assert [float(f(jnp.ones(()))[0]), f(jnp.ones(()))[1]] == [float(m.f(1.0)[0]), m.f(1.0)[1]]
+
+
+def test_bases_that_change_are_explained():
+    m = module(ABOVE + "def f(x): return x * (5 if isinstance(c, Other) else 7)\n")
+    f = graftax.jit(m.f)
+    f(jnp.ones(()))
+    m.Mid.__bases__ = (m.Base, m.Other)
+    f(jnp.ones(()))
+    causes = map(str, graftax.explain(f).variants[1].causes)
+    assert any("the order of the bases of C was ('Mid', 'Base', 'object')" in cause for cause in causes)
 
 
 def test_a_module_that_gets_a_getattr():

@@ -178,12 +178,14 @@ class AttributeReads:
         self._looked_up.clear()
 
     def renewed(self, holder: type) -> Iterator[NameRead]:
-        """Forgets what was looked up in a class whose names have changed, and in its subclasses."""
+        """Forgets what was looked up in a class whose names or bases have changed, and in its subclasses."""
         for cls in [cls for cls in list(self.classes) if holder in cls.__mro__]:
             self._searched.discard(cls)
             self._size_of_classes -= self._sizes.pop(id(cls), 0)
             self._looked_up.pop(id(cls), None)
             self._looked_up.pop(("super()", id(cls)), None)
+            for base in cls.__mro__[1:]:
+                yield from self.add(base)
             yield from _special_methods(cls)
 
     def not_looked_up(self) -> Iterator[tuple[type, AskedNames, bool]]:

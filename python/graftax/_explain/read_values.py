@@ -47,6 +47,9 @@ def read_values(reads: ReadSet | None) -> ReadValues:
                 values[Origin(holder, name).text()] = (
                     (plain_text(value), value) if name == OF_NAMES else _read_value(value)
                 )
+                if name == OF_NAMES:
+                    bases = tuple(base.__qualname__ for base in holder.__mro__[1:])
+                    values[f"the order of the bases of {holder.__qualname__}"] = plain_text(bases), holder.__mro__
         elif (text := reads.library.text(holder)) is not None:
             values[f"{text}[{plain_text(name)}]"] = _read_value(holder.get(name, MISSING))
         elif holder is not None and is_users_scope(holder):
