@@ -218,6 +218,10 @@ SIGNATURES = {
     "getfullargspec": ("inspect.getfullargspec(g).defaults[0]", lambda m: setattr(m.g, "__defaults__", (3.0, []))),
     "an annotation": ("g.__annotations__['k']", lambda m: m.g.__annotations__.update(k=7.0)),
     "annotations": ("inspect.get_annotations(g)['k']", lambda m: setattr(m.g, "__annotations__", {"k": 7.0})),
+    "the first annotation": ("dict(h.__annotations__)", lambda m: m.h.__annotations__.update(a=7.0)),
+    "the first annotation, as a hint": ("typing.get_type_hints(h)", lambda m: m.h.__annotations__.update(a=int)),
+    "first annotations": ("inspect.get_annotations(h)", lambda m: setattr(m.h, "__annotations__", {"a": 7.0})),
+    "the first annotation of a class": ("typing.get_type_hints(Bare)", lambda m: m.Bare.__annotations__.update(a=int)),
     "annotations of a class": ("sorted(typing.get_type_hints(C))", lambda m: m.C.__annotations__.update(more=int)),
 }
 
@@ -236,6 +240,7 @@ def test_a_signature(name):
         class C:
             field: int
             def __init__(self, a): pass
+        class Bare: pass
         KEPT = inspect.signature(g)
         def f(x): return x, {asks}
     """

@@ -100,9 +100,8 @@ def _of_fields(_: object, obj: object) -> LibraryReads:
 
 
 def annotations_of(function: types.FunctionType) -> LibraryReads:
-    """The table of a function's annotations, unless it is empty."""
-    table = function.__annotations__
-    return LibraryReads(held=[(f"{function.__qualname__}.__annotations__", table)] if table else ())
+    """The table of a function's annotations."""
+    return LibraryReads(held=[(f"{function.__qualname__}.__annotations__", function.__annotations__)])
 
 
 def _of_signature(_: object, obj: object) -> LibraryReads:
@@ -113,7 +112,7 @@ def _of_signature(_: object, obj: object) -> LibraryReads:
         if isinstance(called, type):
             # `typing.get_type_hints` goes through the bases, each of which has a table of its own.
             tables = [(base, _annotations_in(base)) for base in called.__mro__]
-            held += [(f"{base.__qualname__}.__annotations__", table) for base, table in tables if table]
+            held += [(f"{base.__qualname__}.__annotations__", table) for base, table in tables if table is not None]
         elif isinstance(called, types.FunctionType):
             functions.append(called)
             held += annotations_of(called).held
