@@ -159,7 +159,7 @@ _OF_PYTHON = frozenset(
     + ["__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__orig_bases__"]
     + ["__abstractmethods__", "__parameters__", "__type_params__", "__slotnames__", "__signature__", "_abc_impl"]
 )
-OF_NAMES = "__dict__"  # as a binding of a class: which names it has
+OF_NAMES = "__dict__"  # as a binding of a class: which names it has, and which classes are above it
 OF_KEYS = "*"  # as a binding of a dict: which keys it has
 OWN_NAMES = frozenset(("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"))  # of classes, functions
 PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a function alone, which may change
