@@ -124,7 +124,7 @@ void resolve_node(Kind& kind, const Description& answer, const NodeKind& node, P
   kind.dynamic = answer.text("role") == "dynamic";
   if (kind.reduce) kind.how = How::reduce;
   kind.solid = solid;
-  kind.has_dict = kind.type->tp_dictoffset != 0 || solid == runtime.local_type;
+  kind.has_dict = !node.hides_attributes && (kind.type->tp_dictoffset != 0 || solid == runtime.local_type);
   // Which fields are static, traced or of the context, and in which order they are walked.
   Owned names = answer.field("static_fields"), order = answer.field("order");
   if (names.get() != Py_None && PyObject_IsTrue(names.get())) kind.static_fields = names.release();
@@ -138,7 +138,7 @@ void resolve_node(Kind& kind, const Description& answer, const NodeKind& node, P
     (items ? kind.item_names : kind.order).push_back(name);
   }
   kind.absent = answer.kept("absent");
-  if (!node.is_ignored) collect_slots(kind);
+  if (!node.is_ignored && !node.hides_attributes) collect_slots(kind);
   bool fields_alone = node.items == Items::none && !node.has_content;
   kind.by_name = answer.is_true("by_name") && fields_alone && kind.has_dict && kind.slots.empty();
   kind.arrays_only = kind.by_name || answer.is_true("arrays_only");

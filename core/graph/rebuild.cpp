@@ -167,7 +167,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   if (sources_.live && (n.flags & HANDED_OVER)) return push(at, Owned::borrow(sources_.live[pc]));
   if (PyObject* unique = n.node->kind->node->unique_object(program_, n)) return push(at, Owned::borrow(unique));
   if (n.node->track != NONE && nodes_[n.node->track]) {
-    if (registered_ && is_waiting(n.node->track)) queue_.push_back(pc);  // unflatten reads it
+    if (readers_ && is_waiting(n.node->track)) queue_.push_back(pc);  // what is made of it reads it
     return push(at, Owned::borrow(nodes_[n.node->track]));
   }
   Owned obj = n.node->own == NONE ? Owned() : static_object(program_.statics[n.node->own]);
@@ -231,7 +231,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
     if (open_.empty()) open_.resize(program_.track_pc.size());
     open_[n.node->track] = true;
   }
-  registered_ += n.node->kind->node->is_registered;
+  readers_ += n.node->kind->node->reads_children;
   frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false, queue_.size()});
 }
 
@@ -326,7 +326,7 @@ bool Builder::push_plain(uint32_t pc) {
     case Op::leaf: value = sources_.leaves[n.arg]; break;
     case Op::forward: value = sources_.input_leaves[n.arg]; break;
     case Op::input: value = sources_.input_nodes[n.arg]; break;
-    case Op::ref: value = registered_ ? nullptr : nodes_[n.arg]; break;
+    case Op::ref: value = readers_ ? nullptr : nodes_[n.arg]; break;
     case Op::stat: {
       const Static& s = program_.statics[n.arg];
       if (s.weak || s.how >= How::copied || s.how == How::reduce) return false;
@@ -347,7 +347,7 @@ void Builder::finish_frame(const Frame& frame) {
     values_.resize(frame.base);
     return;
   }
-  registered_ -= n.node->kind->node->is_registered;
+  readers_ -= n.node->kind->node->reads_children;
   Owned obj = construct(frame.pc, values);
   if (n.node->track != NONE && nodes_[n.node->track]) {
     // A cycle has got a shell meanwhile: it takes over the attributes of what unflatten has made.
@@ -388,8 +388,8 @@ void Builder::run(size_t floor) {
     Frame& top = frames_.back();
     for (; plain && top.left > 0 && push_plain(top.child); --top.left) ++top.child;
     if (top.left == 0) {
-      // Before a registered node is made, the mutable nodes below it are filled: its unflatten may read them.
-      if (registered_ && !top.fill && program_.code[top.pc].node->kind->node->is_registered && fill_next(top.waiting))
+      // Before such a node is made, the mutable nodes below it are filled.
+      if (readers_ && !top.fill && program_.code[top.pc].node->kind->node->reads_children && fill_next(top.waiting))
         continue;
       // A copy: it is popped before it is finished, which may push others.
       Frame frame = top;
@@ -421,7 +421,7 @@ void Builder::build_children(uint32_t pc, OwnedList& values) {
 Owned Builder::make(uint32_t pc) {
   OwnedList values;
   build_children(pc, values);
-  if (program_.code[pc].node->kind->node->is_registered) drain();  // unflatten reads them
+  if (program_.code[pc].node->kind->node->reads_children) drain();
   return construct(pc, values.data());
 }
 

@@ -119,7 +119,7 @@ class Builder {
   Owned context_;  // the context value made last
   PyTypeObject* context_type_ = nullptr;
   bool recording_ = false;
-  uint32_t registered_ = 0;           // registered nodes under construction
+  uint32_t readers_ = 0;              // nodes under construction that read their children
   std::vector<uint32_t> visited_in_;  // by instruction: the number of the last search of `needs_open` that was there
   uint32_t search_ = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bound methods, bound methods of builtin types, and functools.partial.
+// Bound methods, bound methods of builtin types, bound jitted functions, and functools.partial.
 #include "graph/commit.h"
 #include "graph/rebuild.h"
 
@@ -56,6 +56,28 @@ struct BuiltinKind final : NodeKind {
   Owned make(const Content& c) const override { return own(PyObject_GetAttr(c.items()[1], c.items()[0])); }
 };
 
+const char* const bound_names[] = {"_bound_by", "_bound_to", nullptr};
+
+// A jitted function that has its first arguments already: a method, or the jit of a method, a partial or an object.
+struct BoundJitKind final : NodeKind {
+  BoundJitKind() : NodeKind("bound jit", Items::listed) {
+    is_whole = is_handed = begins_with_its_call = hides_attributes = reads_children = true;
+    item_names = bound_names;
+  }
+
+  // Any other jitted function has nothing below it.
+  bool is_itself(PyObject* obj) const override {
+    Owned prefix = own(attribute(obj, "_prefix"));
+    return PyTuple_GET_SIZE(prefix.get()) == 0;
+  }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->items == 2; }
+  Owned make(const Content& c) const override {
+    static PyObject* const rebound = interned("_rebound");
+    auto* type = reinterpret_cast<PyObject*>(c.n.node->type);
+    return own(PyObject_CallMethodObjArgs(type, rebound, c.items()[0], c.items()[1], nullptr));
+  }
+};
+
 const char* const partial_names[] = {"func", "args", "keywords", nullptr};
 
 struct PartialKind final : NodeKind {
@@ -85,6 +107,7 @@ struct PartialKind final : NodeKind {
 
 const MethodKind method_kind;
 const BuiltinKind builtin_kind;
+const BoundJitKind bound_jit_kind;
 const PartialKind partial_kind;
 
 }  // namespace

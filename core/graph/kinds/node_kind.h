@@ -57,6 +57,8 @@ class NodeKind {
   bool items_are_all = false;         // `new_items` of the builtin type itself is a node, and nothing is missing
   bool is_function = false;           // its code, names and globals count, and may not change in a trace
   bool is_registered = false;         // opened and made by functions registered with JAX: its fields are no children
+  bool hides_attributes = false;      // what an instance has besides its items says how it works: no child
+  bool reads_children = false;        // making one runs code that reads its items: they have to be whole by then
   bool is_cell = false;               // stands for what is in it: nothing on a path
   bool has_content = false;           // is more than its children: content_matches() is asked on every walk
   bool has_fields = false;            // instances of the builtin type itself have attributes that count

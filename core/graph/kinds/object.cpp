@@ -22,7 +22,7 @@ struct ObjectKind final : NodeKind {
 // The Builder makes them: unflatten needs the aux data, which may be rebuilt too.
 struct RegisteredKind final : NodeKind {
   RegisteredKind() : NodeKind("registered", Items::listed) {
-    is_registered = true;
+    is_registered = reads_children = true;
     extra = "aux_data";
     brackets = "[]";
   }
@@ -39,7 +39,7 @@ struct RegisteredKind final : NodeKind {
 // A Jaxpr with constants: they are its children, and the Jaxpr without them is the aux data. JAX sees one leaf.
 struct JaxprKind final : NodeKind {
   JaxprKind() : NodeKind("jaxpr", Items::listed) {
-    is_registered = is_leaf_for_jax = true;
+    is_registered = reads_children = is_leaf_for_jax = true;
     extra = "jaxpr";
     brackets = "[]";
   }

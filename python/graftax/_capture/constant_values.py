@@ -64,8 +64,10 @@ def is_constant(value: Any) -> bool:
         owner = value.__self__
         # A method in C, such as `losses.append`, is a constant only if its object is one.
         return owner is None or _is_name_of_module(value, owner) or is_constant(owner)
-    if cls is types.FunctionType or isinstance(value, _core.Caller):
+    if cls is types.FunctionType:
         return True  # what it holds is noted when it runs in a trace
+    if isinstance(value, _core.Caller):  # so is the function's, but not what it is bound to
+        return all(map(is_constant, value._prefix))
     return _core.is_opaque(value) or _is_sentinel(value) or _is_frozen(value)
 
 

@@ -502,6 +502,21 @@ class Jitted(_core.Caller, Generic[P, R]):
         jitted = Jitted(self.__wrapped__, changed)
         return jitted.__get__(self.__self__) if self._is_bound else jitted
 
+    # The core opens a jitted function that has arguments already, as graphs do with bound methods: what it is bound to
+    # is rebuilt for a trace that calls it.
+
+    @property
+    def _bound_by(self) -> Jitted[Any, R] | Options:
+        return self._method_of if self._is_bound else self._options
+
+    @property
+    def _bound_to(self) -> object:
+        return self.__self__ if self._is_bound else self.__wrapped__
+
+    @classmethod
+    def _rebound(cls, bound_by: Jitted[Any, R] | Options, bound_to: Any) -> Jitted[..., R]:
+        return bound_by.__get__(bound_to) if isinstance(bound_by, Jitted) else cls(bound_to, bound_by)
+
     @property
     def _is_bound(self) -> bool:
         return bool(self._prefix) and isinstance(self.__wrapped__, types.FunctionType)

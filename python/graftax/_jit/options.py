@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from graftax._graph.types.describe import static_classes
 from graftax._jit.repeated_option import Selection
 
 NumberPolicy = Literal["symbolic", "static"]
@@ -157,6 +158,10 @@ class Options:
         """The options that a program depends on, as a text that is the same in every process."""
         # These change no result, and the text of a function in `repeated` has its address.
         return str(dataclasses.replace(self, progress=False, warn_impure=True, repeated=(), **_TIMING))
+
+
+# A jitted function that is bound to an object has its options as a part of its structure.
+static_classes.add(Options)
 
 
 def names_and_numbers(numbers: int | Iterable[int] | None, names: str | Iterable[str] | None) -> tuple[int | str, ...]:

@@ -91,7 +91,6 @@ _OPAQUE = (
     classmethod,
     property,
     _core.GraphDef,
-    _core.Caller,
     HandleLayout,
     jax.custom_batching.custom_vmap,
     Primitive,  # whose rules JAX finds by the object itself
@@ -222,6 +221,9 @@ def _value_of_jax(obj: object, cls: type, solid: type) -> Description | None:
     # What is registered with JAX. A named tuple is a node for JAX without that, and its items have names here.
     if not _is_named_tuple(cls, solid) and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
         return Description("registered", is_frozen(cls), order=names_of_children(cls))
+    # A jitted function is itself, unless it is bound to an object.
+    if issubclass(cls, _core.Caller):
+        return Description("bound jit", handed=True)
     # A closed jaxpr holds constants, which are its children.
     if isinstance(obj, jax.extend.core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
         return Description("jaxpr")
