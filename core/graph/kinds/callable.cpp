@@ -56,12 +56,13 @@ struct BuiltinKind final : NodeKind {
   Owned make(const Content& c) const override { return own(PyObject_GetAttr(c.items()[1], c.items()[0])); }
 };
 
-const char* const bound_names[] = {"_bound_by", "_bound_to", nullptr};
+const char* const bound_names[] = {"_bound_to", nullptr};
 
 // A jitted function that has its first arguments already: a method, or the jit of a method, a partial or an object.
 struct BoundJitKind final : NodeKind {
   BoundJitKind() : NodeKind("bound jit", Items::listed) {
-    is_whole = is_handed = begins_with_its_call = hides_attributes = reads_children = true;
+    is_whole = is_handed = hides_attributes = reads_children = true;
+    extra = "_bound_by";  // the function of the class, or the options
     item_names = bound_names;
   }
 
@@ -70,11 +71,15 @@ struct BoundJitKind final : NodeKind {
     Owned prefix = own(attribute(obj, "_prefix"));
     return PyTuple_GET_SIZE(prefix.get()) == 0;
   }
-  bool is_valid(const Program&, const Instr& n) const override { return n.node->items == 2; }
+  Listed open(PyObject* obj, const Kind&, Opened*) const override {
+    Owned bound_to = own(attribute(obj, bound_names[0]));
+    return {own(PyTuple_Pack(1, bound_to.get())), own(attribute(obj, extra)), 1};
+  }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->has_extra && n.node->items == 1; }
   Owned make(const Content& c) const override {
     static PyObject* const rebound = interned("_rebound");
     auto* type = reinterpret_cast<PyObject*>(c.n.node->type);
-    return own(PyObject_CallMethodObjArgs(type, rebound, c.items()[0], c.items()[1], nullptr));
+    return own(PyObject_CallMethodObjArgs(type, rebound, c.values[0], c.items()[0], nullptr));
   }
 };
 
