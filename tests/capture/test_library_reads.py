@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import threading
 import types
+import typing
 
 import jax.numpy as jnp
 import pytest
@@ -418,3 +420,33 @@ def test_a_copier_that_is_registered_for_a_class():
         table = sys.modules["copyreg"].dispatch_table
         for cls in [cls for cls in table if cls.__module__ == "users"]:
             del table[cls]
+
+
+def test_a_trace_in_another_thread_makes_no_class_of_this_one():
+    """Both come to a class of one name, as a trace does that makes the class anew each time."""
+
+    def made(annotations):
+        class Config:
+            pass
+
+        Config.__annotations__ = annotations
+        return Config
+
+    classes, has_met, may_end = (made({"a": int}), made({"b": float})), threading.Event(), threading.Event()
+
+    def count(x, which):
+        count = len(typing.get_type_hints(classes[which]))
+        if which == 0 and threading.current_thread() is thread:
+            has_met.set()
+            may_end.wait(60)
+        return x * count
+
+    counted = graftax.jit(count, static_argnums=1, warn_impure=False)
+    thread = threading.Thread(target=lambda: counted(jnp.ones(()), 0))
+    thread.start()
+    has_met.wait(60)
+    counted(jnp.ones(()), 1)
+    may_end.set()
+    thread.join()
+    classes[1].__annotations__["c"] = int
+    assert [counted(jnp.ones(()), which).item() for which in (0, 1)] == [1, 2]

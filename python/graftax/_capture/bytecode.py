@@ -118,7 +118,7 @@ class Names:
         self.asks_classes = self.matches or not self.loaded.keys().isdisjoint(("isinstance", "issubclass"))
         self._take_texts(code)
         # Attributes that it may ask `super()` for, and its short texts: keys, perhaps.
-        self.of_super = self.attributes if "super" in self.loaded else set[str]()
+        self.of_super = frozenset(self.attributes) if "super" in self.loaded else frozenset[str]()
         self.literals = {text for text in texts_in(code.co_consts) if len(text) <= _LONGEST_KEY}
         # Does it ask for attributes by names that it computes, or for all names? Does it set some by such names?
         asks_for_all = not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes})

@@ -66,6 +66,7 @@ def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> It
 _CALLBACKS = frozenset({"callback", "debug_callback", "io_callback", "pure_callback"})
 _OURS = __name__.partition(".")[0]
 _BY_NAME = frozenset({"LOAD_GLOBAL", "LOAD_DEREF"})
+_OF_VARIABLES = LOADS | CHANGES
 _METHODS: weakref.WeakKeyDictionary[types.CodeType, dict[str, list[tuple[str, ...]]]] = weakref.WeakKeyDictionary()
 
 
@@ -95,7 +96,7 @@ def _given_methods(code: types.CodeType) -> dict[str, list[tuple[str, ...]]]:
         for nested in nested_codes(code):
             operations = operations_of(nested)
             for i, instruction in enumerate(operations):
-                if instruction.opname not in LOADS | CHANGES:
+                if instruction.opname not in _OF_VARIABLES:
                     continue
                 called = _called_with(operations, i) if instruction.opname in _BY_NAME else ()
                 if called:

@@ -16,6 +16,7 @@ import importlib
 import inspect
 import logging
 import sys
+import threading
 import types
 import typing
 import weakref
@@ -240,14 +241,21 @@ def _are_imported(names: Names, scope: dict[str, Any]) -> bool:
     return all(name in module or "__getattr__" in module for module, name in imported_names)
 
 
+class _Body(threading.local):
+    """The body that runs in this thread: others may trace the same function at once."""
+
+    def __init__(self) -> None:
+        # By name, what was held in this run of it, and in its earlier ones, where this run has not come to it yet.
+        self.held: dict[str, list[object]] = {}
+        self.expected: dict[str, list[object]] = {}
+
+
 class LibraryState:
     """What the code of a library read under the traces of one function."""
 
     def __init__(self) -> None:
         self.held: dict[str, Held] = {}
-        # By name, what was held in this run of a body, and in its earlier ones, where this run has not come to it yet.
-        self._held_now: dict[str, list[object]] = {}
-        self._expected: dict[str, list[object]] = {}
+        self._body = _Body()
         self._made_anew: set[str] = set()  # names of what each trace makes for itself
         self._to_import: list[str] = []
         self._were_imported: set[str] = set()
@@ -262,30 +270,30 @@ class LibraryState:
             return None
         # No watcher tells which classes a trace makes. But a body that runs again comes to the same object again, or
         # to another one of that name if it has made it.
-        if name in self._expected:
+        if name in self._body.expected:
             self._made_anew.add(name)
         # And nothing rebuilds a held object, so an array in it would be no input of the program.
         if name in self._made_anew or not can_be_root(held):
             return None
-        self._held_now.setdefault(name, []).append(value)
+        self._body.held.setdefault(name, []).append(value)
         name = f"{name} ({len(self.held)})" if name in self.held else name
         self.held[name] = held
         return Origin(self.held, name)
 
     def _come_to(self, name: str, value: object) -> None:
-        expected = [other for other in self._expected.pop(name, ()) if other is not value]
+        expected = [other for other in self._body.expected.pop(name, ()) if other is not value]
         if expected:
-            self._expected[name] = expected
+            self._body.expected[name] = expected
 
     def begin_body(self) -> None:
         """The body of a call runs, perhaps again."""
-        for name, values in self._held_now.items():
-            self._expected.setdefault(name, []).extend(values)
-        self._held_now = {}
+        for name, values in self._body.held.items():
+            self._body.expected.setdefault(name, []).extend(values)
+        self._body.held = {}
 
     def end_body(self) -> None:
         """The body of this call does not run again."""
-        self._held_now, self._expected = {}, {}
+        self._body.held, self._body.expected = {}, {}
 
     def imports(self, code: types.CodeType, scope: dict[str, Any]) -> bool:
         """Does the import of a module begin with this code? Its arrays would be tracers, so plain Python imports it."""

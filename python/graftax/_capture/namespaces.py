@@ -407,7 +407,8 @@ class Views:
         functions = _core.made_with(frame_scopes)
         self._rebuilt.made_functions += [
             (function, originals[id(function.__globals__)])
-            # On Python 3.11 nothing tells which functions were made, but the collector knows what holds these globals.
+            # Outside of a trace, and on Python 3.11, nothing tells which functions were made. The collector knows what
+            # holds these globals, the rebuilt functions among it.
             for function in (gc.get_referrers(*frame_scopes) if functions is None else functions)
             if isinstance(function, types.FunctionType) and id(function.__globals__) in originals
         ]

@@ -370,6 +370,7 @@ class Signature:
             views.tell(captured, first_captured)
         is_changed = any(value is not original and not origin.assigned for origin, value, original in captured)
         twin = self._twin(function, cells, views, is_changed)
+        scope = twin.__globals__  # as its frames see them: outside of a trace, it gets its module's own afterwards
 
         def run(arguments: list[Any]) -> Any:
             keywords = dict(zip(named, arguments[positional:], strict=True))
@@ -378,7 +379,7 @@ class Signature:
         result = with_handles(run, values[:first_cell], name, uses_up)
         # Without a read set, nothing gives the module what the function assigns in its copy.
         rebuilt_globals = dict(zip(self.globals, values[first_captured:], strict=False))
-        lost = [n for n in self.stored if twin.__globals__.get(n, MISSING) is not rebuilt_globals[n]]
+        lost = [n for n in self.stored if scope.get(n, MISSING) is not rebuilt_globals[n]]
         if lost:
             raise GlobalAssigned(lost)
         return result

@@ -28,7 +28,8 @@ def hide_frames(folder: str) -> None:
 @functools.lru_cache(maxsize=4096)
 def is_hidden_file(filename: str) -> bool:
     """Does JAX leave frames of this file out of tracebacks?"""
-    # JAX matches the name with one pattern after the other, and the frames of a traceback are of few files.
+    # JAX resolves the name and compares it with each folder that it leaves out, which takes long, and the frames of a
+    # traceback are of few files.
     return not _MISSING and not _traceback_util.include_filename(filename)
 
 

@@ -76,9 +76,10 @@ def flat_function(
             call = TracedCall(plan, caller, roots, recording, layout, leaves, donated, by_value)
             outcome, outputs = _trace(call, outcomes, shapes, numbers, computed, grows)
         caller._table.has_warned |= count_warnings() != warnings_before
+        repeated = [] if shapes else caller._table.findings[outcome].repeated
+        # From now on another thread that traces this entry takes the findings out (`note_traced`).
         number = add_outcome(outcomes, outcome)
         if not shapes:
-            repeated = caller._table.findings[outcome].repeated
             changed = [] if numbers is None else numbers.family.take_changed()
             compile_events.record_trace(caller._table, plan.name, recording, outcomes, repeated, changed)
         # The host computes the symbolic numbers among the results: they are not outputs of the program.
