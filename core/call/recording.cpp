@@ -196,6 +196,19 @@ void bind_recording(nb::module_& m) {
             return out;
           },
           nb::sig("def nodes(self) -> list[Any]"), "The tracked nodes, by their index.")
+      .def(
+          "objects_of",
+          [](const Recording& r, nb::handle type) {
+            nb::list out;
+            for (uint32_t pc = 0; pc < r.program().code.size(); ++pc) {
+              const Instr& n = r.program().code[pc];
+              if (n.op == Op::node && reinterpret_cast<PyObject*>(n.node->type) == type.ptr())
+                out.append(nb::borrow(r.live[pc]));
+            }
+            return out;
+          },
+          nb::arg("type"), nb::sig("def objects_of(self, type: type[Any]) -> list[Any]"),
+          "The nodes of this very class.")
       .def_prop_ro(
           "functions",
           [](const Recording& r) {

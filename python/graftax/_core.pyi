@@ -239,6 +239,9 @@ class Recording:
     def nodes(self) -> list[Any]:
         """The tracked nodes, by their index."""
 
+    def objects_of(self, type: type[Any]) -> list[Any]:
+        """The nodes of this very class."""
+
     @property
     def functions(self) -> list[Any]:
         """The functions among its nodes."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import queue
@@ -100,6 +101,28 @@ def test_a_python_number_is_an_array_of_its_type():
     assert pure_callback(lambda: [2.5, "a"], [SCALAR, "a"])[0] == 2.5
     with pytest.raises(Exception, match="int32"):
         pure_callback(lambda: [2, "a"], [SCALAR, "a"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Vector:
+    """Checks what it is rebuilt around."""
+
+    x: Any
+    n: Any
+
+    def __post_init__(self):
+        if self.x.ndim != 1:
+            raise ValueError("x has to be a vector")
+
+
+@JITS
+def test_a_class_that_checks_its_arrays_is_not_rebuilt_around_others(jit):
+    announced = Vector(jax.ShapeDtypeStruct((2,), jnp.float32), SCALAR)
+    result = jit(lambda: pure_callback(lambda: Vector(np.ones(2, np.float32), 1.0), announced))()
+    assert (result.x.tolist(), result.n.item()) == ([1, 1], 1)
+    with pytest.raises(Exception, match="expected tuple, given list"):
+        pure_callback(lambda: [Vector(np.ones(2, np.float32), np.float32(1))], (announced,))
 
 
 def replace(d):

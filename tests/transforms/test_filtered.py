@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import threading
 import weakref
 
 import equinox as eqx
@@ -343,6 +344,12 @@ def test_each_array_gets_the_sharding_of_its_part():
 
 
 # ---- closures
+
+
+def test_a_converted_function_may_return_a_lock():
+    double, lock = graftax.filter_closure_convert(lambda x: (x * 2, threading.Lock()), X)(X)
+    assert double.tolist() == (X * 2).tolist()
+    assert not lock.locked()
 
 
 def test_a_converted_closure_holds_what_it_closed_over():

@@ -159,7 +159,8 @@ def _token_of_binding(holder: Any, name: str) -> str:
 
 def modules_of(data: dict[str, Any]) -> set[str]:
     """The modules that hold what a read set names."""
-    reads = [read for kind in _HELD for read in data[kind]]
+    # Names and subclasses are asked of classes and functions, whose modules are found with what leads to these.
+    reads = [read for kind in _HELD if kind not in ("names", "subclasses") for read in data[kind]]
     return {holder[0] for holder, *_ in reads} | {module for module, *_ in data["imported"]}
 
 

@@ -120,7 +120,8 @@ class AliasRecorder:
         if number is not None:  # an input leaf: the beginning of a chain of operations
             return Source("input", (number,), 0)
         # Neither an input nor recorded: the array is a source of its own. So is an operand that is recorded as a result
-        # only later: a function that swaps two arrays returns each of them for the other.
+        # only later: a function that swaps two arrays returns each of them for the other. An array that a nested call
+        # has used before it was recorded loses its chain, too.
         if record is None or record[0] >= end:
             return Source(id(value), (), 0)
         order, array, operation, operands = record

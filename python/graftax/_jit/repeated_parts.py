@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from graftax import _core
@@ -97,6 +98,7 @@ class _Part:
         self.outcome: _core.Outcome | None = None
         self.outside: _Outside | None = None
         self.observed: _Observation | None = None  # before the first call, where that was traced as it is
+        self.unshared_calls = 0  # after the first one, while it has no program
         self.program: Any = None
 
     def can_be_shared(self) -> bool:
@@ -266,8 +268,11 @@ class RepeatedParts:
             if match is None:
                 return self._observe(part, parts) if selection.is_auto else self._trace(part, arguments, parts)
         part, leaves, nodes = match
-        # Its first call was observed, and this is the second.
+        # Its first call was observed.
         if part.program is None:
+            part.unshared_calls += 1
+            if part.unshared_calls < self._calls_to_wait_for(arguments):
+                return NotImplemented
             return self._trace(part, arguments, parts) if self._pays(part) else NotImplemented
         part.calls += 1
         self._note_codes(part)
@@ -292,6 +297,23 @@ class RepeatedParts:
             part.observed = _Observation(outside, heard, self._size)
             parts.append(part)
         return NotImplemented
+
+    def _calls_to_wait_for(self, arguments: tuple[object, ...]) -> int:
+        """The number of calls after which the next one is traced by itself.
+
+        It costs about as much as two calls, and XLA fuses nothing across it. So for two or three equal layers among
+        many others, as in a ResNet, nothing would be gained.
+        """
+        obj = arguments[0] if arguments else None
+        if type(obj) not in self._instances:
+            return 1
+        like = _core.Recording((obj,), ("",), ())
+        shapes = list(map(np.shape, like.leaves))
+        equal = 0
+        for other in self._recording().objects_of(type(obj)):
+            walked = _core.walk(like.graphdef, (other,))
+            equal += walked is not None and list(map(np.shape, walked[0])) == shapes
+        return 1 if equal >= _FEWEST_CALLS else _FEWEST_CALLS - 1
 
     def _pays(self, part: _Part) -> bool:
         """Did the first call of a part show that it is large enough to share, and that it has no other effects?"""

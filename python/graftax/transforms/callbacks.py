@@ -17,10 +17,10 @@ from graftax import _core
 from graftax._base.errors import MutationError, StructureError
 from graftax._base.key_path import keystr
 from graftax._capture.host_callbacks import copied
-from graftax._capture.numbers.symbols import NUMBERS
-from graftax._graph.structure_diff import differences_text
+from graftax._graph.structure import Structure, place_name
+from graftax._graph.structure_diff import differences, differences_text
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.lift import Output, name_of
+from graftax.transforms._engine.lift import name_of
 from graftax.transforms._engine.snapshot import Snapshot
 from graftax.transforms._engine.tangents import array_text
 
@@ -44,6 +44,8 @@ CAPTURED_COPY = (
     "function captures the object too: the change would be lost.\n{differences}\n(expected is what it was.) Let only "
     "the host function name the object: write it as a function of its own, outside of the compiled one."
 )
+
+_RESULT = ("result",)
 
 
 @boundary
@@ -218,15 +220,15 @@ class _Host:
         return self._checked_leaves(result)
 
     def _checked_leaves(self, result: object) -> tuple[Any, ...]:
-        expected, output = self._result_graphdef, Output(*_core.flatten(result))
-        leaves = output.leaves
-        if output.graphdef != expected:
+        expected = self._result_graphdef
+        leaves, graphdef = _core.flatten(result)
+        if graphdef != expected:
             # As from JAX's own callbacks, a Python number may come in place of an array.
-            leaves, graphdef = output.with_numbers(expected)
-            if graphdef != expected:
-                text = differences_text(expected, output.graphdef, ("result",))
+            matched = _with_numbers(expected, graphdef, leaves)
+            if matched is None:
+                text = differences_text(expected, graphdef, _RESULT)
                 raise StructureError(CALLBACK_RETURNS.format(name=self._name, differences=text))
-            leaves = [np.asarray(x) if type(x) in NUMBERS else x for x in leaves]
+            leaves = matched
         for path, struct, leaf in zip(expected.leaf_paths(), self.shapes, leaves, strict=True):
             # If JAX maps the function, the result has additional leading axes.
             shape = np.shape(leaf) if self._exact else np.shape(leaf)[max(0, np.ndim(leaf) - len(struct.shape)) :]
@@ -236,3 +238,26 @@ class _Host:
                 details = {"path": f"result{keystr(path)}", "expected": expected_text, "actual": actual_text}
                 raise StructureError(CALLBACK_SHAPE.format(name=self._name, **details))
         return tuple(leaves)
+
+
+def _with_numbers(expected: _core.GraphDef, actual: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
+    """The leaves of `actual`, if it differs from `expected` only in Python numbers that take the place of arrays."""
+    # Nothing is rebuilt for this: a class may check what it is rebuilt around.
+    structure = Structure(actual)
+    statics = {
+        structure.root_path(row): value
+        for row, value in structure.statics()
+        if type(value) in (bool, int, float, complex)
+    }
+    leaf_at = dict(zip(actual.leaf_places(), leaves, strict=True))
+    matched: list[Any] = []
+    numbers: set[str] = set()
+    for key_path in expected.leaf_places():
+        leaf = leaf_at.get(key_path)
+        if leaf is None:
+            if key_path not in statics:
+                return None
+            leaf = np.asarray(statics[key_path])
+            numbers.add(place_name(key_path, _RESULT))
+        matched.append(leaf)
+    return matched if numbers and all(d.path in numbers for d in differences(expected, actual, _RESULT)) else None

@@ -19,7 +19,7 @@ from graftax._graph.types.register import register_static
 from graftax._jax.equations import without_constants
 from graftax._jax.jaxprs import canonical_jaxpr, run_jaxpr
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.lift import Output, by_value, name_of, named, traced_output
+from graftax.transforms._engine.lift import Output, by_value, call_first, name_of, named
 from graftax.transforms._engine.program import Program
 from graftax.transforms.staging import filter_eval_shape
 
@@ -82,7 +82,11 @@ def _traced(program: Program, shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[A
     outputs: list[Output] = []
 
     def flat(*leaves: Any) -> tuple[Any, ...]:
-        outputs.append(traced_output(program, leaves)[0])
+        # The body returns nothing: as a result of the trace, a lock that the function makes would be refused.
+        def body(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> None:
+            outputs.append(Output(*_core.flatten(call_first(functions, operands))))
+
+        program.trace(leaves, body)
         return tuple(outputs[-1].leaves)
 
     closed: Any = jax.make_jaxpr(named(flat, program))(*shapes)

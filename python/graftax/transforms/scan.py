@@ -202,7 +202,7 @@ def scan_rows(
 ) -> tuple[Any, Any]:
     """A loop over rows: `carry, y = step(f, carry, row)`. The rows are the stacked objects of `layers`, if given."""
     f, init, (reverse, unroll, progress) = functions[0], operands[0], options
-    # A loop without steps is compiled even so: tracing a step shows what the structure of `ys` is.
+    # Without a step nothing shows the structure of `ys`: JAX raises the error for that.
     if jax.config.jax_disable_jit and slices.length:
         return plain_scan(name, functools.partial(step, f), init, slices, reverse)
     report = reporter(progress, name, slices.length)
