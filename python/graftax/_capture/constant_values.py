@@ -201,4 +201,6 @@ def is_looked_up(cls: type, name: str, value: object) -> bool:
 
 def is_bound_by(value: object) -> bool:
     """Is this a descriptor from the interpreter or a library? Its binding is compared, what it holds is not a root."""
+    if isinstance(value, types.MethodType | functools.partial) or (isinstance(value, _core.Caller) and value._prefix):
+        return False  # they have `__get__` as functions have it, and may be bound to an object that code changes
     return in_mro(type(value), "__get__") is not None and not is_users_class(type(value))
