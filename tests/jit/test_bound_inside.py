@@ -130,3 +130,16 @@ def test_a_jitted_function_without_an_object_is_itself():
     assert give([double], jnp.ones(()))[1] is double
     leaves, _ = graftax.flatten({"f": double})
     assert leaves == []
+
+
+@pytest.mark.parametrize("bound", BINDINGS)
+def test_one_that_is_held_twice_is_equal_to_itself(bound: str):
+    counter, other = Counter(), Counter()
+    first, second = BINDINGS[bound](counter), BINDINGS[bound](other)
+    compare = graftax.jit(lambda main, all_of_them: (all_of_them.index(main), hash(main) == hash(all_of_them[1])))
+    for _ in range(2):
+        assert compare(first, [second, first]) == (1, True)
+    remove = graftax.jit(lambda functions: functions["all"].remove(functions["main"]))
+    functions = {"all": [second, first], "main": first}
+    remove(functions)
+    assert functions["all"] == [second]

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import operator
 import os
 import sys
 import types
@@ -531,14 +532,28 @@ class Jitted(_core.Caller, Generic[P, R]):
                     return inspect.signature(function.__get__(self.__self__) if self._is_bound else function)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        # A trace makes one anew wherever a jitted function is held that is bound to an object: these are the same.
+        if not self._prefix:
+            return (self,)
+        if self._is_bound:
+            return self.__self__, self._method_of
+        wrapped: Any = self.__wrapped__
+        if isinstance(wrapped, types.MethodType):
+            return wrapped.__self__, wrapped.__func__, self._options
+        parts = wrapped._identity if isinstance(wrapped, Jitted) else (wrapped,)
+        return *parts, self._options
+
     def __eq__(self, other: object) -> bool:
         """Bound methods are equal if they are the same method of the same object, as in Python."""
-        if self is other or not (self._is_bound and isinstance(other, Jitted) and other._is_bound):
+        if self is other or type(self) is not type(other):
             return self is other
-        return self.__self__ is other.__self__ and self._method_of is other._method_of
+        mine, others = self._identity, cast(Jitted[..., Any], other)._identity
+        return len(mine) == len(others) and all(map(operator.is_, mine, others))
 
     def __hash__(self) -> int:
-        return hash((id(self.__self__), self._method_of)) if self._is_bound else object.__hash__(self)
+        return hash(tuple(map(id, self._identity))) if self._prefix else object.__hash__(self)
 
     def __repr__(self) -> str:
         if not self._is_bound:
