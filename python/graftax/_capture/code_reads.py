@@ -213,12 +213,21 @@ class CodeReads:
                     return None
                 owner, value = in_class(value, attribute)
                 binding = owner, attribute
+            elif isinstance(value, _core.Caller):
+                return self._follow_jitted(value, attribute)
             else:
                 function = function_in(value) if users else None
                 if function is not None and self.note_function(function, binding) and attribute in asked_attributes:
                     self.names.add(Origin(function, None))
                 return None
         return self._note_end(value, binding, names, users)
+
+    def _follow_jitted(self, jitted: _core.Caller, attribute: str) -> None:
+        """Notes an attribute that code asks a jitted function for: nothing else looks into one."""
+        if not attribute.startswith("__") and not hasattr(type(jitted), attribute):
+            attributes = vars(jitted)
+            self.names.jitted.add(id(attributes))
+            self._note(attributes, attribute, attributes.get(attribute, MISSING), False)
 
     def _note_end(
         self, value: Any, binding: tuple[Any, str] | None, names: Names, users: bool

@@ -32,6 +32,7 @@ class ReadNames:
         self.bindings: list[tuple[Any, str]] = []  # (dict, class, or a function with these globals; name)
         self.functions: dict[int, types.FunctionType] = {}  # whose code and defaults count
         self.keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
+        self.jitted = set[int]()  # the dicts of jitted functions that bindings lead to
         self.cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self.scope: Scope | None = None  # the globals of the traced function itself
         self.assigned_own: set[str] = set()  # those of them that are origins: code assigns them, or they were opened

@@ -433,7 +433,8 @@ class ReadSet(CodeReads):
         names, attributes = self.names, self.attributes
         self._note_settings(self.impure.library.renewed(holder, name))
         # These stay bindings, whatever they hold: a new comparison has the new value.
-        if id(holder) in names.keywords or self.cached.watches(holder, name) or self.library.text(holder):
+        is_kept_table = id(holder) in names.keywords or id(holder) in names.jitted
+        if is_kept_table or self.cached.watches(holder, name) or self.library.text(holder):
             names.compared = None
             return
         if name == OF_KEYS:
