@@ -450,3 +450,27 @@ def test_a_trace_in_another_thread_makes_no_class_of_this_one():
     thread.join()
     classes[1].__annotations__["c"] = int
     assert [counted(jnp.ones(()), which).item() for which in (0, 1)] == [1, 2]
+
+
+def test_annotations_of_functions_and_classes_of_an_enclosing_call():
+    def helper(x: typing.Any):
+        return x
+
+    def bare(x):
+        return x
+
+    class Bare:
+        pass
+
+    asked: dict[typing.Any, typing.Any] = {
+        helper: lambda x: helper(x) * len(helper.__annotations__),
+        bare: lambda x: bare(x) * len(bare.__annotations__),
+        Bare: lambda x: x * len(Bare.__annotations__),
+    }
+    for holder, function in asked.items():
+        f, size = graftax.jit(function), len(holder.__annotations__)
+        assert f(jnp.ones(())) == size
+        holder.__annotations__["more"] = int
+        assert f(jnp.ones(())) == size + 1
+        holder.__annotations__ = {}
+        assert f(jnp.ones(())) == 0

@@ -45,6 +45,7 @@ from graftax._capture.code_owner import (
 from graftax._capture.constant_values import (
     OF_KEYS,
     OF_NAMES,
+    OWN_NAMES,
     PARTS,
     cells_of,
     defaults_of,
@@ -62,6 +63,7 @@ from graftax._capture.library_reads import (
     LibraryReads,
     LibraryState,
     annotations_of,
+    annotations_of_class,
     levels_of,
     module_read,
     parts_of,
@@ -211,6 +213,8 @@ class CodeReads:
                     self.abstract_classes.note(value)
                 if attribute == OF_NAMES:
                     return None
+                if attribute == "__annotations__":
+                    self._note_library(annotations_of_class(value))
                 owner, value = in_class(value, attribute)
                 binding = owner, attribute
             elif isinstance(value, _core.Caller):
@@ -219,6 +223,8 @@ class CodeReads:
                 function = function_in(value) if users else None
                 if function is not None and self.note_function(function, binding) and attribute in asked_attributes:
                     self.names.add(Origin(function, None))
+                elif function is not None and attribute in OWN_NAMES and not _core.made_in_trace(function):
+                    self.named.note(function)  # a root that is walked, but not its names and annotations
                 return None
         return self._note_end(value, binding, names, users)
 

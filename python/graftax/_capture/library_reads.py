@@ -120,6 +120,12 @@ def _of_signature(_: object, obj: object) -> LibraryReads:
     return LibraryReads(held=held, functions=functions)
 
 
+def annotations_of_class(cls: type) -> LibraryReads:
+    """The table of the annotations of a class itself."""
+    table = _annotations_in(cls)
+    return LibraryReads(held=[] if table is None else [(f"{cls.__qualname__}.__annotations__", table)])
+
+
 def _annotations_in(cls: type) -> dict[str, Any] | None:
     """The table of a class itself. From Python 3.14 on it is made when it is first asked for."""
     if "__annotations__" not in vars(cls):
