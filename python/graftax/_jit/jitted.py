@@ -476,7 +476,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> Jitted[P, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        if instance is None or self._is_bound or not isinstance(self.__wrapped__, types.FunctionType):
+        if instance is None or self._prefix or not isinstance(self.__wrapped__, types.FunctionType):
             return self  # as plain Python: only functions become methods, and those once
         is_pytree_method = type(self) is Jitted and not self._options.captured and is_pytree(instance)
         bound_class: Any = PytreeMethod if is_pytree_method else type(self)
