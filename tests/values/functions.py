@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from values.record import IMMUTABLE, ITSELF, NO_ARRAYS, VALUE, Kind, constant
 
+import graftax
+
 no_arrays = {"traced": NO_ARRAYS}
 
 
@@ -138,6 +140,8 @@ class Scale:
     def both(self, k=1):
         return self.w * k, self.n
 
+    jitted = graftax.jit(both)
+
     def get(self, key):
         return getattr(self, key)
 
@@ -259,6 +263,14 @@ KINDS = [
         set_self,
         identity=VALUE,
         note="Traversed: the instance is part of the graph.",
+    ),
+    Kind(
+        "method that is jitted",
+        lambda w, n: Scale(w, n).jitted,
+        call,
+        set_self,
+        identity=VALUE,
+        note="Traversed like any bound method, and so is the `jit` of a bound method, a partial or an object.",
     ),
     Kind(
         "bound method of a list",
