@@ -28,8 +28,14 @@ bool names_tracer(PyObject* text) {
   return false;
 }
 
-// The children of a changed node. What stays as it is in the caller's node is not made, unless it is a new node, which
-// others may refer to. Context values are those that the caller's node has: it keeps them.
+// May others refer to what is at `pc`, or to something in it?
+bool is_target(const Program& p, uint32_t pc) {
+  return std::any_of(p.code.begin() + pc, p.code.begin() + p.after(pc),
+                     [](const Instr& n) { return n.op == Op::node && (n.node->track != NONE || n.flags & TARGET); });
+}
+
+// The children of a changed node. What stays as it is in the caller's node is not made, unless others refer to it.
+// Context values are those that the caller's node has: it keeps them.
 void build_written(Builder& builder, const Program& p, const Write& w, PyObject* node, OwnedList& values) {
   const Instr& n = p.code[w.pc];
   uint32_t items = n.node->has_extra + n.node->items, key = n.node->keys + p.item_keys(n), child = w.pc + 1;
@@ -38,7 +44,7 @@ void build_written(Builder& builder, const Program& p, const Write& w, PyObject*
     bool as_a_whole = i < n.node->has_extra || (i < items ? w.touched.items : w.touched.fields);
     bool written = touched != w.touched.children.end() && *touched == i;
     touched += written;
-    if (!as_a_whole && !written && p.code[child].op != Op::node) {
+    if (!as_a_whole && !written && !is_target(p, child)) {
       values.push(Py_None);
       continue;
     }

@@ -71,9 +71,18 @@ struct BoundJitKind final : NodeKind {
     Owned prefix = own(attribute(obj, "_prefix"));
     return PyTuple_GET_SIZE(prefix.get()) == 0;
   }
+  // Read past Python's properties: this happens in each call.
   Listed open(PyObject* obj, const Kind&, Opened*) const override {
-    Owned bound_to = own(attribute(obj, bound_names[0]));
-    return {own(PyTuple_Pack(1, bound_to.get())), own(attribute(obj, extra)), 1};
+    static PyObject* const method_of = interned("_method_of");
+    static PyObject* const self = interned("__self__");
+    static PyObject* const options = interned("_options");
+    static PyObject* const wrapped = interned("__wrapped__");
+    Owned attributes = instance_dict(obj);
+    PyObject* bound_by = dict_get(attributes.get(), method_of);
+    PyObject* bound_to = dict_get(attributes.get(), bound_by ? self : wrapped);
+    if (!bound_by) bound_by = dict_get(attributes.get(), options);
+    if (!bound_by || !bound_to) raise_error(PyExc_AttributeError, "a jitted function lacks what it is made of");
+    return {own(PyTuple_Pack(1, bound_to)), Owned::borrow(bound_by), 1};
   }
   bool is_valid(const Program&, const Instr& n) const override { return n.node->has_extra && n.node->items == 1; }
   Owned make(const Content& c) const override {

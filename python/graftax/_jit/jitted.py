@@ -507,10 +507,6 @@ class Jitted(_core.Caller, Generic[P, R]):
     # is rebuilt for a trace that calls it.
 
     @property
-    def _bound_by(self) -> Jitted[Any, R] | Options:
-        return self._method_of if self._is_bound else self._options
-
-    @property
     def _bound_to(self) -> object:
         return self.__self__ if self._is_bound else self.__wrapped__
 
