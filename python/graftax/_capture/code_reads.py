@@ -66,6 +66,7 @@ from graftax._capture.library_reads import (
     annotations_of_class,
     levels_of,
     module_read,
+    name_of_annotations,
     parts_of,
     registry_of,
 )
@@ -215,6 +216,8 @@ class CodeReads:
                     return None
                 if attribute == "__annotations__":
                     self._note_library(annotations_of_class(value))
+                    name = name_of_annotations(value)
+                    self._note(value, name, vars(value).get(name, MISSING), False)
                 owner, value = in_class(value, attribute)
                 binding = owner, attribute
             elif isinstance(value, _core.Caller):

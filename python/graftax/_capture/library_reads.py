@@ -131,7 +131,13 @@ def _annotations_in(cls: type) -> dict[str, Any] | None:
     if "__annotations__" not in vars(cls):
         with contextlib.suppress(Exception):  # a name in an annotation may not be defined yet
             getattr(cls, "__annotations__", None)
-    return vars(cls).get("__annotations__", vars(cls).get("__annotations_cache__"))
+    return vars(cls).get(name_of_annotations(cls))
+
+
+def name_of_annotations(cls: type) -> str:
+    """Under which name a class has the table of its annotations, if it has one by now."""
+    is_made_by_python = "__annotations__" not in vars(cls) and "__annotations_cache__" in vars(cls)
+    return "__annotations_cache__" if is_made_by_python else "__annotations__"
 
 
 def _unwrapped(obj: object) -> Iterator[Any]:
