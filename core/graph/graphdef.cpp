@@ -2,6 +2,7 @@
 #include "graph/graphdef.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <unordered_map>
 
@@ -242,24 +243,23 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
 
 }  // namespace
 
-bool holds_ids(const Program& p) {
+// The number that a static is, where it may be the id() of an object; else 0.
+static long long id_in(const Static& s) {
   constexpr long long smallest = 1LL << 32;  // objects lie above
-  return std::any_of(p.statics.begin(), p.statics.end(), [](const Static& s) {
-    if (s.type != &PyLong_Type) return false;
-    Owned number = static_object(s);
-    int overflow = 0;
-    return number && (PyLong_AsLongLongAndOverflow(number.get(), &overflow) >= smallest || overflow);
-  });
+  if (s.type != &PyLong_Type) return 0;
+  Owned number = static_object(s);
+  int overflow = 0;
+  long long value = number ? PyLong_AsLongLongAndOverflow(number.get(), &overflow) : 0;
+  if (overflow) return std::numeric_limits<long long>::max();
+  return value >= smallest ? value : 0;
 }
+
+bool holds_ids(const Program& p) { return std::any_of(p.statics.begin(), p.statics.end(), id_in); }
 
 bool holds_ids_of(const Program& p, std::vector<PyObject*> objects) {
   std::sort(objects.begin(), objects.end(), std::less<>());
   return std::any_of(p.statics.begin(), p.statics.end(), [&](const Static& s) {
-    if (s.type != &PyLong_Type) return false;
-    Owned number = static_object(s);
-    int overflow = 0;
-    long long address = number ? PyLong_AsLongLongAndOverflow(number.get(), &overflow) : 0;
-    return std::binary_search(objects.begin(), objects.end(), reinterpret_cast<PyObject*>(address), std::less<>());
+    return std::binary_search(objects.begin(), objects.end(), reinterpret_cast<PyObject*>(id_in(s)), std::less<>());
   });
 }
 
